@@ -1,0 +1,10 @@
+"""python -m playground"""
+
+import sys
+
+if __name__ == "__main__":
+    try:
+        from playground.cli import main
+    except KeyboardInterrupt:  # Ctrl-C while Python is still reading files
+        sys.exit(130)
+    main()

@@ -1,0 +1,113 @@
+"""The path: one idea a module, in reading order.
+
+Each lesson is a module of this package; each of its steps is a function `step(rank, size)` that every rank calls and
+that returns plain data. This table is all the command line needs to know before torch is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    name: str
+    """Its module here and its command."""
+    teaches: str
+    """One line for the path."""
+    shown: str
+    """What the last line of its output says has been shown."""
+    ranks: int
+    """World size unless the user asks for another."""
+    least: int = 1
+    """Smallest world in which it makes sense."""
+    steps: tuple[str, ...] = ("run",)
+    """Functions of the module, in order."""
+    says: str = ""
+    """A line each rank has to say after a step that leaves it with `before` and `after`, as tutorials print it."""
+
+
+PATH = (
+    Lesson(
+        name="hello",
+        teaches="N processes become one world: who am I?",
+        shown="{size} processes met and know their rank",
+        ranks=4,
+        steps=("who_am_i",),
+    ),
+    Lesson(
+        name="p2p",
+        teaches="point to point: send, recv, isend, irecv",
+        shown="messages between ranks: blocking, immediate, from anyone, in a batch, round a ring",
+        ranks=2,
+        least=2,
+        says="Rank {rank} has data {after}",
+        steps=("blocking", "immediate", "any_source", "exchange", "ring"),
+    ),
+    Lesson(
+        name="collectives",
+        teaches="groups, and what each collective leaves on every rank",
+        shown="what each collective leaves on every rank",
+        ranks=4,
+        steps=(
+            "groups", "scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather", "reduce_scatter",
+            "all_to_all", "barrier", "monitored_barrier", "broadcast_object", "scatter_object", "gather_object",
+            "all_gather_object", "reduce_operations",
+        ),
+    ),
+    Lesson(
+        name="sgd",
+        teaches="synchronous SGD by hand: partition the data, average the gradients",
+        shown="{size} ranks trained one model by averaging gradients",
+        ranks=2,
+    ),
+    Lesson(
+        name="ddp",
+        teaches="the same training, with DistributedDataParallel doing the averaging",
+        shown="{size} ranks trained one model with DistributedDataParallel",
+        ranks=2,
+    ),
+)  # fmt: skip
+
+LESSONS = {lesson.name: lesson for lesson in PATH}
+
+
+def about(lesson: str) -> dict[str, str]:
+    """What a lesson says about itself (under "") and, in one paragraph each, about its steps; without importing it."""
+    module = ast.parse((Path(__file__).parent / f"{lesson}.py").read_text(encoding="utf-8"))
+    texts = {"": ast.get_docstring(module) or ""}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            first_paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
+            texts[node.name] = " ".join(first_paragraph.split())
+    return texts
+
+
+def run_steps(rank: int, size: int, lesson: str, steps: list[str], seed: int = 1234) -> list[Any]:
+    """What this rank gets from each of a lesson's steps; {"refused": words} for what the backend cannot do."""
+    import torch
+
+    from playground.runtime.devices import refusal
+
+    torch.manual_seed(seed)
+    module = import_module(f"playground.lessons.{lesson}")
+    outcomes: list[Any] = []
+    for step in steps:
+        try:
+            outcomes.append(getattr(module, step)(rank, size))
+        except (RuntimeError, ValueError) as error:
+            if not refusal(error):
+                raise
+            outcomes.append({"refused": refusal(error)})
+    return outcomes
+
+
+def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any]) -> Any:
+    """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`."""
+    from playground.training.loop import Settings
+
+    return import_module(f"playground.lessons.{lesson}").run(rank, size, Settings(**settings))

@@ -1,0 +1,30 @@
+"""The same training with DistributedDataParallel: wrap the model, drop `average_gradients`.
+
+    python -m playground ddp
+
+At construction DDP sends rank 0's parameters to all. During backward it collects gradients in buckets, in reverse
+order of the layers, and averages each bucket as soon as it is full, while backward goes on.
+Source: https://docs.pytorch.org/docs/stable/notes/ddp.html and Li et al., 2020, arXiv 2006.15704
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.runtime import device, report
+from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.loop import Settings, train
+from playground.training.net import Net
+
+
+def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:
+    """Train `Net` on this rank's part of the data; see `train` for what it returns."""
+    torch.manual_seed(settings.seed)
+    train_set = partition_dataset(Images(settings.folder, "train", settings.limit), settings.batch_size, settings.seed)
+    test_set = partition_test_set(Images(settings.folder, "t10k"))
+    model = Net().to(device(), memory_format=torch.channels_last)
+    model = DistributedDataParallel(model)
+    return train(model, train_set, test_set, settings, tell=report)

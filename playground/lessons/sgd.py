@@ -1,0 +1,31 @@
+"""Synchronous SGD by hand: every rank trains on its own part of the data, and all take the same steps.
+
+    python -m playground sgd
+    python -m playground sgd -n 4 --sync per-parameter --epochs 2
+
+Between backward and step the gradients are averaged over the ranks, so every replica sees the gradient of the whole
+global batch and all stay bit-identical, which the run proves at its end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from playground.runtime import device, report
+from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.gradients import AVERAGING, broadcast_parameters
+from playground.training.loop import Settings, train
+from playground.training.net import Net
+
+
+def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:
+    """Train `Net` on this rank's part of the data; see `train` for what it returns."""
+    torch.manual_seed(settings.seed)
+    train_set = partition_dataset(Images(settings.folder, "train", settings.limit), settings.batch_size, settings.seed)
+    test_set = partition_test_set(Images(settings.folder, "t10k"))
+    model = Net().to(device(), memory_format=torch.channels_last)
+    broadcast_parameters(model)
+    average = AVERAGING[settings.sync]
+    return train(model, train_set, test_set, settings, tell=report, after_backward=average)

@@ -1,0 +1,71 @@
+"""Every error a user can meet: its message and its exit code.
+
+| exit code | class          | what happened                                    |
+|-----------|----------------|--------------------------------------------------|
+| 2         | `Impossible`   | what was asked cannot be done; nothing was started |
+| 1         | `RankFailed`   | a rank raised, was killed, or vanished           |
+| 1         | `RanksHung`    | a world stayed silent past its timeout           |
+| 1         | `NeverMet`     | the ranks did not find each other in time        |
+
+Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
+"""
+
+from __future__ import annotations
+
+
+class PlaygroundError(Exception):
+    """Base of everything the playground raises on purpose."""
+
+    exit_code = 1
+
+
+class Impossible(PlaygroundError):
+    """The user asked for something that cannot be done here. One line: what was asked, the rule, what to do."""
+
+    exit_code = 2
+
+
+class NeverMet(PlaygroundError):
+    """The ranks did not find each other within the timeout."""
+
+
+class RankFailed(PlaygroundError):
+    """A rank raised, was killed by a signal, or left without a result.
+
+    `rank` and `size` say which of how many; `traceback` is that rank's own, empty if it left none; `others` maps the
+    ranks it may have waited for to where they stood.
+    """
+
+    def __init__(self, rank: int, size: int, reason: str, traceback: str = "") -> None:
+        super().__init__(rank, size, reason, traceback)
+        self.rank, self.size, self.reason, self.traceback = rank, size, reason, traceback
+        self.others: dict[int, str] = {}
+
+    def __str__(self) -> str:
+        head = f"rank {self.rank} of {self.size} {self.reason}"
+        return "\n".join(filter(None, [head, self.traceback, standing(self.others)]))
+
+
+class LostPeer(RankFailed):
+    """A rank failed because another one hung up on it: look for the failure of that one."""
+
+
+class RanksHung(PlaygroundError):
+    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands."""
+
+    def __init__(self, size: int, timeout: float, stacks: dict[int, str]) -> None:
+        super().__init__(size, timeout, stacks)
+        self.size, self.timeout, self.stacks = size, timeout, stacks
+
+    def __str__(self) -> str:
+        who = ", ".join(map(str, self.stacks))
+        head = (
+            f"no sign of life for {self.timeout:g} s from {'rank' if len(self.stacks) == 1 else 'ranks'} {who} "
+            f"of {self.size}: a hang, or a timeout too short for the work"
+        )
+        return "\n".join([head, standing(self.stacks)])
+
+
+def standing(stacks: dict[int, str]) -> str:
+    """Where each rank stands, one paragraph a rank."""
+    return "\n".join(f"rank {rank} stands at:\n{stack.rstrip()}" for rank, stack in stacks.items())

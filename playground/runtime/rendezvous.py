@@ -1,0 +1,193 @@
+"""How ranks meet: our own store, env://, tcp://, file://, or a world that somebody else started.
+
+On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the store on that very
+socket. So there is no port to collide with, no moment in which somebody else can take it, and nothing that listens
+on an outside interface (a plain `TCPStore` listens on all of them).
+Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from playground.runtime.errors import Impossible
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that ranks wait for each other, at the meeting and in any operation."""
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+CLIENTS_ONLY = "TORCHELASTIC_USE_AGENT_STORE"  # tells torch that the store is served already, by torchrun or by us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the ranks of one world meet."""
+
+    init_method: str | None = None
+    """None for a store of our own, else env://, tcp://HOST:PORT or file:///PATH."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    local: bool = True
+    """All ranks are on this host: nothing may listen anywhere but on loopback."""
+    served: bool = False
+    """The store of an env:// or tcp:// meeting is served on a socket we bound, so torch need not start it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This process's place in a world that torchrun, Slurm or a person started."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    meeting: Meeting
+
+
+def arrange(init_method: str | None = None) -> tuple[Meeting, socket.socket | None]:
+    """For a world on this host: the meeting, and the socket on which rank 0 will serve the store.
+
+    Raises `Impossible` for a method torch does not have, a port that is taken, a file that is there already.
+    """
+    if init_method is None or init_method == "env://":
+        listener = listen("127.0.0.1", 0)
+        return Meeting(init_method=init_method, port=listener.getsockname()[1], served=True), listener
+    scheme, host, port, path = take_apart(init_method)
+    if scheme == "tcp":
+        if not is_loopback(host):
+            raise Impossible(
+                f"--init-method {init_method}: ranks of one host meet on loopback, e.g. tcp://127.0.0.1:29500"
+            )
+        listener = listen(host, port)
+        method = f"tcp://{host}:{listener.getsockname()[1]}"
+        return Meeting(init_method=method, host=host, port=listener.getsockname()[1], served=True), listener
+    if os.path.exists(path):
+        raise Impossible(f"--init-method {init_method}: the file is there already; a world needs a fresh one")
+    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise Impossible(f"--init-method {init_method}: the folder does not exist or is not writable")
+    return Meeting(init_method=init_method), None
+
+
+def take_apart(init_method: str) -> tuple[str, str, int, str]:
+    """(scheme, host, port, path) of a tcp:// or file:// method. Raises `Impossible` for anything else."""
+    try:
+        url = urlsplit(init_method)
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise Impossible(f"--init-method {init_method}: {error}") from None
+    if url.scheme == "file" and url.path and not url.netloc:
+        return "file", "", 0, url.path
+    if url.scheme == "tcp" and host and port is not None:
+        return "tcp", host, port, ""
+    raise Impossible(f"--init-method {init_method}: use env://, tcp://HOST:PORT or file:///PATH")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 lets the kernel choose. Raises `Impossible` if the port cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise Impossible(
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another port, or leave it to us"
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def place_from_environment(environ: Mapping[str, str] = os.environ, init_method: str | None = None) -> Place | None:
+    """The world this process was started into, or None if it is to start its own.
+
+    Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `Impossible` if they contradict each other.
+    """
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    needed = ["RANK", "WORLD_SIZE"]
+    if init_method in (None, "env://"):
+        needed += ["MASTER_ADDR", "MASTER_PORT"]
+    missing = [name for name in needed if name not in environ]
+    if missing:
+        given = ", ".join(name for name in needed if name in environ)
+        raise Impossible(
+            f"{given} set without {', '.join(missing)}: set all of {', '.join(needed)}, or none to start a world here"
+        )
+    size = whole("WORLD_SIZE", environ, 1, 2**31)
+    rank = whole("RANK", environ, 0, size)
+    if init_method in (None, "env://"):
+        meeting = Meeting(
+            init_method="env://",
+            host=environ["MASTER_ADDR"],
+            port=whole("MASTER_PORT", environ, 1, 65536),
+            local=is_loopback(environ["MASTER_ADDR"]),
+        )
+    else:
+        assert init_method is not None
+        scheme, host, port, _ = take_apart(init_method)
+        meeting = Meeting(init_method=init_method, host=host, port=port, local=scheme == "tcp" and is_loopback(host))
+    if meeting.local and environ.get(CLIENTS_ONLY) != "True":
+        meeting = replace(meeting, served=True)
+    # Nobody said how many ranks share this host: all of them if they meet on loopback, else none that we know of.
+    local_size = size if meeting.local else 1
+    if "LOCAL_WORLD_SIZE" in environ:
+        local_size = whole("LOCAL_WORLD_SIZE", environ, 1, size + 1)
+    local_rank = rank % local_size
+    if "LOCAL_RANK" in environ:
+        local_rank = whole("LOCAL_RANK", environ, 0, size)
+    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size, meeting=meeting)
+
+
+def whole(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:
+    """The environment's whole number `name`, in [low, stop)."""
+    try:
+        value = int(environ[name])
+    except ValueError:
+        raise Impossible(f"{name}={environ[name]!r} is not a whole number") from None
+    if not low <= value < stop:
+        raise Impossible(f"{name}={value} is outside [{low}, {stop})")
+    return value
+
+
+def meet(
+    meeting: Meeting, listener: socket.socket | None, rank: int, size: int, timeout: timedelta
+) -> tuple[dict[str, Any], dist.Store | None]:
+    """(what `init_process_group` needs to reach the meeting, the store this process serves).
+
+    Rank 0 serves the store if it is handed the `listener`; the store lives as long as somebody holds it.
+    """
+    import torch.distributed as dist
+
+    if meeting.local:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
+    if meeting.init_method is None:
+        fd = {"master_listen_fd": listener.detach()} if listener and rank == 0 else {}
+        store = dist.TCPStore(
+            meeting.host, meeting.port, size, is_master=bool(fd), timeout=timeout, wait_for_workers=False, **fd
+        )
+        return {"store": store}, store
+    if meeting.port:
+        os.environ.update(MASTER_ADDR=meeting.host, MASTER_PORT=str(meeting.port))
+    if not meeting.served:
+        return {"init_method": meeting.init_method}, None
+    os.environ[CLIENTS_ONLY] = "True"
+    if rank > 0 or listener is None:
+        return {"init_method": meeting.init_method}, None
+    _, served = meet(replace(meeting, init_method=None), listener, rank, size, timeout)
+    return {"init_method": meeting.init_method}, served

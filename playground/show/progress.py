@@ -1,0 +1,43 @@
+"""Progress of a training run: a bar on a terminal, and each epoch's line as soon as it is known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from playground.show.results import epoch_text
+
+CLEAR_LINE = "\r\033[2K\033[?25h"  # also brings back the cursor, which click hides while a bar is shown
+
+
+class TrainingProgress:
+    """Takes what rank 0 reports. Use as a context manager, so that no half-drawn bar is left behind."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.bar: Any = None
+
+    def __call__(self, rank: int, event: dict[str, Any]) -> None:
+        if rank != 0:
+            return
+        if "finished" in event:
+            self.clear()
+            self.say(epoch_text(event["finished"]))
+        elif sys.stderr.isatty():
+            if self.bar is None:
+                self.bar = click.progressbar(length=event["steps"], label=f"epoch {event['epoch']:2}", file=sys.stderr)
+            self.bar.update(event["step"] - self.bar.pos)
+
+    def clear(self) -> None:
+        if self.bar is not None:
+            click.echo(CLEAR_LINE, nl=False, err=True)
+            self.bar = None
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()

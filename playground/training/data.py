@@ -1,0 +1,101 @@
+"""Images and labels for the ranks, and each rank's part of them.
+
+The files are mapped into memory, not read: all ranks of a host share one copy, however many they are.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from playground.training.partition import DataPartitioner, Partition, share, shares
+
+MEAN, STD = 0.1307, 0.3081
+"""Of MNIST's training pixels; every image is shifted and scaled by them."""
+TEST_BATCH = 500
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Images(Dataset[Batch]):
+    """A split ("train" or "t10k") of MNIST or of the digits: (image [1, 28, 28] float32, label int64) each.
+
+    Asked for many at once it gives (images [n, 1, 28, 28], labels [n]), normalised in one go. `limit` keeps the first.
+    """
+
+    def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
+        self.images = mapped(folder / f"{split}-images-idx3-ubyte").unsqueeze(1)[:limit]
+        self.labels = mapped(folder / f"{split}-labels-idx1-ubyte")[:limit]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, position: int) -> Batch:
+        images, labels = self.__getitems__([position])
+        return images[0], labels[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> Batch:
+        wanted = torch.tensor(positions, dtype=torch.int64)
+        images = self.images[wanted].float().div_(255 * STD).sub_(MEAN / STD)
+        return images, self.labels[wanted].long()
+
+
+def mapped(file: Path) -> torch.Tensor:
+    """The uint8 tensor an IDX file holds, mapped into memory."""
+    with open(file, "rb") as stream:
+        (magic,) = struct.unpack(">I", stream.read(4))
+        dimensions = magic & 0xFF
+        shape = struct.unpack(f">{dimensions}I", stream.read(4 * dimensions))
+    header = 4 + 4 * dimensions
+    whole = torch.from_file(str(file), shared=False, size=header + math.prod(shape), dtype=torch.uint8)
+    return whole[header:].view(shape)
+
+
+class EqualSteps(Sampler[list[int]]):
+    """Positions within a partition, shuffled anew each epoch, in batches; exactly `steps` of them.
+
+    Every rank must take the same number of steps, or the others wait for the missing one for ever. So a rank whose
+    share of the last global batch is nothing takes part with an empty batch.
+    """
+
+    def __init__(self, samples: int, batch_size: int, steps: int, seed: int) -> None:
+        self.samples, self.batch_size, self.steps = samples, batch_size, steps
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self.samples, generator=self.generator).tolist()
+        for step in range(self.steps):
+            yield order[step * self.batch_size : (step + 1) * self.batch_size]
+
+
+def partition_dataset(data: Dataset[Batch], batch_size: int = 128, seed: int = 1234) -> DataLoader[Batch]:
+    """This rank's part of `data`, in batches: its share of every global batch of `batch_size`.
+
+    With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled.
+    """
+    rank, size, samples = dist.get_rank(), dist.get_world_size(), len(data)
+    sizes = [part / samples for part in shares(samples, batch_size, size)]
+    partition = DataPartitioner(data, sizes, seed).use(rank)
+    steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
+    return whole_batches(partition, batch_sampler=steps)
+
+
+def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
+    """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
+    part = range(dist.get_rank(), len(data), dist.get_world_size())
+    return whole_batches(Partition(data, part), batch_size=TEST_BATCH)
+
+
+def whole_batches(data: Any, **batching: Any) -> DataLoader[Batch]:
+    """A loader for datasets that hand out whole batches, so that nothing is left to collate."""
+    return DataLoader(data, collate_fn=lambda batch: batch, **batching)

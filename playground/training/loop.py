@@ -1,0 +1,148 @@
+"""One training loop for sgd and ddp: they differ in what happens to the gradients after backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from playground.training.data import Batch
+from playground.training.gradients import largest_difference
+
+TELL_EVERY = 0.2
+"""Seconds between two reports of progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a training run depends on."""
+
+    folder: Path
+    """Holds the four data files."""
+    limit: int | None = None
+    """Train on the first so many samples; None for all."""
+    epochs: int = 10
+    batch_size: int = 128
+    """Of all ranks together."""
+    lr: float = 0.01
+    momentum: float = 0.5
+    seed: int = 1234
+    sync: str = "flat"
+    """How sgd averages gradients: a key of `gradients.AVERAGING`."""
+
+
+def train(
+    model: nn.Module,
+    train_set: DataLoader[Batch],
+    test_set: DataLoader[Batch],
+    settings: Settings,
+    *,
+    after_backward: Callable[[nn.Module], None] = lambda model: None,
+    tell: Callable[..., None] = lambda **event: None,
+) -> dict[str, Any]:
+    """Train for `settings.epochs` epochs; return what each brought and how far the replicas ended up apart.
+
+    Every rank returns the same. `tell(epoch=…, step=…, steps=…)` hears of progress, `tell(finished=…)` of each epoch.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
+    epochs = []
+    for epoch in range(1, settings.epochs + 1):
+        started = time.perf_counter()
+        trained = train_epoch(model, train_set, optimizer, settings, after_backward, Progress(tell, epoch))
+        seconds = time.perf_counter() - started
+        epochs.append(summary(epoch, everybodys(trained), everybodys(test(model, test_set)), seconds))
+        tell(finished=epochs[-1])
+    return {"epochs": epochs, "replicas_max_difference": largest_difference(model)}
+
+
+def train_epoch(
+    model: nn.Module,
+    train_set: DataLoader[Batch],
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    after_backward: Callable[[nn.Module], None],
+    progress: Progress,
+) -> torch.Tensor:
+    """One pass over this rank's part. Returns its [sum of losses, right answers (with dropout on), samples]."""
+    device, size = next(model.parameters()).device, dist.get_world_size()
+    left = len(train_set.dataset.data)  # the whole set, of which this rank has a part
+    total = torch.zeros(3, dtype=torch.float64, device=device)
+    model.train()
+    for step, (images, labels) in enumerate(train_set):
+        images, labels = images.to(device), labels.to(device)
+        batch = min(settings.batch_size, left)
+        left -= batch
+        optimizer.zero_grad()
+        output = model(images)
+        loss = F.nll_loss(output, labels, reduction="sum")
+        # The mean over the global batch is what one process would take. Averaging over ranks divides by their number,
+        # so that is multiplied in here: then unequal shares weigh what they should, and an empty one nothing.
+        (loss * size / batch).backward()
+        after_backward(model)
+        optimizer.step()
+        total += torch.stack([loss.detach(), *right_answers(output, labels)])
+        progress(step + 1, len(train_set))
+    return total
+
+
+@torch.no_grad()
+def test(model: nn.Module, test_set: DataLoader[Batch]) -> torch.Tensor:
+    """One pass over this rank's part of the test set. Returns its [right answers, samples]."""
+    model = getattr(model, "module", model)  # what is wrapped: the ranks' numbers of test batches may differ
+    device = next(model.parameters()).device
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    model.eval()
+    for images, labels in test_set:
+        total += torch.stack(right_answers(model(images.to(device)), labels.to(device)))
+    return total
+
+
+def right_answers(output: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """[how many of the samples have their label as the most likely class, how many there are]"""
+    right = (output.argmax(1) == labels).sum()
+    return [right, torch.full_like(right, len(labels))]
+
+
+def everybodys(counts: torch.Tensor) -> torch.Tensor:
+    """The `counts` of every rank, a row each."""
+    rows = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, counts)
+    return torch.stack(rows)
+
+
+def summary(epoch: int, trained: torch.Tensor, tested: torch.Tensor, seconds: float) -> dict[str, Any]:
+    """What an epoch brought, from every rank's counts. `seconds` is for training alone."""
+    loss, right, samples = trained.sum(0).tolist()
+    test_right, test_samples = tested.sum(0).tolist()
+    return {
+        "epoch": epoch,
+        "loss": loss / samples,
+        "loss_per_rank": [mine / many if many else None for mine, _, many in trained.tolist()],
+        "train_accuracy": right / samples,
+        "test_accuracy": test_right / test_samples,
+        "tested": int(test_samples),
+        "seconds": seconds,
+        "samples_per_second": samples / seconds,
+    }
+
+
+class Progress:
+    """Tells of steps done, but not so often that it costs anything."""
+
+    def __init__(self, tell: Callable[..., None], epoch: int) -> None:
+        self.tell, self.epoch, self.told = tell, epoch, time.monotonic()
+
+    def __call__(self, step: int, steps: int) -> None:
+        if time.monotonic() - self.told > TELL_EVERY:
+            self.told = time.monotonic()
+            self.tell(epoch=self.epoch, step=step, steps=steps)

@@ -1,0 +1,228 @@
+"""Get the training data onto this machine, whole: found, downloaded, or drawn.
+
+Meant to be called before any rank starts, and safe all the same if many processes call it at once: whoever comes
+first holds a lock, the others find the work done. Files appear under their names only when complete, and every file
+is checked against its checksum at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+MNIST = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""The four files, uncompressed, and their SHA-256."""
+CHECKSUMS = "SHA256SUMS"
+"""Beside drawn digits: their checksums as `sha256sum` writes them (they depend on the versions of torch and Pillow)."""
+NETWORK_TIMEOUT = 10.0
+"""Seconds without a byte from a server before it counts as out of reach."""
+DATASETS = ("auto", "mnist", "digits")
+
+Say = Callable[[str], None]
+
+
+class NoData(Exception):
+    """The data that was asked for cannot be had. One line: what, why, what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where prepared data lies: `name` is mnist or digits, `folder` holds the four files, `why` tells how it came."""
+
+    name: str
+    folder: Path
+    why: str
+
+
+def default_data_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
+
+
+def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> Source:
+    """The data `dataset` ("mnist", "digits", or "auto": MNIST if it can be had, else digits), ready in `data_dir`.
+
+    `mirror` replaces torchvision's servers: a folder, or an http://, https:// or file:// address that holds the four
+    .gz files. `say` is told what takes time. Raises `NoData`.
+    """
+    if dataset != "digits" and not damaged(raw_of(data_dir, "mnist"), MNIST):
+        return Source("mnist", raw_of(data_dir, "mnist"), f"found in {data_dir}")
+    if dataset == "digits" and not damaged(raw := raw_of(data_dir, "digits"), read_checksums(raw)):
+        return Source("digits", raw, "as asked")
+    with only_one(data_dir):
+        if dataset == "digits":
+            return digits(data_dir, "as asked", say)
+        try:
+            return mnist(data_dir, mirror, say)
+        except NoData as error:
+            if dataset == "mnist":
+                raise
+            return digits(data_dir, str(error), say)
+
+
+def raw_of(data_dir: Path, name: str) -> Path:
+    """Where a dataset's files lie in `data_dir`: MNIST's where torchvision puts them too."""
+    return data_dir / {"mnist": "MNIST", "digits": "digits"}[name] / "raw"
+
+
+def samples(source: Source, split: str) -> int:
+    """How many samples a split ("train" or "t10k") has, from the header of its labels."""
+    with open(source.folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
+        return int.from_bytes(stream.read(8)[4:], "big")
+
+
+@contextlib.contextmanager
+def only_one(data_dir: Path) -> Iterator[None]:
+    """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise NoData(f"data directory {data_dir}: {error.strerror}; choose another with --data-dir") from None
+    with open(lock):
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
+    """MNIST, found in `data_dir` or fetched into it."""
+    raw = raw_of(data_dir, "mnist")
+    wrong = damaged(raw, MNIST)
+    if not wrong:
+        return Source("mnist", raw, f"found in {data_dir}")
+    problems = [f"{name} in {raw} is damaged" for name in wrong if (raw / name).exists()]
+    say("looking for MNIST")
+    import torchvision.datasets
+
+    for address in [str(raw), *([mirror] if mirror else torchvision.datasets.MNIST.mirrors)]:
+        try:
+            with fresh(raw, MNIST) as folder:
+                fetch(address, folder, torchvision.datasets.MNIST.resources)
+            return Source("mnist", raw, f"from {address}")
+        except (OSError, RuntimeError, EOFError, http.client.HTTPException) as error:
+            if address != str(raw):
+                problems.append(f"{address}: {str(error) or type(error).__name__}")
+    raise NoData(
+        f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
+        f"give --mirror a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}"
+    )
+
+
+def fetch(address: str, folder: Path, resources: list[tuple[str, str]]) -> None:
+    """Bring each of `resources` (name.gz, MD5) from `address` into `folder`, and unpack it there."""
+    from torchvision.datasets.utils import check_integrity, download_and_extract_archive
+
+    local = folder_of(address)
+    for name, md5 in resources:
+        if local:
+            shutil.copyfile(local / name, folder / name)
+            if not check_integrity(str(folder / name), md5):
+                raise RuntimeError(f"{name} is damaged")
+        with patience(), quiet():
+            download_and_extract_archive(f"{address.rstrip('/')}/{name}", str(folder), filename=name, md5=md5)
+
+
+def folder_of(address: str) -> Path | None:
+    """The folder an address means, or None if it is one on the network."""
+    url = urlsplit(address)
+    if url.scheme in ("http", "https"):
+        return None
+    return Path(url2pathname(url.path) if url.scheme == "file" else address)
+
+
+@contextlib.contextmanager
+def patience() -> Iterator[None]:
+    """Let no connection made here wait longer than `NETWORK_TIMEOUT`: torchvision sets no limit."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(NETWORK_TIMEOUT)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what torchvision prints off stdout, and its bar off anything but a terminal."""
+    with contextlib.ExitStack() as stack:
+        out = sys.stderr if sys.stderr.isatty() else stack.enter_context(open(os.devnull, "w"))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(out))
+        yield
+
+
+def digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> Source:
+    """The generated digits, found in `data_dir` or drawn into it (`train` + `test` of them)."""
+    raw = raw_of(data_dir, "digits")
+    if damaged(raw, read_checksums(raw)):
+        say(f"drawing {train + test:,} digits, once")
+        from playground.training.digits import write_digits
+
+        with fresh(raw) as folder:
+            write_digits(folder, train, test)
+            sums = "".join(f"{sha256(folder / name)}  {name}\n" for name in MNIST)
+            (folder / CHECKSUMS).write_text(sums)
+    return Source("digits", raw, why)
+
+
+def read_checksums(raw: Path) -> dict[str, str]:
+    """What CHECKSUMS promises, for each of the four files; nothing matches where it promises nothing."""
+    try:
+        words = (raw / CHECKSUMS).read_text().split()
+    except (OSError, ValueError):
+        words = []
+    promised = dict(zip(words[1::2], words[::2], strict=False))
+    return {name: promised.get(name, "") for name in MNIST}
+
+
+@contextlib.contextmanager
+def fresh(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`."""
+    try:
+        raw.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=raw, prefix=".unfinished-"))
+    except OSError as error:
+        raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
+    try:
+        yield folder
+        if checksums and (wrong := damaged(folder, checksums)):
+            raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
+            os.replace(file, raw / file.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
+    """The names under which `folder` does not hold, whole, what `checksums` promise."""
+    return [name for name, checksum in checksums.items() if sha256(folder / name) != checksum]
+
+
+def sha256(file: Path) -> str:
+    """Checksum of a file, "-" if it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(file, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError:
+        return "-"
+    return digest.hexdigest()
