@@ -27,5 +27,4 @@ def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
-    average = AVERAGING[settings.sync]
-    return train(model, train_set, test_set, settings, tell=report, after_backward=average)
+    return train(model, train_set, test_set, settings, tell=report, after_backward=AVERAGING[settings.sync])

@@ -39,7 +39,7 @@ UNGUARDED = 97
 """Exit code of a rank that met a launch() while importing the user's script."""
 PRELOADED = ["torch.distributed", "playground.runtime.world"]
 UNHEARD = "  (no answer: stopped, or inside C code that holds the interpreter lock)"
-TIMED_OUT = re.compile(r"Timed out|failed to pass monitoredBarrier")
+TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 
 
 @dataclass(eq=False)

@@ -98,9 +98,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise Impossible(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another port, or leave it to us"
-        ) from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise Impossible(f"cannot listen on {host}:{port} ({why}): choose another port, or leave it to us") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -51,17 +51,17 @@ def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
 
 
 def random_maps(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Affine maps [count, 2, 3]: turned by up to 30°, sheared, stretched each way by up to a fifth, shifted."""
+    """Affine maps [count, 2, 3]: turned by up to 20°, sheared, stretched each way by up to a fifth, shifted."""
 
     def between(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(count, generator=generator)
 
-    angle, shear = between(-math.pi / 6, math.pi / 6), between(-0.35, 0.35)
-    across, down = between(0.8, 1.3), between(0.8, 1.3)
+    angle, shear = between(-math.pi / 9, math.pi / 9), between(-0.25, 0.25)
+    across, down = between(0.8, 1.2), between(0.8, 1.2)
     sine, cosine = angle.sin(), angle.cos()
     rows = [
-        torch.stack([across * cosine, down * (shear * cosine - sine), between(-0.25, 0.25)], dim=1),
-        torch.stack([across * sine, down * (shear * sine + cosine), between(-0.25, 0.25)], dim=1),
+        torch.stack([across * cosine, down * (shear * cosine - sine), between(-0.15, 0.15)], dim=1),
+        torch.stack([across * sine, down * (shear * sine + cosine), between(-0.15, 0.15)], dim=1),
     ]
     return torch.stack(rows, dim=1)
 

@@ -1,0 +1,108 @@
+"""Shared fixtures. `world` comes from the plugin `playground.testing`, as it does for any project."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.cli import main
+from playground.runtime.launch import preload
+from playground.training import prepare
+
+# Before the fork server starts: what the ranks of many tests would otherwise import one by one.
+preload("pytest", "playground.lessons.sgd", "playground.lessons.ddp", "ranks")
+
+FEW, FEWER = 600, 200
+"""Samples to train on and to test on, in most tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+@pytest.fixture(autouse=True)
+def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test joins a world that the environment of the test run speaks of."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with a few digits in it."""
+    folder = tmp_path_factory.mktemp("data")
+    prepare.digits(folder, "for tests", lambda line: None, FEW, FEWER)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digits_folder(data_dir: Path) -> Path:
+    """The four files of those digits."""
+    return prepare.raw_of(data_dir, "digits")
+
+
+@pytest.fixture(scope="session")
+def real_mnist() -> Path:
+    """A folder with MNIST's four .gz files, where this machine has one."""
+    folder = Path(os.environ.get("PLAYGROUND_TEST_MNIST", Path(__file__).parents[2] / "shared" / "mnist"))
+    if not folder.is_dir():
+        pytest.skip("no copy of MNIST on this machine (PLAYGROUND_TEST_MNIST names a folder with its .gz files)")
+    return folder
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+    """The command line, run in this process (so that its ranks come from the session's fork server)."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*words: Any) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["playground", *map(str, words)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capfd.readouterr()
+        return Outcome(int(exit_.value.code or 0), out, err)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def start_cli() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """The command line as a process of its own, leading its own process group; none survives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: Any, **environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "playground", *map(str, words)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env={**os.environ, **environ},
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,215 @@
+"""The data: found, fetched or drawn; damaged files replaced or named; nothing half-written under its final name."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.datasets import MNIST as Torchvisions
+from torchvision.datasets.mnist import read_image_file, read_label_file
+
+from playground.training import prepare
+from playground.training.data import MEAN, STD, Images, mapped
+from playground.training.digits import draw, idx, write_digits
+from playground.training.prepare import NoData
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small stand-in for MNIST: a folder with four .gz files, and the checksums to go with them."""
+    plain, packed = tmp_path / "plain", tmp_path / "mirror"
+    plain.mkdir()
+    packed.mkdir()
+    write_digits(plain, 40, 20)
+    sums, resources = {}, []
+    for name in prepare.MNIST:
+        content = (plain / name).read_bytes()
+        sums[name] = hashlib.sha256(content).hexdigest()
+        (packed / f"{name}.gz").write_bytes(gzip.compress(content))
+        resources.append((f"{name}.gz", hashlib.md5((packed / f"{name}.gz").read_bytes()).hexdigest()))
+    monkeypatch.setattr(prepare, "MNIST", sums)
+    monkeypatch.setattr(Torchvisions, "resources", resources)
+    monkeypatch.setattr(Torchvisions, "mirrors", ["http://127.0.0.1:9/"])  # nobody listens there
+    return packed
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` fall back to few digits."""
+    original = prepare.digits
+    monkeypatch.setattr(prepare, "digits", lambda data_dir, why, say: original(data_dir, why, say, 30, 10))
+
+
+@pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "file://{folder}/"])
+def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str) -> None:
+    where = tmp_path / "data"
+    source = prepare.prepare("mnist", where, form.format(folder=mirror))
+    assert (source.name, source.folder) == ("mnist", where / "MNIST" / "raw")
+    assert not prepare.damaged(source.folder, prepare.MNIST)
+    assert (prepare.samples(source, "train"), prepare.samples(source, "t10k")) == (40, 20)
+    assert prepare.prepare("auto", where).why == f"found in {where}"
+    assert not list(source.folder.glob(".unfinished-*"))
+
+
+@pytest.mark.parametrize("hurt", ["cut off", "changed", "missing"])
+def test_a_damaged_file_is_replaced(mirror: Path, tmp_path: Path, hurt: str) -> None:
+    source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    damage(source.folder / "train-images-idx3-ubyte", hurt)
+    again = prepare.prepare("mnist", tmp_path / "data")  # no mirror: the .gz files beside it will do
+    assert not prepare.damaged(again.folder, prepare.MNIST)
+
+
+def damage(file: Path, hurt: str) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content if hurt == "changed" else content[:100])
+    if hurt == "missing":
+        file.unlink()
+
+
+def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, tmp_path: Path, few: None) -> None:
+    source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    for packed in source.folder.glob("*.gz"):
+        packed.unlink()
+    damage(source.folder / "t10k-labels-idx1-ubyte", "changed")
+    with pytest.raises(NoData, match="t10k-labels-idx1-ubyte in .* is damaged"):
+        prepare.prepare("mnist", tmp_path / "data")
+    assert (source.folder / "t10k-labels-idx1-ubyte").exists()
+    fallback = prepare.prepare("auto", tmp_path / "data")
+    assert fallback.name == "digits"
+    assert "t10k-labels-idx1-ubyte in" in fallback.why
+
+
+def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoData) as caught:
+        prepare.prepare("mnist", tmp_path / "data")
+    message = str(caught.value)
+    assert "--mirror" in message
+    assert all(f"{name}.gz" in message for name in prepare.MNIST)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("fault", ["no folder", "file missing", "file damaged"])
+def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, fault: str, few: None) -> None:
+    bad = tmp_path / "bad"
+    if fault != "no folder":
+        shutil.copytree(mirror, bad)
+        damage(bad / "train-labels-idx1-ubyte.gz", "missing" if fault == "file missing" else "changed")
+    with pytest.raises(NoData, match="bad"):
+        prepare.prepare("mnist", tmp_path / "data", str(bad))
+    source = prepare.prepare("auto", tmp_path / "data", str(bad))
+    assert source.name == "digits"
+    assert str(bad) in source.why
+
+
+def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    prepare.prepare("mnist", tmp_path / "data", str(mirror), said.append)
+    assert said == ["looking for MNIST"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupted_preparation_leaves_nothing_behind(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare.os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    assert list((tmp_path / "data" / "MNIST" / "raw").iterdir()) == []
+
+
+def test_many_at_once_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = prepare.digits
+    monkeypatch.setattr(prepare, "digits", lambda data_dir, why, say: original(data_dir, why, say, 300, 100))
+    said: list[str] = []
+    threads = [
+        threading.Thread(target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == ["drawing 400 digits, once"]
+
+
+def test_drawn_digits_are_checked_and_drawn_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = prepare.digits(tmp_path, "for a test", said.append, 30, 10)
+    prepare.digits(tmp_path, "for a test", said.append, 30, 10)
+    assert len(said) == 1
+    whole = (source.folder / "train-images-idx3-ubyte").read_bytes()
+    damage(source.folder / "train-images-idx3-ubyte", "changed")
+    prepare.digits(tmp_path, "for a test", said.append, 30, 10)
+    assert len(said) == 2
+    assert (source.folder / "train-images-idx3-ubyte").read_bytes() == whole, "the same seed draws the same digits"
+
+
+def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no/such")):
+        for dataset in prepare.DATASETS:
+            with pytest.raises(NoData, match="--data-dir"):
+                prepare.prepare(dataset, bad)
+
+
+def test_whole_data_needs_no_write_access(mirror: Path, tmp_path: Path) -> None:
+    where = tmp_path / "data"
+    prepare.prepare("mnist", where, str(mirror))
+    (where / ".lock").unlink()
+    (where / ".lock").mkdir()  # cannot be opened: whoever tries to lock fails
+    assert prepare.prepare("mnist", where).name == "mnist"
+
+
+def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
+    for split, count in (("train", 600), ("t10k", 200)):
+        images = read_image_file(str(digits_folder / f"{split}-images-idx3-ubyte"))
+        labels = read_label_file(str(digits_folder / f"{split}-labels-idx1-ubyte"))
+        ours = Images(digits_folder, split)
+        assert len(ours) == len(labels) == count
+        got, classes = ours.__getitems__(list(range(count)))
+        torch.testing.assert_close(got, (images.unsqueeze(1).float() / 255 - MEAN) / STD)
+        assert torch.equal(classes, labels)
+        image, label = ours[7]
+        assert torch.equal(image, got[7])
+        assert label == classes[7]
+
+
+def test_no_samples_and_a_limit(digits_folder: Path) -> None:
+    images, labels = Images(digits_folder, "train").__getitems__([])
+    assert images.shape == (0, 1, 28, 28)
+    assert labels.shape == (0,)
+    assert len(Images(digits_folder, "train", limit=7)) == 7
+
+
+def test_an_idx_file_says_what_it_holds(tmp_path: Path) -> None:
+    tensor = torch.arange(24, dtype=torch.uint8).view(2, 3, 4)
+    (tmp_path / "file").write_bytes(idx(tensor))
+    assert (tmp_path / "file").read_bytes()[:4] == b"\0\0\x08\x03"
+    assert torch.equal(mapped(tmp_path / "file"), tensor)
+
+
+def test_digits_vary_and_every_class_comes() -> None:
+    images, labels = draw(500, torch.Generator().manual_seed(3))
+    assert labels.unique().tolist() == list(range(10))
+    assert len({bytes(image.flatten().tolist()) for image in images}) == 500
+    assert images.amax() > 200
+    assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
+
+
+def test_the_real_mnist(real_mnist: Path, tmp_path: Path) -> None:
+    source = prepare.prepare("auto", tmp_path, real_mnist.as_uri())
+    assert source.name == "mnist"
+    images = Images(source.folder, "train")
+    assert len(images) == 60_000
+    pixels = images.images.float() / 255
+    assert pixels.mean().item() == pytest.approx(MEAN, abs=1e-4)
+    assert pixels.std().item() == pytest.approx(STD, abs=1e-4)
+    assert images.labels[:5].tolist() == [5, 0, 4, 1, 9]

@@ -1,0 +1,100 @@
+"""The house: who may import whom, and what stays out of whose room."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import playground
+from playground import cli
+from playground.lessons import PATH, about
+from playground.training.gradients import AVERAGING
+
+ROOT = Path(playground.__file__).parent
+MODULES = {".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if module.count(".") else ""
+
+
+ALLOWED = {
+    "runtime": {"runtime"},
+    "training": {"training"},
+    "lessons": {"runtime", "training"},
+    "show": {"show", "runtime"},
+    "testing": {"runtime"},
+}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_stay_within_bounds(module: str) -> None:
+    imported = imports(MODULES[module])
+    ours = {room(name) for name in imported if name.startswith("playground.")} - {""}
+    if room(module) in ALLOWED:
+        assert ours <= ALLOWED[room(module)]
+    if module != "playground.__main__":
+        assert "cli" not in ours
+    if room(module) not in ("cli", "show"):
+        assert "click" not in imported
+    if module != "playground.runtime.launch":
+        processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
+        assert processes <= {"multiprocessing.connection", "multiprocessing.connection.Connection"}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_world_creates_and_destroys_groups(module: str) -> None:
+    called = {
+        node.func.attr
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    if module != "playground.runtime.world":
+        assert not called & {"init_process_group", "destroy_process_group"}
+
+
+@pytest.mark.parametrize("statement", ["import playground", "import playground.cli", "import playground.testing"])
+def test_torch_is_not_imported_before_it_is_needed(statement: str) -> None:
+    text = f"{statement}; import sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
+def test_the_path_agrees_with_its_modules(lesson: playground.lessons.Lesson) -> None:
+    module = importlib.import_module(f"playground.lessons.{lesson.name}")
+    texts = about(lesson.name)
+    assert f"python -m playground {lesson.name}" in texts[""]
+    for step in lesson.steps:
+        assert callable(getattr(module, step))
+        assert texts[step]
+
+
+def test_the_command_line_offers_every_way_of_averaging() -> None:
+    assert set(cli.AVERAGING) == set(AVERAGING)
+
+
+SWAP = ("sgd", "ddp")
+
+
+def test_the_step_from_sgd_to_ddp_is_two_lines() -> None:
+    sgd, ddp = (MODULES[f"playground.lessons.{name}"].read_text().split("def run")[1].splitlines() for name in SWAP)
+    assert len(sgd) == len(ddp)
+    changed = [(a.strip(), b.strip()) for a, b in zip(sgd, ddp, strict=True) if a != b]
+    assert len(changed) == 2
+    assert changed[0] == ("broadcast_parameters(model)", "model = DistributedDataParallel(model)")
+    assert changed[1][0].replace(", after_backward=AVERAGING[settings.sync]", "") == changed[1][1]

@@ -1,0 +1,223 @@
+"""launch(): results in rank order, failures explained, nothing left behind. Real ranks on gloo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+
+from playground import launch
+from playground.runtime import Impossible, RankFailed, RanksHung
+from playground.runtime.devices import cores
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+def test_results_come_in_rank_order(size: int) -> None:
+    assert launch(ranks.add_up, size) == [sum(range(size))] * size
+
+
+def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() -> None:
+    results = launch(ranks.surroundings, 3)
+    assert [result["local_rank"] for result in results] == [0, 1, 2]
+    for result in results:
+        assert result["threads"] == max(1, cores() // 3)
+        assert result["backend"] == "gloo"
+        assert result["listening"], "every rank of gloo listens somewhere"
+        assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:0", "file://{tmp_path}/meet here"])
+def test_ranks_meet_by_every_method(method: str, tmp_path: Path) -> None:
+    results = launch(ranks.surroundings, 2, init_method=method.format(tmp_path=tmp_path))
+    assert all(set(result["listening"]) <= {"0100007F"} for result in results)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raise", "failed: ValueError: this rank has had enough"),
+        ("exit", "failed: SystemExit: 3"),
+        ("vanish", "exited with code 7 without a result"),
+        ("kill", "was killed by SIGKILL"),
+        ("segfault", "was killed by SIGSEGV"),
+    ],
+)
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_the_rank_that_failed_is_named(how: str, reason: str, culprit: int) -> None:
+    pids: dict[int, int] = {}
+    started = time.monotonic()
+    with pytest.raises(RankFailed) as caught:
+        launch(ranks.go_wrong, 3, args=(how, culprit), on_report=lambda rank, event: pids.update({rank: event["pid"]}))
+    assert time.monotonic() - started < 5
+    assert str(caught.value).startswith(f"rank {culprit} of 3 {reason}")
+    assert str(caught.value).count("Traceback") == (1 if how in ("raise", "exit") else 0)
+    assert "go_wrong" in str(caught.value) or how not in ("raise", "exit")
+    assert all_gone(pids, expected=3)
+
+
+def all_gone(pids: dict[int, int], expected: int) -> bool:
+    assert len(pids) == expected
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@pytest.mark.parametrize("how", ["hang", "stop"])
+def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
+    pids: dict[int, int] = {}
+    with pytest.raises(RanksHung) as caught:
+        launch(
+            ranks.go_wrong, 2, args=(how, 1), timeout=2,
+            on_report=lambda rank, event: pids.update({rank: event["pid"]}),
+        )  # fmt: skip
+    assert "no sign of life for 2 s from ranks 0, 1 of 2" in str(caught.value)
+    assert "dist.barrier()" in caught.value.stacks[0]
+    assert ("time.sleep(1000)" if how == "hang" else "no answer") in caught.value.stacks[1]
+    assert all_gone(pids, expected=2)
+
+
+def test_who_waits_in_vain_is_shown_with_who_kept_it_waiting() -> None:
+    with pytest.raises(RankFailed) as caught:
+        launch(ranks.wait_in_vain, 2, timeout=20)
+    assert caught.value.rank == 0
+    assert "rank 1 stands at" in str(caught.value)
+    assert "time.sleep(1000)" in str(caught.value)
+
+
+def test_a_rank_that_reports_is_not_hung() -> None:
+    assert launch(ranks.slow_but_alive, 2, timeout=1.5) == ["done", "done"]
+
+
+def test_the_next_world_works_after_a_failure() -> None:
+    for how in ("raise", "kill"):
+        with pytest.raises(RankFailed):
+            launch(ranks.go_wrong, 2, args=(how, 1))
+        assert launch(ranks.add_up, 2) == [1, 1]
+
+
+def test_a_result_that_does_not_pickle_is_explained() -> None:
+    with pytest.raises(RankFailed, match="the result cannot be sent to the launcher"):
+        launch(ranks.nothing_to_send, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "one host takes 1 to"),
+        ({"size": -1}, "one host takes 1 to"),
+        ({"size": 1_000_000}, "one host takes 1 to"),
+        ({"size": 2, "timeout": float("nan")}, "timeout"),
+        ({"size": 2, "timeout": -1.0}, "timeout"),
+        ({"size": 2, "backend": "smoke signals"}, "unknown"),
+        ({"size": 2, "args": (lambda: None,)}, "cannot be sent to another process"),
+        ({"size": 2, "init_method": "tcp://127.0.0.1"}, "tcp://HOST:PORT"),
+        ({"size": 2, "init_method": "mpi://"}, "use env://"),
+        ({"size": 2, "init_method": "tcp://192.0.2.1:29500"}, "loopback"),
+        ({"size": 2, "init_method": f"file://{__file__}"}, "is there already"),
+        ({"size": 2, "init_method": "file:///no/such/folder/file"}, "folder"),
+    ],
+)
+def test_the_impossible_is_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(Impossible, match=message):
+        launch(ranks.add_up, **arguments)
+
+
+def test_a_taken_port_is_explained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Impossible, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
+            launch(ranks.add_up, 2, init_method=f"tcp://127.0.0.1:{port}")
+
+
+def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_script_can_launch_its_own_function(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        from playground import launch
+
+        def who(rank, size):
+            return f"{rank} of {size}"
+
+        if __name__ == "__main__":
+            print(launch(who, 2))
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("['0 of 2', '1 of 2']\n", "")
+
+
+def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        from playground import launch
+
+        def who(rank, size):
+            return rank
+
+        try:
+            print(launch(who, 2))
+        except Exception as error:
+            print(error)
+        """,
+    )
+    assert done.stdout.count("put launch() under if __name__ == '__main__':") == 1
+    assert done.stderr == ""
+
+
+def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
+    text = "from playground import launch\ndef f(rank, size): pass\nlaunch(f, 2)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert "%%writefile" in done.stderr.splitlines()[-1]
+
+
+def test_no_process_is_left_after_a_script_ends(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(ranks.__file__).parent)!r})
+        import ranks
+        from playground import launch
+
+        if __name__ == "__main__":
+            os.setsid()
+            launch(ranks.add_up, 2)
+            print(os.getsid(0))
+        """,
+    )
+    assert session_ends(int(done.stdout), within=5)
+
+
+def session_ends(session: int, within: float) -> bool:
+    """Whether no process of that session is left, soon."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not session_members(session):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def session_members(session: int) -> list[str]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(entry)
+    return found

@@ -1,0 +1,98 @@
+"""The lessons do what their docstrings say: the tables there are what real ranks return."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from playground import launch
+from playground.lessons import LESSONS, run_steps
+from playground.lessons.collectives import REDUCTIONS
+from playground.testing import World
+
+Worlds = Callable[..., World]
+TABLED = [(lesson, step) for lesson in ("p2p", "collectives") for step in LESSONS[lesson].steps if step != "reduce_operations"]
+
+
+def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
+    """The rows of the table in a step's docstring, one per rank, without the rank itself."""
+    text = getattr(importlib.import_module(f"playground.lessons.{lesson}"), step).__doc__
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    names = [cell.strip() for cell in rows[0]]
+    table = [dict(zip(names, (ast.literal_eval(cell.strip()) for cell in row), strict=True)) for row in rows[2:]]
+    assert [row.pop("rank") for row in table] == list(range(len(table)))
+    return table
+
+
+@pytest.mark.parametrize("lesson", ["p2p", "collectives"])
+def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
+    steps = [step for name, step in TABLED if name == lesson]
+    tables = {step: docstring_table(lesson, step) for step in steps}
+    for size in {len(table) for table in tables.values()}:
+        chosen = [step for step in steps if len(tables[step]) == size]
+        by_rank = world(size).run(run_steps, lesson, chosen)
+        for step, results in zip(chosen, zip(*by_rank, strict=True), strict=True):
+            assert list(results) == tables[step], step
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_point_to_point_in_any_world(size: int, world: Worlds) -> None:
+    by_rank = world(size).run(run_steps, "p2p", list(LESSONS["p2p"].steps))
+    blocking, immediate, any_source, exchange, ring = zip(*by_rank, strict=True)
+    assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
+    assert blocking == immediate
+    assert [rank["sender"] for rank in any_source] == [(rank - 1) % size for rank in range(size)]
+    assert [rank["letter"] for rank in any_source] == [10.0 * ((rank - 1) % size) for rank in range(size)]
+    partners = [rank ^ 1 if rank ^ 1 < size else rank for rank in range(size)]
+    assert [rank["after"] for rank in exchange] == partners
+    assert [rank["after"] for rank in ring] == [float(size)] + [rank + 1.0 for rank in range(1, size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_collectives_in_any_world(size: int, world: Worlds) -> None:
+    steps = list(LESSONS["collectives"].steps)
+    by_rank = world(size).run(run_steps, "collectives", steps)
+    by_step = dict(zip(steps, zip(*by_rank, strict=True), strict=True))
+    everyone = [float(rank + 1) for rank in range(size)]
+    after = {step: [rank.get("after") for rank in results] for step, results in by_step.items()}
+    assert after["groups"] == [sum(everyone[:2])] * min(2, size) + everyone[2:]
+    assert after["scatter"] == everyone
+    assert after["gather"] == [everyone] + [None] * (size - 1)
+    assert after["reduce"] == [sum(everyone)] + [None] * (size - 1)
+    assert after["all_reduce"] == [sum(everyone)] * size
+    assert after["broadcast"] == [1.0] * size
+    assert after["all_gather"] == [everyone] * size
+    assert after["reduce_scatter"] == [sum(everyone) * (rank + 1) for rank in range(size)]
+    assert after["all_to_all"] == [[10.0 * r + rank for r in range(size)] for rank in range(size)]
+    assert [rank["arrived"] for rank in by_step["barrier"]] == [size] * size
+    assert after["all_gather_object"] == [[list(range(r)) for r in range(size)]] * size
+
+
+def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
+    results = world(3).run(run_steps, "collectives", ["reduce_operations"])
+    for [result] in results:
+        outcomes = result["after"]
+        assert set(outcomes) == set(REDUCTIONS)
+        for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+            assert outcomes[name] == REDUCTIONS[name][1]([1, 2, 3])
+        assert outcomes["AVG"] == 2.0 or str(outcomes["AVG"]).startswith(("refused: ", "wrong: "))
+        assert outcomes["PREMUL_SUM"].startswith("refused: ")  # gloo has none
+
+
+def test_hello_tells_who_each_rank_is() -> None:
+    [[first], [second]] = launch(run_steps, 2, args=("hello", ["who_am_i"]))
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert first["heard_from"] == second["heard_from"] == [0, 1]
+    assert len({first["pid"], second["pid"], os.getpid()}) == 3
+    assert first["device"] == "cpu"
+    assert first["size"] == 2
+
+
+def test_a_step_that_fails_is_not_taken_for_a_refusal(world: Worlds) -> None:
+    with pytest.raises(Exception, match="AttributeError"):
+        world(2).run(run_steps, "collectives", ["no_such_step"])

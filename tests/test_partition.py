@@ -1,0 +1,79 @@
+"""Who gets which sample: pure functions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from playground.training.partition import DataPartitioner, Partition, share, shares
+
+
+@given(st.integers(0, 5_000), st.integers(1, 64), st.integers(0, 10))
+def test_equal_fractions_share_out_every_sample_once(samples: int, size: int, seed: int) -> None:
+    data = range(samples)
+    partitions = [DataPartitioner(data, [1 / size] * size, seed).use(rank) for rank in range(size)]
+    assert sorted(i for partition in partitions for i in partition.index) == list(data)
+    lengths = [len(partition) for partition in partitions]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10), st.integers(0, 3_000))
+def test_any_fractions_are_met_and_disjoint(weights: list[float], samples: int) -> None:
+    whole = sum(weights) or 1.0
+    sizes = [weight / whole for weight in weights]
+    partitions = DataPartitioner(range(samples), sizes).partitions
+    taken = [i for partition in partitions for i in partition]
+    assert len(taken) == len(set(taken))
+    assert all(abs(len(part) - size * samples) <= 1 for part, size in zip(partitions, sizes, strict=True))
+    if sum(weights):
+        assert len(taken) == samples
+
+
+def test_the_tutorial_s_fractions_and_seven_ranks() -> None:
+    assert [len(part) for part in DataPartitioner(range(1000)).partitions] == [700, 200, 100]
+    sevenths = DataPartitioner(range(60_000), [1 / 7] * 7).partitions
+    assert sum(map(len, sevenths)) == 60_000  # rounding each part down would lose three
+
+
+def test_the_seed_decides_and_shuffles() -> None:
+    first, again, other = (DataPartitioner(range(100), [0.5, 0.5], seed).partitions for seed in (1, 1, 2))
+    assert first == again != other
+    assert first[0] != sorted(first[0])
+
+
+@pytest.mark.parametrize("sizes", [[0.7, 0.4], [-0.1, 0.5], [float("nan")], [2.0]])
+def test_fractions_that_are_none_are_refused(sizes: list[float]) -> None:
+    with pytest.raises(ValueError, match="must be fractions"):
+        DataPartitioner(range(10), sizes)
+
+
+def test_a_partition_is_a_dataset() -> None:
+    partition = Partition("abcdef", [5, 0, 3])
+    assert (len(partition), partition[0], list(partition)) == (3, "f", ["f", "a", "d"])
+    assert partition.__getitems__([2, 1]) == ["d", "a"]
+
+
+@given(st.integers(1, 100_000), st.integers(1, 64))
+def test_shares_differ_by_one_at_most_and_sum_up(total: int, size: int) -> None:
+    parts = [share(total, rank, size) for rank in range(size)]
+    assert sum(parts) == total
+    assert parts == sorted(parts, reverse=True)
+    assert parts[0] - parts[-1] <= 1
+
+
+@given(st.integers(0, 100_000), st.integers(1, 64), st.integers(0, 500))
+def test_every_global_batch_is_what_was_asked(samples: int, size: int, more: int) -> None:
+    batch_size = size + more
+    parts = shares(samples, batch_size, size)
+    steps = -(-samples // batch_size)
+    assert sum(parts) == samples
+    for step in range(steps):
+        batch = min(batch_size, samples - step * batch_size)
+        held = [min(share(batch_size, r, size), parts[r] - step * share(batch_size, r, size)) for r in range(size)]
+        assert sum(held) == batch
+        assert min(held) >= 0
+
+
+def test_three_ranks_share_128_as_the_readme_says() -> None:
+    assert [share(128, rank, 3) for rank in range(3)] == [43, 43, 42]
+    assert shares(60_000, 128, 3) == [20156, 20156, 19688]

@@ -1,0 +1,94 @@
+"""How ranks meet: what the environment says, and what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from playground.runtime import Impossible
+from playground.runtime.rendezvous import is_loopback, place_from_environment, take_apart
+
+TORCHRUN = {
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_no_variables_no_world() -> None:
+    assert place_from_environment({"MASTER_ADDR": "localhost"}) is None
+
+
+def test_torchrun_s_variables() -> None:
+    place = place_from_environment(TORCHRUN)
+    assert place is not None
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
+    assert (place.meeting.host, place.meeting.port, place.meeting.local, place.meeting.served) == (
+        "10.0.0.7", 29500, False, False,
+    )  # fmt: skip
+
+
+def test_variables_set_by_hand_on_one_host() -> None:
+    place = place_from_environment(BY_HAND)
+    assert place is not None
+    assert (place.local_rank, place.local_size) == (1, 2)
+    assert place.meeting.local
+    assert place.meeting.served
+
+
+def test_an_agent_s_store_is_not_served_twice() -> None:
+    place = place_from_environment({**BY_HAND, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert place is not None
+    assert not place.meeting.served
+
+
+def test_tcp_needs_no_master() -> None:
+    place = place_from_environment({"RANK": "0", "WORLD_SIZE": "2"}, "tcp://10.0.0.7:29500")
+    assert place is not None
+    assert (place.meeting.host, place.meeting.port, place.meeting.local) == ("10.0.0.7", 29500, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"WORLD_SIZE": None}, "RANK, MASTER_ADDR, MASTER_PORT set without WORLD_SIZE"),
+        ({"RANK": None}, "set without RANK"),
+        ({"MASTER_PORT": None}, "set without MASTER_PORT"),
+        ({"RANK": "8"}, r"RANK=8 is outside \[0, 8\)"),
+        ({"RANK": "-1"}, r"RANK=-1 is outside"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is outside"),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE='many' is not a whole number"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is outside"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK='x' is not a whole number"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE=9 is outside"),
+    ],
+)
+def test_contradictions_are_named(change: dict[str, str | None], message: str) -> None:
+    environ = {name: value for name, value in {**TORCHRUN, **change}.items() if value is not None}
+    with pytest.raises(Impossible, match=message):
+        place_from_environment(environ)
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        ("tcp://127.0.0.1:29500", ("tcp", "127.0.0.1", 29500, "")),
+        ("tcp://[::1]:29500", ("tcp", "::1", 29500, "")),
+        ("file:///tmp/meet", ("file", "", 0, "/tmp/meet")),
+    ],
+)
+def test_methods_are_taken_apart(method: str, parts: tuple[str, str, int, str]) -> None:
+    assert take_apart(method) == parts
+
+
+@pytest.mark.parametrize("method", ["tcp://host", "tcp://:1", "tcp://h:port", "file://", "file://host/x", "mpi://"])
+def test_other_methods_are_refused(method: str) -> None:
+    with pytest.raises(Impossible, match="--init-method"):
+        take_apart(method)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("localhost", True), ("127.0.0.2", True), ("::1", True), ("10.0.0.7", False), ("node7", False)],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
