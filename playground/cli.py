@@ -17,7 +17,7 @@ from playground.lessons import LESSONS, PATH, Lesson, about, run_steps, run_trai
 from playground.runtime import devices
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible, PlaygroundError
-from playground.runtime.launch import MOST_RANKS, preload
+from playground.runtime.launch import MOST_RANKS, dismiss_server, preload
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
 from playground.show import results
 from playground.show.progress import TrainingProgress
@@ -158,6 +158,8 @@ def add_training(lesson: Lesson, *more_options: Callable[[Any], Any]) -> None:
             outcome = world.run(run_training, lesson.name, settings, on_report=progress)[0]
         best = max(outcome["epochs"], key=lambda epoch: epoch["test_accuracy"])
         say(f"best test accuracy {best['test_accuracy']:.2%}, after epoch {best['epoch']}")
+        if not math.isfinite(outcome["epochs"][-1]["loss"]):
+            click.echo("the loss is not a finite number any more: training diverged, try a smaller --lr", err=True)
         if outcome["replicas_max_difference"] != 0:
             raise PlaygroundError(
                 f"the replicas differ by up to {outcome['replicas_max_difference']}: they must not at all"
@@ -184,8 +186,18 @@ add_training(LESSONS["ddp"])
 
 
 def main() -> NoReturn:
+    """Run the command line as a program of its own, and end it."""
+    try:
+        run()
+    finally:
+        dismiss_server()
+
+
+def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 130 interrupted."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # What torch logs in C++ it also raises, and then it is told once, by us. Setting the variable brings the log back.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         leave(cli.main(prog_name="playground", standalone_mode=False) or 0)
     except click.ClickException as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from playground.cli import main
+from playground.cli import run as run_command_line
 from playground.runtime.launch import preload
 from playground.training import prepare
 
@@ -79,7 +79,7 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     def run(*words: Any) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["playground", *map(str, words)])
         with pytest.raises(SystemExit) as exit_:
-            main()
+            run_command_line()
         out, err = capfd.readouterr()
         return Outcome(int(exit_.value.code or 0), out, err)
 

@@ -201,6 +201,3 @@ def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
     net.conv2_drop.register_forward_hook(lambda module, args, output: drawn.append((output == 0).sum().item()))
     train(net, train_set, test_set, Settings(folder=folder, epochs=1, batch_size=16))
     return drawn
-
-
-

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchvision.datasets import MNIST as Torchvisions
+from torchvision import datasets
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground.training import prepare
@@ -33,8 +33,8 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (packed / f"{name}.gz").write_bytes(gzip.compress(content))
         resources.append((f"{name}.gz", hashlib.md5((packed / f"{name}.gz").read_bytes()).hexdigest()))
     monkeypatch.setattr(prepare, "MNIST", sums)
-    monkeypatch.setattr(Torchvisions, "resources", resources)
-    monkeypatch.setattr(Torchvisions, "mirrors", ["http://127.0.0.1:9/"])  # nobody listens there
+    monkeypatch.setattr(datasets.MNIST, "resources", resources)
+    monkeypatch.setattr(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])  # nobody listens there
     return packed
 
 
@@ -77,7 +77,7 @@ def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, 
     for packed in source.folder.glob("*.gz"):
         packed.unlink()
     damage(source.folder / "t10k-labels-idx1-ubyte", "changed")
-    with pytest.raises(NoData, match="t10k-labels-idx1-ubyte in .* is damaged"):
+    with pytest.raises(NoData, match=r"t10k-labels-idx1-ubyte in .* is damaged"):
         prepare.prepare("mnist", tmp_path / "data")
     assert (source.folder / "t10k-labels-idx1-ubyte").exists()
     fallback = prepare.prepare("auto", tmp_path / "data")
@@ -120,7 +120,7 @@ def test_an_interrupted_preparation_leaves_nothing_behind(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare.os, "replace", interrupt)
+    monkeypatch.setattr("os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare.prepare("mnist", tmp_path / "data", str(mirror))
     assert list((tmp_path / "data" / "MNIST" / "raw").iterdir()) == []
@@ -131,7 +131,8 @@ def test_many_at_once_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(prepare, "digits", lambda data_dir, why, say: original(data_dir, why, say, 300, 100))
     said: list[str] = []
     threads = [
-        threading.Thread(target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append)) for _ in range(8)
+        threading.Thread(target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()

@@ -141,20 +141,24 @@ def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_script_can_launch_its_own_function(tmp_path: Path) -> None:
+def test_a_script_can_launch_its_own_function_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
         """
+        import os
         from playground import launch
 
         def who(rank, size):
             return f"{rank} of {size}"
 
         if __name__ == "__main__":
-            print(launch(who, 2))
+            os.setsid()
+            print(launch(who, 2), os.getpid())
         """,
     )
-    assert (done.stdout, done.stderr) == ("['0 of 2', '1 of 2']\n", "")
+    results, _, session = done.stdout.strip().rpartition(" ")
+    assert (results, done.stderr) == ("['0 of 2', '1 of 2']", "")
+    assert session_ends(int(session), within=5)
 
 
 def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
@@ -180,24 +184,6 @@ def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
     text = "from playground import launch\ndef f(rank, size): pass\nlaunch(f, 2)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert "%%writefile" in done.stderr.splitlines()[-1]
-
-
-def test_no_process_is_left_after_a_script_ends(tmp_path: Path) -> None:
-    done = run_script(
-        tmp_path,
-        f"""
-        import os, sys
-        sys.path.insert(0, {str(Path(ranks.__file__).parent)!r})
-        import ranks
-        from playground import launch
-
-        if __name__ == "__main__":
-            os.setsid()
-            launch(ranks.add_up, 2)
-            print(os.getsid(0))
-        """,
-    )
-    assert session_ends(int(done.stdout), within=5)
 
 
 def session_ends(session: int, within: float) -> bool:

@@ -16,7 +16,9 @@ from playground.lessons.collectives import REDUCTIONS
 from playground.testing import World
 
 Worlds = Callable[..., World]
-TABLED = [(lesson, step) for lesson in ("p2p", "collectives") for step in LESSONS[lesson].steps if step != "reduce_operations"]
+TABLED = [
+    (lesson, step) for lesson in ("p2p", "collectives") for step in LESSONS[lesson].steps if step != "reduce_operations"
+]
 
 
 def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_fractions_that_are_none_are_refused(sizes: list[float]) -> None:
 
 def test_a_partition_is_a_dataset() -> None:
     partition = Partition("abcdef", [5, 0, 3])
-    assert (len(partition), partition[0], list(partition)) == (3, "f", ["f", "a", "d"])
+    assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (3, "f", ["f", "a", "d"])
     assert partition.__getitems__([2, 1]) == ["d", "a"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
 def test_n_ranks_equal_one_process_on_the_whole_batch(size: int, sync: str, world: Worlds, digits_folder: Path) -> None:
     """92 samples in batches of 20, two epochs: the last batch, 12, is smaller; 3 ranks share unequally."""
     shares = world(size).run(ranks.which_samples, digits_folder, 92, 20)
-    batches = [sum(parts, []) for parts in zip(*(rank["steps"] for rank in shares), strict=True)]
+    batches = [[*chain(*parts)] for parts in zip(*(rank["steps"] for rank in shares), strict=True)]
     assert [len(batch) for batch in batches] == [20, 20, 20, 20, 12] * 2
     alone = on_the_same_batches(digits_folder, batches)
     together = world(size).run(ranks.shared_steps, digits_folder, 92, 20, sync)
@@ -65,7 +66,9 @@ def one_batch(world: Worlds, size: int, folder: Path, samples: int, sync: str) -
 
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize(("size", "samples"), [(2, 64), (3, 64), (4, 50), (8, 9)])
-def test_one_batch_on_n_ranks_is_one_batch(size: int, samples: int, sync: str, world: Worlds, digits_folder: Path) -> None:
+def test_one_batch_on_n_ranks_is_one_batch(
+    size: int, samples: int, sync: str, world: Worlds, digits_folder: Path
+) -> None:
     """Where one batch is the whole data, order does not matter, and N ranks must equal one to the last digits."""
     alone = one_batch(world, 1, digits_folder, samples, "per-parameter")
     together = one_batch(world, size, digits_folder, samples, sync)
@@ -131,7 +134,9 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
     }
     runs["ddp"] = world(2).run(run_training, "ddp", settings(digits_folder, epochs=8))
     for first, second in runs.values():
-        assert [without_times(epoch) for epoch in first["epochs"]] == [without_times(epoch) for epoch in second["epochs"]]
+        assert [without_times(epoch) for epoch in first["epochs"]] == [
+            without_times(epoch) for epoch in second["epochs"]
+        ]
         assert first["replicas_max_difference"] == 0.0
         assert first["epochs"][-1]["loss"] < first["epochs"][0]["loss"] - 0.1
         assert [epoch["tested"] for epoch in first["epochs"]] == [200] * 8
@@ -147,7 +152,9 @@ def without_times(epoch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("lesson", ["sgd", "ddp"])
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_training_in_any_world_is_reproducible(lesson: str, size: int, world: Worlds, digits_folder: Path) -> None:
-    first, again = (world(size).run(run_training, lesson, settings(digits_folder, limit=130, epochs=1)) for _ in range(2))
+    first, again = (
+        world(size).run(run_training, lesson, settings(digits_folder, limit=130, epochs=1)) for _ in range(2)
+    )
     assert first[0]["replicas_max_difference"] == 0.0
     assert len(first[0]["epochs"][0]["loss_per_rank"]) == size
     assert first[0]["epochs"][0]["loss"] == again[0]["epochs"][0]["loss"]

@@ -37,6 +37,8 @@ class World:
         if self.size < least:
             raise Impossible(f"a world of {self.size} is too small: this needs at least {least} ranks")
         self.local_size = self.place.local_size if self.place else self.size
+        if self.place is None:
+            rendezvous.check_method(init_method)
         self.notice = devices.check_backend(backend, self.local_size)
         self.device = "cuda" if backend == "nccl" else "cpu"
 

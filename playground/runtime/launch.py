@@ -186,6 +186,16 @@ def preload(*modules: str) -> None:
         mp.set_forkserver_preload(PRELOADED)
 
 
+def dismiss_server() -> None:
+    """End the fork server at once. It ends by itself when it finds this process gone, but if it is still importing
+    torch it finds that late."""
+    from multiprocessing import forkserver
+
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if server:  # a child nobody has waited for: the number cannot be anybody else's
+        os.kill(server, signal.SIGTERM)
+
+
 def start(
     number: int,
     size: int,

@@ -57,25 +57,36 @@ class Place:
 def arrange(init_method: str | None = None) -> tuple[Meeting, socket.socket | None]:
     """For a world on this host: the meeting, and the socket on which rank 0 will serve the store.
 
-    Raises `Impossible` for a method torch does not have, a port that is taken, a file that is there already.
+    Raises `Impossible` for a method that `check_method` refuses and for a port that is taken.
     """
+    check_method(init_method)
     if init_method is None or init_method == "env://":
         listener = listen("127.0.0.1", 0)
         return Meeting(init_method=init_method, port=listener.getsockname()[1], served=True), listener
-    scheme, host, port, path = take_apart(init_method)
-    if scheme == "tcp":
-        if not is_loopback(host):
-            raise Impossible(
-                f"--init-method {init_method}: ranks of one host meet on loopback, e.g. tcp://127.0.0.1:29500"
-            )
-        listener = listen(host, port)
-        method = f"tcp://{host}:{listener.getsockname()[1]}"
-        return Meeting(init_method=method, host=host, port=listener.getsockname()[1], served=True), listener
-    if os.path.exists(path):
+    scheme, host, port, _ = take_apart(init_method)
+    if scheme == "file":
+        return Meeting(init_method=init_method), None
+    listener = listen(host, port)
+    port = listener.getsockname()[1]
+    return Meeting(init_method=f"tcp://{bracketed(host)}:{port}", host=host, port=port, served=True), listener
+
+
+def check_method(init_method: str | None) -> None:
+    """Raise `Impossible` if the ranks of one host cannot meet in this way."""
+    if init_method is None or init_method == "env://":
+        return
+    scheme, host, _, path = take_apart(init_method)
+    if scheme == "tcp" and not is_loopback(host):
+        raise Impossible(f"--init-method {init_method}: one host's ranks meet on loopback, e.g. tcp://127.0.0.1:29500")
+    if scheme == "file" and os.path.exists(path):
         raise Impossible(f"--init-method {init_method}: the file is there already; a world needs a fresh one")
-    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+    if scheme == "file" and not os.access(os.path.dirname(path), os.W_OK):
         raise Impossible(f"--init-method {init_method}: the folder does not exist or is not writable")
-    return Meeting(init_method=init_method), None
+
+
+def bracketed(host: str) -> str:
+    """A host as addresses spell it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def take_apart(init_method: str) -> tuple[str, str, int, str]:
@@ -99,7 +110,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise Impossible(f"cannot listen on {host}:{port} ({why}): choose another port, or leave it to us") from None
+        raise Impossible(f"cannot listen on {host}:{port} ({why}): choose another port") from None
 
 
 def is_loopback(host: str) -> bool:

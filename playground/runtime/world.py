@@ -51,7 +51,9 @@ def init_process(
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         first_line = str(error).splitlines()[0]
         where = f"{meeting.host}:{meeting.port}" if meeting.port else meeting.init_method
-        raise NeverMet(f"rank {rank} of {size} waited {timeout:g} s at {where}: {first_line}") from error
+        raise NeverMet(
+            f"rank {rank} of {size} waited {timeout:g} s at {where} and did not meet all the others ({first_line})"
+        ) from error
     result = before_leaving(fn(rank, size, *args))
     dist.destroy_process_group()
     return result

@@ -58,14 +58,16 @@ def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
 
 
 def largest_difference(model: nn.Module) -> float:
-    """The largest difference of any parameter between this rank and rank 0, over all ranks; NaN if any is NaN.
+    """The largest difference of any parameter between a rank and rank 0; NaN if only one of the two is NaN.
 
-    Replicas that took the same steps are bit-identical: it is exactly 0.0.
+    Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
+    NaN on all ranks is no difference).
     """
     mine = torch.cat([param.detach().flatten() for param in model.parameters()])
     root = mine.clone()
     dist.broadcast(root, src=0)
-    difference = (mine - root).abs().max()
+    same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
+    difference = (mine - root).abs().masked_fill(same_bits, 0).max()
     everybodys = [torch.zeros_like(difference) for _ in range(dist.get_world_size())]
     dist.all_gather(everybodys, difference)
     return torch.stack(everybodys).max().item()

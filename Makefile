@@ -1,0 +1,31 @@
+# make demo: install into .venv and train. make test: install, lint, test. A second call installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint stress clean
+
+demo: .venv/.installed
+	$(BIN)/python -m playground sgd
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+stress: .venv/.installed-dev
+	$(BIN)/python -m pytest -m stress
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,117 @@
+"""Faults of whole runs, as processes of their own: Ctrl-C, SIGTERM, a killed parent or rank, many runs at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_launch import session_ends, session_members
+
+Start = Callable[..., "subprocess.Popen[str]"]
+ENDLESS = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
+
+
+def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
+    """The ranks of a run: what the fork server has forked, as soon as they are `count`."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        members = [int(pid) for pid in session_members(process.pid)]
+        parents = {pid: parent_of(pid) for pid in members}
+        ranks = [pid for pid in members if parents[pid] != process.pid and parents[pid] in members]
+        if len(ranks) == count:
+            return ranks
+        time.sleep(0.05)
+    raise AssertionError(f"no {count} ranks: {process.poll()}")
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def first_epoch(process: subprocess.Popen[str]) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("epoch  1"):
+            return
+    raise AssertionError("it ended before its first epoch")
+
+
+@pytest.mark.parametrize("moment", [0.3, 1.5, "ranks", "training"])
+def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: Path) -> None:
+    process = start_cli(*ENDLESS, data_dir)
+    if isinstance(moment, float):
+        time.sleep(moment)
+    elif moment == "ranks":
+        wait_for_ranks(process, 3)
+    else:
+        first_epoch(process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1:] == ["playground: interrupted"]
+    assert "Traceback" not in err
+    assert session_ends(process.pid, within=5)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_the_death_of_the_parent_takes_all_along(number: int, code: int, start_cli: Start, data_dir: Path) -> None:
+    process = start_cli(*ENDLESS, data_dir)
+    first_epoch(process)
+    process.send_signal(number)
+    assert process.wait(timeout=10) == code
+    assert session_ends(process.pid, within=5)
+
+
+def test_a_killed_rank_is_named_and_ends_the_run(start_cli: Start, data_dir: Path) -> None:
+    process = start_cli(*ENDLESS, data_dir)
+    first_epoch(process)
+    os.kill(wait_for_ranks(process, 3)[1], signal.SIGKILL)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 1
+    assert err.splitlines()[-1].endswith(" of 3 was killed by SIGKILL")
+    assert session_ends(process.pid, within=5)
+
+
+def test_a_killed_fork_server_ends_the_run(start_cli: Start, data_dir: Path) -> None:
+    process = start_cli(*ENDLESS, data_dir)
+    first_epoch(process)
+    os.kill(parent_of(wait_for_ranks(process, 3)[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "playground: rank " in err
+    assert session_ends(process.pid, within=5)
+
+
+def test_nothing_listens_but_on_loopback(start_cli: Start, data_dir: Path) -> None:
+    process = start_cli(*ENDLESS, data_dir)
+    first_epoch(process)
+    sockets = set()
+    for pid in session_members(process.pid):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            sockets.add(os.readlink(descriptor))
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                listening.append(fields[1].split(":")[0])
+    assert listening
+    assert set(listening) == {"0100007F"}
+
+
+@pytest.mark.stress
+def test_twenty_at_once(start_cli: Start) -> None:
+    runs = [start_cli("hello", "-n", "2", "--json") for _ in range(20)]
+    for run in runs:
+        _, err = run.communicate(timeout=300)
+        assert (run.returncode, err) == (0, "")

@@ -1,0 +1,75 @@
+"""Worlds that somebody else started: torchrun, and variables set by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from playground.lessons import LESSONS, run_steps
+from playground.testing import World
+
+Worlds = Callable[..., World]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def by_hand(rank: int, size: int, port: str) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    words = ["-m", "playground", "collectives", "--json"]
+    done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=60, check=True)
+    steps = list(LESSONS["collectives"].steps)
+    ours = world(2).run(run_steps, "collectives", steps)
+    theirs = {step["name"]: step["ranks"] for step in json.loads(done.stdout)["steps"]}
+    assert theirs == {step: [ours[0][i], ours[1][i]] for i, step in enumerate(steps)}
+
+
+def test_a_world_by_hand_trains_and_rank_0_alone_speaks(start_cli: Start, data_dir: Path) -> None:
+    port = free_port()
+    words = ("sgd", "--epochs", "1", "--limit", "300", "--dataset", "digits", "--data-dir", data_dir)
+    second, first = (start_cli(*words, **by_hand(rank, 2, port)) for rank in (1, 0))
+    out, err = first.communicate(timeout=60)
+    assert (first.returncode, err) == (0, "")
+    assert out.splitlines()[0].startswith("sgd: gloo on cpu, 2 ranks x ")
+    assert out.splitlines()[1].startswith("epoch  1")
+    assert "bit-identical" in out.splitlines()[-1]
+    assert second.communicate(timeout=10) == ("", "")
+    assert second.returncode == 0
+
+
+def test_a_rank_that_waits_for_nobody_says_so(start_cli: Start) -> None:
+    alone = start_cli("hello", "--timeout", "1", **by_hand(0, 2, free_port()))
+    _, err = alone.communicate(timeout=30)
+    assert alone.returncode == 1
+    assert err.count("\n") == 1
+    assert "rank 0 of 2 waited 1 s at 127.0.0.1:" in err
+
+
+def test_a_taken_master_port_is_explained(start_cli: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        blocked = start_cli("hello", **by_hand(0, 2, port))
+        _, err = blocked.communicate(timeout=30)
+    assert blocked.returncode == 2
+    assert err == f"playground: cannot listen on 127.0.0.1:{port} (Address already in use): choose another port\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/class/net"), reason="asks Linux for its interfaces")
+def test_loopback_is_what_we_pin_gloo_to() -> None:
+    from playground.runtime.rendezvous import LOOPBACK_INTERFACE
+
+    assert LOOPBACK_INTERFACE in os.listdir("/sys/class/net")
