@@ -145,6 +145,8 @@ def add_training(lesson: Lesson, *more_options: Callable[[Any], Any]) -> None:
             raise Impossible(
                 f"--batch-size {batch_size} for {world.size} ranks: it is for all together, so at least one each"
             )
+        preload("playground.training.loop")
+        world.warm_up()
         source = preparing.prepare(dataset, data_dir, mirror, say=lambda line: click.echo(line, err=True))
         train, test = preparing.samples(source, "train"), preparing.samples(source, "t10k")
         if limit and limit > train:
@@ -152,10 +154,9 @@ def add_training(lesson: Lesson, *more_options: Callable[[Any], Any]) -> None:
         data = {"name": source.name, "train": limit or train, "test": test, "why": source.why}
         say = speaker(world, silent=as_json)
         say(f"{lesson.name}: {world}, {results.data_text(data)}")
-        preload("playground.training.loop")
         with TrainingProgress(say) as progress:
-            settings = {"folder": source.folder, "limit": limit, "batch_size": batch_size, "seed": seed, **recipe}
-            outcome = world.run(run_training, lesson.name, settings, on_report=progress)[0]
+            recipe |= {"dataset": source.name, "limit": limit, "batch_size": batch_size, "seed": seed}
+            outcome = world.run(run_training, lesson.name, {"folder": source.folder, **recipe}, on_report=progress)[0]
         best = max(outcome["epochs"], key=lambda epoch: epoch["test_accuracy"])
         say(f"best test accuracy {best['test_accuracy']:.2%}, after epoch {best['epoch']}")
         if not math.isfinite(outcome["epochs"][-1]["loss"]):

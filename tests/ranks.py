@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from playground.lessons import run_training
 from playground.runtime import report
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.gradients import AVERAGING, broadcast_parameters, largest_difference
@@ -187,6 +188,11 @@ def broadcast_result(rank: int, size: int) -> list[float]:
     model[1].running_mean += rank
     broadcast_parameters(model)
     return [tensor.double().sum().item() for tensor in [*model.parameters(), *model.buffers()]]
+
+
+def own_settings(rank: int, size: int, folder: Path) -> None:
+    """Rank 2 was started with another learning rate."""
+    run_training(rank, size, "sgd", {"folder": folder / str(rank), "lr": 0.1 if rank == 2 else 0.01})
 
 
 def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from playground.lessons import LESSONS, run_steps
+from playground.runtime.rendezvous import LOOPBACK_INTERFACE, interface_towards
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -68,8 +69,8 @@ def test_a_taken_master_port_is_explained(start_cli: Start) -> None:
     assert err == f"playground: cannot listen on 127.0.0.1:{port} (Address already in use): choose another port\n"
 
 
-@pytest.mark.skipif(not os.path.exists("/sys/class/net"), reason="asks Linux for its interfaces")
-def test_loopback_is_what_we_pin_gloo_to() -> None:
-    from playground.runtime.rendezvous import LOOPBACK_INTERFACE
-
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its interfaces")
+def test_the_interface_towards_a_host() -> None:
+    assert interface_towards("127.0.0.1") == LOOPBACK_INTERFACE
     assert LOOPBACK_INTERFACE in os.listdir("/sys/class/net")
+    assert interface_towards("no such host") is None

@@ -95,6 +95,19 @@ def test_hello_tells_who_each_rank_is() -> None:
     assert first["size"] == 2
 
 
+@pytest.mark.parametrize("lesson", ["hello", "p2p", "collectives"])
+def test_steps_return_plain_data(lesson: str, world: Worlds) -> None:
+    """Anything else would make whoever reads it import what it is made of: torch, two seconds."""
+    for result in world(2).run(run_steps, lesson, list(LESSONS[lesson].steps)):
+        assert_plain(result)
+
+
+def assert_plain(value: Any) -> None:
+    assert type(value) in (str, int, float, bool, list, dict, type(None)), f"{value!r} is a {type(value)}"
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+        assert_plain(part)
+
+
 def test_a_step_that_fails_is_not_taken_for_a_refusal(world: Worlds) -> None:
     with pytest.raises(Exception, match="AttributeError"):
         world(2).run(run_steps, "collectives", ["no_such_step"])

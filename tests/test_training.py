@@ -12,7 +12,7 @@ import ranks
 import torch
 
 from playground.lessons import run_training
-from playground.runtime import RankFailed
+from playground.runtime import Impossible, RankFailed
 from playground.testing import World
 from playground.training.data import Images
 from playground.training.net import Net
@@ -167,6 +167,11 @@ def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_fold
     epoch = result["epochs"][0]
     weighted = sum(n * loss for n, loss in zip([23, 22, 22], epoch["loss_per_rank"], strict=True)) / 67
     assert epoch["loss"] == pytest.approx(weighted, rel=1e-12)
+
+
+def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(Impossible, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
+        world(3).run(ranks.own_settings, digits_folder)
 
 
 def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:

@@ -107,7 +107,20 @@ def run_steps(rank: int, size: int, lesson: str, steps: list[str], seed: int = 1
 
 
 def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any]) -> Any:
-    """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`."""
+    """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`.
+
+    Raises `Impossible` if the ranks were not all given the same: on several hosts each has its own command line and
+    its own data, and training would go on and be wrong.
+    """
+    import torch.distributed as dist
+
+    from playground.runtime import Impossible
     from playground.training.loop import Settings
 
+    everybodys: list[Any] = [None] * size
+    dist.all_gather_object(everybodys, {name: value for name, value in settings.items() if name != "folder"})
+    for name, ours in everybodys[0].items():
+        for other, theirs in enumerate(everybodys):
+            if theirs[name] != ours:
+                raise Impossible(f"{name} is {ours} on rank 0 and {theirs[name]} on rank {other}: it must be the same")
     return import_module(f"playground.lessons.{lesson}").run(rank, size, Settings(**settings))

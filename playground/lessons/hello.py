@@ -36,7 +36,7 @@ def who_am_i(rank: int, size: int) -> dict[str, Any]:
         "device": str(device()),
         "threads": torch.get_num_threads(),
         "backend": dist.get_backend(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # plain data: torch has a class of its own for this
         "nccl": dotted(nccl_version()),
         "heard_from": heard_from,
     }

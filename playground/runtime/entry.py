@@ -7,7 +7,7 @@ from typing import Any
 
 from playground.runtime import devices, rendezvous
 from playground.runtime.errors import Impossible
-from playground.runtime.launch import launch
+from playground.runtime.launch import launch, warm_up
 from playground.runtime.rank import Progress
 
 
@@ -41,6 +41,11 @@ class World:
             rendezvous.check_method(init_method)
         self.notice = devices.check_backend(backend, self.local_size)
         self.device = "cuda" if backend == "nccl" else "cpu"
+
+    def warm_up(self) -> None:
+        """Have the ranks' common imports begin, if they are ours to start."""
+        if self.place is None:
+            warm_up()
 
     @property
     def speaks(self) -> bool:

@@ -186,6 +186,11 @@ def preload(*modules: str) -> None:
         mp.set_forkserver_preload(PRELOADED)
 
 
+def warm_up() -> None:
+    """Let the fork server begin with its imports now, while this process has other things to do."""
+    context()
+
+
 def dismiss_server() -> None:
     """End the fork server at once. It ends by itself when it finds this process gone, but if it is still importing
     torch it finds that late."""

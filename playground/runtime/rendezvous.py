@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 60.0
 """Seconds that ranks wait for each other, at the meeting and in any operation."""
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+GET_ADDRESS = 0x8915  # SIOCGIFADDR
 CLIENTS_ONLY = "TORCHELASTIC_USE_AGENT_STORE"  # tells torch that the store is served already, by torchrun or by us
 
 
@@ -175,6 +177,29 @@ def whole(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:
     return value
 
 
+def interface_towards(host: str) -> str | None:
+    """The network interface over which this machine reaches `host`; None where we cannot tell (Linux and IPv4 only).
+
+    Left to itself, gloo takes the one its own host name resolves to, on many machines loopback: then no other host
+    reaches it (gloo#367, pytorch/pytorch#68726).
+    """
+    if sys.platform != "linux":
+        return None
+    from fcntl import ioctl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # a datagram socket: this asks for the route, and sends nothing
+        except OSError:
+            return None
+        ours = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                if ioctl(probe, GET_ADDRESS, name.encode().ljust(40, b"\0"))[20:24] == ours:
+                    return name
+    return None
+
+
 def meet(
     meeting: Meeting, listener: socket.socket | None, rank: int, size: int, timeout: timedelta
 ) -> tuple[dict[str, Any], dist.Store | None]:
@@ -186,6 +211,8 @@ def meet(
 
     if meeting.local:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
+    elif "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(meeting.host)):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
     if meeting.init_method is None:
         fd = {"master_listen_fd": listener.detach()} if listener and rank == 0 else {}
         store = dist.TCPStore(

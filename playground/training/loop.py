@@ -28,6 +28,8 @@ class Settings:
 
     folder: Path
     """Holds the four data files."""
+    dataset: str = "digits"
+    """What they are: mnist or digits."""
     limit: int | None = None
     """Train on the first so many samples; None for all."""
     epochs: int = 10

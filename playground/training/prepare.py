@@ -38,7 +38,11 @@ Say = Callable[[str], None]
 
 
 class NoData(Exception):
-    """The data that was asked for cannot be had. One line: what, why, what to do."""
+    """The data that was asked for cannot be had. One line: what, why, what to do; `why` alone says why."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = 
         except NoData as error:
             if dataset == "mnist":
                 raise
-            return digits(data_dir, str(error), say)
+            return digits(data_dir, error.why, say)
 
 
 def raw_of(data_dir: Path, name: str) -> Path:
@@ -91,7 +95,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
     """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR)
+        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     except OSError as error:
         raise NoData(f"data directory {data_dir}: {error.strerror}; choose another with --data-dir") from None
     with open(lock):
@@ -122,7 +126,8 @@ def mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
                 problems.append(f"{address}: {str(error) or type(error).__name__}")
     raise NoData(
         f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
-        f"give --mirror a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}"
+        f"give --mirror a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
+        why=f"MNIST could not be fetched: {problems[0]}",
     )
 
 
