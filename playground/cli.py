@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 import click
 
 from playground.lessons import LESSONS, PATH, Lesson, about, run_steps, run_training
-from playground.runtime import devices
+from playground.runtime import devices, server
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible, PlaygroundError
-from playground.runtime.launch import MOST_RANKS, dismiss_server, preload
+from playground.runtime.launch import MOST_RANKS
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
 from playground.show import results
 from playground.show.progress import TrainingProgress
 from playground.training import prepare as preparing
+from playground.training.files import NoData
 
 AVERAGING = ("per-parameter", "flat")
 
@@ -145,7 +146,7 @@ def add_training(lesson: Lesson, *more_options: Callable[[Any], Any]) -> None:
             raise Impossible(
                 f"--batch-size {batch_size} for {world.size} ranks: it is for all together, so at least one each"
             )
-        preload("playground.training.loop")
+        server.preload("playground.training.loop")
         world.warm_up()
         source = preparing.prepare(dataset, data_dir, mirror, say=lambda line: click.echo(line, err=True))
         train, test = preparing.samples(source, "train"), preparing.samples(source, "t10k")
@@ -191,7 +192,7 @@ def main() -> NoReturn:
     try:
         run()
     finally:
-        dismiss_server()
+        server.dismiss()
 
 
 def run() -> NoReturn:
@@ -205,7 +206,7 @@ def run() -> NoReturn:
         leave(error.exit_code, " ".join(error.format_message().split()))
     except PlaygroundError as error:
         leave(error.exit_code, str(error))
-    except preparing.NoData as error:
+    except NoData as error:
         leave(Impossible.exit_code, str(error))
     except (click.Abort, KeyboardInterrupt):
         leave(130, "interrupted")

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from playground.runtime.launch import launch, preload
+from playground.runtime.launch import launch
+from playground.runtime.server import preload
 
 
 @dataclass(frozen=True, kw_only=True)

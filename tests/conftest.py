@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from playground.cli import run as run_command_line
-from playground.runtime.launch import preload
+from playground.runtime.server import preload
 from playground.training import prepare
 
 # Before the fork server starts: what the ranks of many tests would otherwise import one by one.

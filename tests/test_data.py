@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import hashlib
+import http.server
+import os
 import shutil
+import socket
 import threading
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +24,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from playground.training import prepare
 from playground.training.data import MEAN, STD, Images, mapped
 from playground.training.digits import draw, idx, write_digits
-from playground.training.prepare import NoData
+from playground.training.files import NoData, damaged
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str)
     where = tmp_path / "data"
     source = prepare.prepare("mnist", where, form.format(folder=mirror))
     assert (source.name, source.folder) == ("mnist", where / "MNIST" / "raw")
-    assert not prepare.damaged(source.folder, prepare.MNIST)
+    assert not damaged(source.folder, prepare.MNIST)
     assert (prepare.samples(source, "train"), prepare.samples(source, "t10k")) == (40, 20)
     assert prepare.prepare("auto", where).why == f"found in {where}"
     assert not list(source.folder.glob(".unfinished-*"))
@@ -61,7 +69,7 @@ def test_a_damaged_file_is_replaced(mirror: Path, tmp_path: Path, hurt: str) -> 
     source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
     damage(source.folder / "train-images-idx3-ubyte", hurt)
     again = prepare.prepare("mnist", tmp_path / "data")  # no mirror: the .gz files beside it will do
-    assert not prepare.damaged(again.folder, prepare.MNIST)
+    assert not damaged(again.folder, prepare.MNIST)
 
 
 def damage(file: Path, hurt: str) -> None:
@@ -105,6 +113,47 @@ def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, fa
     source = prepare.prepare("auto", tmp_path / "data", str(bad))
     assert source.name == "digits"
     assert str(bad) in source.why
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """`folder` as an http:// address on loopback."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_mnist_comes_over_http(mirror: Path, tmp_path: Path) -> None:
+    with served(mirror) as address:
+        source = prepare.prepare("mnist", tmp_path / "data", address)
+    assert source.why == f"from {address}"
+    assert not damaged(source.folder, prepare.MNIST)
+
+
+def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NETWORK_TIMEOUT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        started = time.monotonic()
+        with pytest.raises(NoData, match="timed out"):
+            prepare.prepare("mnist", tmp_path / "data", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        assert time.monotonic() - started < 5
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(NoData, match=r"No space left on device.*--data-dir"):
+        prepare.digits(tmp_path, "for a test", lambda line: None, 10, 10)
 
 
 def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -52,9 +52,9 @@ def test_imports_stay_within_bounds(module: str) -> None:
         assert "cli" not in ours
     if room(module) not in ("cli", "show"):
         assert "click" not in imported
-    if module != "playground.runtime.launch":
-        processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
-        assert processes <= {"multiprocessing.connection", "multiprocessing.connection.Connection"}
+    processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
+    if module != "playground.runtime.server":  # which alone makes processes; others may talk to them
+        assert all(name.startswith("multiprocessing.connection") for name in processes)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

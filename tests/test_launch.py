@@ -176,7 +176,7 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
             print(error)
         """,
     )
-    assert done.stdout.count("put launch() under if __name__ == '__main__':") == 1
+    assert done.stdout.count("put its launch() under if __name__ == '__main__':") == 1
     assert done.stderr == ""
 
 

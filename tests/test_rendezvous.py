@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from playground.runtime import Impossible
-from playground.runtime.rendezvous import is_loopback, place_from_environment, take_apart
+from playground.runtime.environment import place_from_environment
+from playground.runtime.rendezvous import is_loopback, take_apart
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from playground.runtime import devices, rendezvous
+from playground.runtime import devices, rendezvous, server
+from playground.runtime.environment import place_from_environment
 from playground.runtime.errors import Impossible
-from playground.runtime.launch import launch, warm_up
+from playground.runtime.launch import launch
 from playground.runtime.rank import Progress
 
 
@@ -30,7 +31,7 @@ class World:
         init_method: str | None = None,
     ) -> None:
         self.backend, self.timeout, self.init_method = backend, timeout, init_method
-        self.place = rendezvous.place_from_environment(init_method=init_method)
+        self.place = place_from_environment(init_method=init_method)
         self.size = self.place.size if self.place else size or usual_size
         if size not in (None, self.size):
             raise Impossible(f"-n {size} in a world of {self.size} ranks: leave -n out, whoever set WORLD_SIZE decides")
@@ -45,7 +46,7 @@ class World:
     def warm_up(self) -> None:
         """Have the ranks' common imports begin, if they are ours to start."""
         if self.place is None:
-            warm_up()
+            server.warm_up()
 
     @property
     def speaks(self) -> bool:

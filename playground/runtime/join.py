@@ -14,8 +14,9 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.runtime import devices, rendezvous
+from playground.runtime.environment import Place
 from playground.runtime.rank import Progress, failure, report_to
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Place
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.world import init_process
 
 

@@ -1,4 +1,4 @@
-"""How ranks meet: our own store, env://, tcp://, file://, or a world that somebody else started.
+"""How ranks meet: our own store, env://, tcp://, file://.
 
 On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the store on that very
 socket. So there is no port to collide with, no moment in which somebody else can take it, and nothing that listens
@@ -13,7 +13,6 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -43,17 +42,6 @@ class Meeting:
     """All ranks are on this host: nothing may listen anywhere but on loopback."""
     served: bool = False
     """The store of an env:// or tcp:// meeting is served on a socket we bound, so torch need not start it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """This process's place in a world that torchrun, Slurm or a person started."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    meeting: Meeting
 
 
 def arrange(init_method: str | None = None) -> tuple[Meeting, socket.socket | None]:
@@ -122,59 +110,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def place_from_environment(environ: Mapping[str, str] = os.environ, init_method: str | None = None) -> Place | None:
-    """The world this process was started into, or None if it is to start its own.
-
-    Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `Impossible` if they contradict each other.
-    """
-    if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return None
-    needed = ["RANK", "WORLD_SIZE"]
-    if init_method in (None, "env://"):
-        needed += ["MASTER_ADDR", "MASTER_PORT"]
-    missing = [name for name in needed if name not in environ]
-    if missing:
-        given = ", ".join(name for name in needed if name in environ)
-        raise Impossible(
-            f"{given} set without {', '.join(missing)}: set all of {', '.join(needed)}, or none to start a world here"
-        )
-    size = whole("WORLD_SIZE", environ, 1, 2**31)
-    rank = whole("RANK", environ, 0, size)
-    if init_method in (None, "env://"):
-        meeting = Meeting(
-            init_method="env://",
-            host=environ["MASTER_ADDR"],
-            port=whole("MASTER_PORT", environ, 1, 65536),
-            local=is_loopback(environ["MASTER_ADDR"]),
-        )
-    else:
-        assert init_method is not None
-        scheme, host, port, _ = take_apart(init_method)
-        meeting = Meeting(init_method=init_method, host=host, port=port, local=scheme == "tcp" and is_loopback(host))
-    if meeting.local and environ.get(CLIENTS_ONLY) != "True":
-        meeting = replace(meeting, served=True)
-    # Nobody said how many ranks share this host: all of them if they meet on loopback, else none that we know of.
-    local_size = size if meeting.local else 1
-    if "LOCAL_WORLD_SIZE" in environ:
-        local_size = whole("LOCAL_WORLD_SIZE", environ, 1, size + 1)
-    local_rank = rank % local_size
-    if "LOCAL_RANK" in environ:
-        local_rank = whole("LOCAL_RANK", environ, 0, size)
-    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size, meeting=meeting)
-
-
-def whole(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:
-    """The environment's whole number `name`, in [low, stop)."""
-    try:
-        value = int(environ[name])
-    except ValueError:
-        raise Impossible(f"{name}={environ[name]!r} is not a whole number") from None
-    if not low <= value < stop:
-        raise Impossible(f"{name}={value} is outside [{low}, {stop})")
-    return value
 
 
 def interface_towards(host: str) -> str | None:

@@ -8,18 +8,18 @@ is checked against its checksum at each call.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from playground.training.files import NoData, damaged, fresh, only_one, read_checksums, write_checksums
 
 MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -28,21 +28,11 @@ MNIST = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 """The four files, uncompressed, and their SHA-256."""
-CHECKSUMS = "SHA256SUMS"
-"""Beside drawn digits: their checksums as `sha256sum` writes them (they depend on the versions of torch and Pillow)."""
 NETWORK_TIMEOUT = 10.0
 """Seconds without a byte from a server before it counts as out of reach."""
 DATASETS = ("auto", "mnist", "digits")
 
 Say = Callable[[str], None]
-
-
-class NoData(Exception):
-    """The data that was asked for cannot be had. One line: what, why, what to do; `why` alone says why."""
-
-    def __init__(self, message: str, why: str = "") -> None:
-        super().__init__(message)
-        self.why = why or message
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = 
     """
     if dataset != "digits" and not damaged(raw_of(data_dir, "mnist"), MNIST):
         return Source("mnist", raw_of(data_dir, "mnist"), f"found in {data_dir}")
-    if dataset == "digits" and not damaged(raw := raw_of(data_dir, "digits"), read_checksums(raw)):
+    if dataset == "digits" and not damaged(raw := raw_of(data_dir, "digits"), read_checksums(raw, MNIST)):
         return Source("digits", raw, "as asked")
     with only_one(data_dir):
         if dataset == "digits":
@@ -88,22 +78,6 @@ def samples(source: Source, split: str) -> int:
     """How many samples a split ("train" or "t10k") has, from the header of its labels."""
     with open(source.folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
         return int.from_bytes(stream.read(8)[4:], "big")
-
-
-@contextlib.contextmanager
-def only_one(data_dir: Path) -> Iterator[None]:
-    """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-    except OSError as error:
-        raise NoData(f"data directory {data_dir}: {error.strerror}; choose another with --data-dir") from None
-    with open(lock):
-        with contextlib.suppress(ImportError):
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
@@ -177,57 +151,14 @@ def quiet() -> Iterator[None]:
 def digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> Source:
     """The generated digits, found in `data_dir` or drawn into it (`train` + `test` of them)."""
     raw = raw_of(data_dir, "digits")
-    if damaged(raw, read_checksums(raw)):
+    if damaged(raw, read_checksums(raw, MNIST)):
         say(f"drawing {train + test:,} digits, once")
         from playground.training.digits import write_digits
 
-        with fresh(raw) as folder:
-            write_digits(folder, train, test)
-            sums = "".join(f"{sha256(folder / name)}  {name}\n" for name in MNIST)
-            (folder / CHECKSUMS).write_text(sums)
+        try:
+            with fresh(raw) as folder:
+                write_digits(folder, train, test)
+                write_checksums(folder, MNIST)
+        except OSError as error:
+            raise NoData(f"digits cannot be written to {raw} ({error.strerror}): choose another --data-dir") from None
     return Source("digits", raw, why)
-
-
-def read_checksums(raw: Path) -> dict[str, str]:
-    """What CHECKSUMS promises, for each of the four files; nothing matches where it promises nothing."""
-    try:
-        words = (raw / CHECKSUMS).read_text().split()
-    except (OSError, ValueError):
-        words = []
-    promised = dict(zip(words[1::2], words[::2], strict=False))
-    return {name: promised.get(name, "") for name in MNIST}
-
-
-@contextlib.contextmanager
-def fresh(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`."""
-    try:
-        raw.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=raw, prefix=".unfinished-"))
-    except OSError as error:
-        raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
-    try:
-        yield folder
-        if checksums and (wrong := damaged(folder, checksums)):
-            raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
-            os.replace(file, raw / file.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
-    """The names under which `folder` does not hold, whole, what `checksums` promise."""
-    return [name for name, checksum in checksums.items() if sha256(folder / name) != checksum]
-
-
-def sha256(file: Path) -> str:
-    """Checksum of a file, "-" if it cannot be read."""
-    digest = hashlib.sha256()
-    try:
-        with open(file, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    except OSError:
-        return "-"
-    return digest.hexdigest()

@@ -1,0 +1,181 @@
+"""Watch the ranks of a world until each has handed in its result, or one of them fails, or all are silent too long."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from playground.runtime.errors import Impossible, LostPeer, PlaygroundError, RankFailed, RanksHung
+from playground.runtime.rank import Progress
+from playground.runtime.server import UNGUARDED
+
+START_LIMIT = 300.0
+"""Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
+AFTERMATH = 0.25
+"""Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
+GRACE = 1.0
+"""Seconds a rank has to answer, or to end once told to, before the next sterner means."""
+LEAVE_LIMIT = 10.0
+"""Seconds a rank has to destroy its process group, all results being in."""
+LOST_BY_THE_SERVER = 255
+"""Exit code of a rank whose fork server is gone: nobody can tell how it ended."""
+UNHEARD = "  (no answer: stopped, or inside C code that holds the interpreter lock)"
+TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
+
+
+@dataclass(eq=False)
+class Rank:
+    """The launcher's end of the line to one rank, and what is known of it."""
+
+    number: int
+    size: int
+    process: Any
+    line: Connection
+    up: bool = False
+    result: bytes | None = None
+    stack: str = UNHEARD
+    failure: PlaygroundError | None = None
+    failed_at: float = 0.0
+    vanished: bool = False
+
+    def hear(self) -> dict[str, Any] | None:
+        """Take in one message; return the event if it is a report."""
+        kind, *content = self.line.recv()
+        if kind == "up":
+            self.up = True
+        elif kind == "report":
+            return content[0]
+        elif kind == "result":
+            self.result = content[0]
+        elif kind == "stack":
+            self.stack = content[0]
+        elif kind == "failed":
+            self.fail(content[0])
+        return None
+
+    def fail(self, error: PlaygroundError) -> None:
+        self.failure, self.failed_at = error, time.monotonic()
+
+    def vanish(self) -> None:
+        """The process has ended without being told to."""
+        self.vanished = True
+        self.process.join(GRACE)
+        code = self.process.exitcode
+        if code == UNGUARDED:
+            self.fail(Impossible("ranks import this script: put its launch() under if __name__ == '__main__':"))
+        else:
+            self.fail(RankFailed(self.number, self.size, how_it_ended(code)))
+
+    def order(self, word: str) -> None:
+        with contextlib.suppress(OSError):  # it is gone: its sentinel says so
+            self.line.send(word)
+
+
+def how_it_ended(code: int | None) -> str:
+    """The end of a process that was not told to end, in words."""
+    if code is None:
+        return "hung up on its launcher but is still there"
+    if code == LOST_BY_THE_SERVER:
+        return "is out of reach: the fork server it came from was killed"
+    if code >= 0:
+        return f"exited with code {code} without a result"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
+
+
+def watch(ranks: list[Rank], timeout: float, on_report: Progress) -> None:
+    """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for too long."""
+    limit = START_LIMIT
+    while not all(rank.result for rank in ranks):
+        if not listen(ranks, limit, on_report):
+            raise RanksHung(len(ranks), limit, where(ranks))
+        if any(rank.failure for rank in ranks):
+            raise first_failure(ranks)
+        limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
+
+
+def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
+    """Wait for word from any rank, take in what there is; False if `seconds` passed in silence."""
+    lines: dict[Any, Rank] = {rank.line: rank for rank in ranks if not rank.vanished}
+    ends: dict[Any, Rank] = {rank.process.sentinel: rank for rank in ranks if not rank.vanished}
+    ready = wait([*lines, *ends], seconds)
+    for line in lines.keys() & set(ready):
+        rank = lines[line]
+        try:
+            while rank.line.poll():
+                if event := rank.hear():
+                    on_report(rank.number, event)
+        except (EOFError, OSError):
+            rank.vanish()
+    for end in ends.keys() & set(ready):
+        if not ends[end].vanished:
+            ends[end].vanish()
+    return bool(ready)
+
+
+def first_failure(ranks: list[Rank]) -> PlaygroundError:
+    """The failure that caused the others.
+
+    A rank that raised stays up until it is stopped, so nobody fails because of it. A rank that died took its sockets
+    along, and word of the exceptions this causes in its peers may overtake word of its death.
+    """
+    end = time.monotonic() + AFTERMATH
+    while (left := end - time.monotonic()) > 0 and not any(rank.vanished for rank in ranks):
+        listen(ranks, left, ignore)
+    failed = [rank for rank in ranks if rank.failure]
+    first = min(failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, LostPeer), rank.failed_at))
+    assert first.failure
+    if isinstance(first.failure, RankFailed) and TIMED_OUT.search(first.failure.traceback):
+        # It waited for somebody: the reader wants to know what the others were doing instead.
+        first.failure.others = where([rank for rank in ranks if not rank.failure])
+    return first.failure
+
+
+def where(ranks: list[Rank]) -> dict[int, str]:
+    """Where each unfinished rank stands: its Python stack."""
+    asked = [rank for rank in ranks if rank.result is None and not rank.vanished]
+    for rank in asked:
+        rank.order("where")
+    end = time.monotonic() + GRACE
+    while (left := end - time.monotonic()) > 0 and any(rank.stack == UNHEARD for rank in asked):
+        listen(asked, left, ignore)
+    return {rank.number: rank.stack for rank in asked}
+
+
+def ignore(rank: int, event: dict[str, Any]) -> None:
+    """A report that comes too late to matter."""
+
+
+def dismiss(ranks: list[Rank]) -> None:
+    """Let the ranks go, rank 0 last because it serves the store. Raise if one cannot leave cleanly."""
+    for group in (ranks[1:], ranks[:1]):
+        for rank in group:
+            rank.order("leave")
+        for rank in group:
+            rank.process.join(LEAVE_LIMIT)
+            if rank.process.exitcode != 0:
+                how = (
+                    f"exit code {rank.process.exitcode}"
+                    if rank.process.exitcode
+                    else f"still there after {LEAVE_LIMIT:g} s"
+                )
+                raise RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
+
+
+def stop(ranks: list[Rank]) -> None:
+    """End what is left of the ranks: the closed line tells them, then SIGTERM, then SIGKILL."""
+    for rank in ranks:
+        rank.line.close()
+        rank.process.terminate()
+    end = time.monotonic() + GRACE
+    for rank in ranks:
+        rank.process.join(max(0.0, end - time.monotonic()))
+    for rank in ranks:
+        rank.process.kill()
+        rank.process.join()
+        rank.process.close()

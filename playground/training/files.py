@@ -1,0 +1,87 @@
+"""Files that appear whole or not at all, and are known by their checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+CHECKSUMS = "SHA256SUMS"
+"""A file that lists the checksums of those beside it, as `sha256sum` does."""
+
+
+class NoData(Exception):
+    """The data that was asked for cannot be had. One line: what, why, what to do; `why` alone says why."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
+
+
+@contextlib.contextmanager
+def only_one(data_dir: Path) -> Iterator[None]:
+    """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise NoData(f"data directory {data_dir}: {error.strerror}; choose another with --data-dir") from None
+    with open(lock):
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def fresh(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`."""
+    try:
+        raw.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=raw, prefix=".unfinished-"))
+    except OSError as error:
+        raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
+    try:
+        yield folder
+        if checksums and (wrong := damaged(folder, checksums)):
+            raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
+            os.replace(file, raw / file.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
+    """The names under which `folder` does not hold, whole, what `checksums` promise."""
+    return [name for name, checksum in checksums.items() if sha256(folder / name) != checksum]
+
+
+def sha256(file: Path) -> str:
+    """Checksum of a file, "-" if it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(file, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError:
+        return "-"
+    return digest.hexdigest()
+
+
+def write_checksums(folder: Path, names: Iterable[str]) -> None:
+    (folder / CHECKSUMS).write_text("".join(f"{sha256(folder / name)}  {name}\n" for name in names))
+
+
+def read_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """What `folder`'s CHECKSUMS promises for each of `names`: "" where it promises nothing, which nothing matches."""
+    try:
+        words = (folder / CHECKSUMS).read_text().split()
+    except (OSError, ValueError):
+        words = []
+    promised = dict(zip(words[1::2], words[::2], strict=False))
+    return {name: promised.get(name, "") for name in names}
