@@ -39,7 +39,14 @@ def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
         chosen = [step for step in steps if len(tables[step]) == size]
         by_rank = world(size).run(run_steps, lesson, chosen)
         for step, results in zip(chosen, zip(*by_rank, strict=True), strict=True):
-            assert list(results) == tables[step], step
+            assert list(results) == tables[step] or refused(step, results), step
+
+
+def refused(step: str, results: tuple[Any, ...]) -> bool:
+    """Whether every rank was refused a step that some versions of gloo do not have (torch 2.6 lacks these two)."""
+    return step in ("reduce_scatter", "all_to_all") and all(
+        "does not support" in rank.get("refused", "") for rank in results
+    )
 
 
 @pytest.mark.parametrize("size", [2, 4, 5])
@@ -69,8 +76,10 @@ def test_collectives_in_any_world(size: int, world: Worlds) -> None:
     assert after["all_reduce"] == [sum(everyone)] * size
     assert after["broadcast"] == [1.0] * size
     assert after["all_gather"] == [everyone] * size
-    assert after["reduce_scatter"] == [sum(everyone) * (rank + 1) for rank in range(size)]
-    assert after["all_to_all"] == [[10.0 * r + rank for r in range(size)] for rank in range(size)]
+    sums = [sum(everyone) * (rank + 1) for rank in range(size)]
+    assert after["reduce_scatter"] == sums or refused("reduce_scatter", by_step["reduce_scatter"])
+    transposed = [[10.0 * r + rank for r in range(size)] for rank in range(size)]
+    assert after["all_to_all"] == transposed or refused("all_to_all", by_step["all_to_all"])
     assert [rank["arrived"] for rank in by_step["barrier"]] == [size] * size
     assert after["all_gather_object"] == [[list(range(r)) for r in range(size)]] * size
 

@@ -149,7 +149,8 @@ def meet(
     elif "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(meeting.host)):
         os.environ["GLOO_SOCKET_IFNAME"] = name
     if meeting.init_method is None:
-        fd = {"master_listen_fd": listener.detach()} if listener and rank == 0 else {}
+        # Not libuv: in older torch (2.6) its store cannot take over a socket that is listening already.
+        fd = {"master_listen_fd": listener.detach(), "use_libuv": False} if listener and rank == 0 else {}
         store = dist.TCPStore(
             meeting.host, meeting.port, size, is_master=bool(fd), timeout=timeout, wait_for_workers=False, **fd
         )
