@@ -44,13 +44,11 @@ def first_epoch(process: subprocess.Popen[str]) -> None:
     raise AssertionError("it ended before its first epoch")
 
 
-@pytest.mark.parametrize("moment", [0.3, 1.5, "ranks", "training"])
+@pytest.mark.parametrize("moment", [0.3, 1.5, "training"])
 def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: Path) -> None:
     process = start_cli(*ENDLESS, data_dir)
     if isinstance(moment, float):
         time.sleep(moment)
-    elif moment == "ranks":
-        wait_for_ranks(process, 3)
     else:
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
@@ -70,9 +68,10 @@ def test_the_death_of_the_parent_takes_all_along(number: int, code: int, start_c
     assert session_ends(process.pid, within=5)
 
 
-def test_a_killed_rank_is_named_and_ends_the_run(start_cli: Start, data_dir: Path) -> None:
+def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(start_cli: Start, data_dir: Path) -> None:
     process = start_cli(*ENDLESS, data_dir)
     first_epoch(process)
+    assert listening(session_members(process.pid)) == {"0100007F"}  # 127.0.0.1 as the kernel writes it
     os.kill(wait_for_ranks(process, 3)[1], signal.SIGKILL)
     started = time.monotonic()
     _, err = process.communicate(timeout=10)
@@ -80,6 +79,18 @@ def test_a_killed_rank_is_named_and_ends_the_run(start_cli: Start, data_dir: Pat
     assert process.returncode == 1
     assert err.splitlines()[-1].endswith(" of 3 was killed by SIGKILL")
     assert session_ends(process.pid, within=5)
+
+
+def listening(pids: list[str]) -> set[str]:
+    """The local addresses on which these processes listen."""
+    sockets = {os.readlink(descriptor) for pid in pids for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].split(":")[0])
+    return found
 
 
 def test_a_killed_fork_server_ends_the_run(start_cli: Start, data_dir: Path) -> None:
@@ -90,23 +101,6 @@ def test_a_killed_fork_server_ends_the_run(start_cli: Start, data_dir: Path) -> 
     assert process.returncode == 1
     assert "is out of reach: the fork server it came from was killed" in err
     assert session_ends(process.pid, within=5)
-
-
-def test_nothing_listens_but_on_loopback(start_cli: Start, data_dir: Path) -> None:
-    process = start_cli(*ENDLESS, data_dir)
-    first_epoch(process)
-    sockets = set()
-    for pid in session_members(process.pid):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            sockets.add(os.readlink(descriptor))
-    listening = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                listening.append(fields[1].split(":")[0])
-    assert listening
-    assert set(listening) == {"0100007F"}
 
 
 @pytest.mark.stress

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,13 +61,14 @@ def test_a_rank_that_waits_for_nobody_says_so(start_cli: Start) -> None:
     assert "rank 0 of 2 waited 1 s at 127.0.0.1:" in err
 
 
-def test_a_taken_master_port_is_explained(start_cli: Start) -> None:
+def test_a_taken_master_port_is_explained(run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        blocked = start_cli("hello", **by_hand(0, 2, port))
-        _, err = blocked.communicate(timeout=30)
-    assert blocked.returncode == 2
-    assert err == f"playground: cannot listen on 127.0.0.1:{port} (Address already in use): choose another port\n"
+        for name, value in by_hand(0, 2, port).items():
+            monkeypatch.setenv(name, value)
+        blocked = run_cli("hello", "--json")
+    assert (blocked.code, blocked.out) == (2, "")
+    assert blocked.err == f"playground: cannot listen on 127.0.0.1:{port} (Address already in use): choose another port"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its interfaces")

@@ -141,26 +141,6 @@ def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_script_can_launch_its_own_function_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = run_script(
-        tmp_path,
-        """
-        import os
-        from playground import launch
-
-        def who(rank, size):
-            return f"{rank} of {size}"
-
-        if __name__ == "__main__":
-            os.setsid()
-            print(launch(who, 2), os.getpid())
-        """,
-    )
-    results, _, session = done.stdout.strip().rpartition(" ")
-    assert (results, done.stderr) == ("['0 of 2', '1 of 2']", "")
-    assert session_ends(int(session), within=5)
-
-
 def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_launch import session_ends
 
 from playground.lessons import PATH
 
@@ -71,13 +72,15 @@ def test_the_two_line_difference_is_the_real_one() -> None:
         assert line[1:] not in source["+" if line[0] == "-" else "-"]
 
 
-def test_the_script_runs(tmp_path: Path) -> None:
+def test_the_script_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:
     script, _ = blocks("python")
     (tmp_path / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout, done.stderr) == ("[6.0, 6.0, 6.0]\n", "")
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.communicate(timeout=60) == ("[6.0, 6.0, 6.0]\n", "")
+    assert session_ends(process.pid, within=5)
 
 
 def test_the_test_passes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
