@@ -68,7 +68,8 @@ def test_a_taken_master_port_is_explained(run_cli: Callable[..., Any], monkeypat
             monkeypatch.setenv(name, value)
         blocked = run_cli("hello", "--json")
     assert (blocked.code, blocked.out) == (2, "")
-    assert blocked.err == f"playground: cannot listen on 127.0.0.1:{port} (Address already in use): choose another port"
+    explained = f"cannot listen on 127.0.0.1:{port} (Address already in use): choose another port"
+    assert blocked.err == f"playground: {explained}\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its interfaces")

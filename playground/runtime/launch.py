@@ -13,8 +13,10 @@ from playground.runtime.rank import Progress
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.watch import Rank, dismiss, stop, watch
 
-MOST_RANKS = 256
+MOST_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
+HEAD_START = 5.0
+"""Seconds the ranks' own timeouts come after the launcher's, who knows where every rank stands and so is to speak."""
 
 
 def launch(
@@ -30,8 +32,8 @@ def launch(
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
     `fn` must be importable by name (a function at the top of a module) and its results must pickle. `timeout`, in
-    seconds, bounds every operation of the process group and the time for which no rank gives a sign of life;
-    `report()` in a rank is one, and arrives at `on_report(rank, event)`.
+    seconds, bounds the time for which no rank gives a sign of life; `report()` in a rank is one, and arrives at
+    `on_report(rank, event)`. While others do give one, an operation of the process group may take 5 s longer.
 
     Raises `Impossible` before anything is started; `RankFailed` for the first rank that raised or died;
     `RanksHung`, with every unfinished rank's Python stack, when the timeout passes. However it ends, Ctrl-C
@@ -45,8 +47,9 @@ def launch(
     try:
         with listener or contextlib.nullcontext():
             for number in range(size):
-                settings = (number, size, backend, work, meeting, listener if number == 0 else None, timeout)
-                process, line = server.start(f"rank {number} of {size}", rank_process.main, *settings)
+                settings = (number, size, backend, work, meeting, listener if number == 0 else None)
+                name = f"rank {number} of {size}"
+                process, line = server.start(name, rank_process.main, *settings, timeout + HEAD_START)
                 ranks.append(Rank(number, size, process, line))
         watch(ranks, timeout, on_report or (lambda rank, event: None))
         dismiss(ranks)
