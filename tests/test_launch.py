@@ -30,6 +30,7 @@ def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() ->
     for result in results:
         assert result["threads"] == max(1, cores() // 3)
         assert result["backend"] == "gloo"
+        assert result["policy"] == getattr(os, "SCHED_BATCH", None)
         assert result["listening"], "every rank of gloo listens somewhere"
         assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
 

@@ -34,6 +34,18 @@ def threads_per_rank(local_ranks: int) -> int:
     return max(1, cores() // local_ranks)
 
 
+def use_batch_scheduling() -> None:
+    """Ask the scheduler not to interrupt a thread of this process merely because another one has woken up (Linux).
+
+    A thread that sends through gloo holds a lock, and gloo's I/O thread, as long as it cannot have that lock, tries
+    again and again. Interrupted at the wrong moment, the sender then waits for a whole time slice (4 ms) while the
+    other spins: most of what small messages cost where cores are scarce. Threads created later inherit this.
+    Source: sched(7), SCHED_BATCH
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def check_backend(backend: str, local_ranks: int) -> str:
     """What to tell the user about `backend` for `local_ranks` ranks on this machine, usually nothing.
 

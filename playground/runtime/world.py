@@ -43,6 +43,7 @@ def init_process(
     local_size = size if local_size is None else local_size
     torch.set_num_threads(devices.threads_per_rank(local_size))
     os.environ["LOCAL_RANK"] = str(local_rank)  # where torch looks for it, whoever started this process
+    devices.use_batch_scheduling()
     device = devices.claim(backend, local_rank, local_size)
     patience = timedelta(seconds=timeout)
     try:

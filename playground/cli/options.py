@@ -1,0 +1,61 @@
+"""What several commands share: options, their types, and who prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from playground.runtime import devices
+from playground.runtime.entry import World
+from playground.runtime.launch import MOST_RANKS
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT
+
+
+class Finite(click.FloatRange):
+    """A number in a range; neither NaN nor infinite, which a range alone lets pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several click options as one decorator, in the order given."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+world_options = options(
+    click.option("-n", "--world-size", "size", type=click.IntRange(1, MOST_RANKS), help="Number of ranks."),
+    click.option(
+        "--backend", type=click.Choice(devices.BACKENDS), default="gloo", show_default=True,
+        help="gloo: CPU; nccl: GPUs.",
+    ),
+    click.option(
+        "--timeout", type=Finite(0, 1e6, min_open=True, max_open=True), default=DEFAULT_TIMEOUT, show_default=True,
+        help="Seconds without a sign of life from any rank after which the run is ended.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**32), default=1234, show_default=True, help="Of all random numbers."
+    ),
+    click.option(
+        "--init-method", metavar="URL",
+        help="How ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+)  # fmt: skip
+
+
+def speaker(world: World, silent: bool) -> Callable[[str], None]:
+    """Prints, if this process is to speak and text is wanted."""
+    return click.echo if world.speaks and not silent else lambda text: None
