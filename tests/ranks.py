@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from playground.algorithms import ALGORITHMS
+from playground.algorithms.messages import Addressed, Messages, observed
 from playground.lessons import run_training
 from playground.runtime import report
 from playground.training.data import Images, partition_dataset, partition_test_set
@@ -126,7 +129,8 @@ def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: i
             output = model(images.double())
             loss = nn.functional.cross_entropy(output, labels, reduction="sum")
             (loss * size / batch).backward()
-            AVERAGING.get(sync, lambda model: None)(model)
+            if sync in AVERAGING:
+                AVERAGING[sync](model)
             optimizer.step()
         history.append(torch.cat([param.detach().flatten() for param in model.parameters()]).tolist())
     return history
@@ -206,3 +210,112 @@ def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
     net.conv2_drop.register_forward_hook(lambda module, args, output: drawn.append((output == 0).sum().item()))
     train(net, train_set, test_set, Settings(folder=folder, epochs=1, batch_size=16))
     return drawn
+
+
+def data_for(rank: int, shape: list[int], layout: str, dtype: str, seed: int) -> torch.Tensor:
+    """A tensor with this rank's numbers, small enough that no sum or product of eight of them overflows a float16."""
+    generator = torch.Generator().manual_seed(seed * 100 + rank)
+    if layout == "every other" and shape:
+        shape = [*shape[:-1], 2 * shape[-1]]
+    numbers = torch.randint(-2, 3, shape, generator=generator)
+    if getattr(torch, dtype).is_floating_point or getattr(torch, dtype).is_complex:
+        numbers = numbers + torch.rand(shape, generator=generator) / 4
+    tensor = numbers.to(getattr(torch, dtype))
+    if layout == "transposed":
+        return tensor.t() if tensor.dim() == 2 else tensor.movedim(0, -1) if shape else tensor
+    return tensor[..., ::2] if layout == "every other" and shape else tensor
+
+
+def compare_all_reduce(rank: int, size: int, cases: list[Any]) -> list[dict[str, Any]]:
+    """Each case by our algorithm and by the backend: whether they agree, and the bits of ours."""
+    outcomes = []
+    for name, shape, layout, (dtype, op), seed in cases:
+        ours = data_for(rank, shape, layout, dtype, seed)
+        strides = ours.stride()
+        theirs = ours.clone(memory_format=torch.contiguous_format)
+        if op == "AVG":  # gloo has none that can be trusted
+            dist.all_reduce(theirs)
+            theirs /= size
+        else:
+            dist.all_reduce(theirs, getattr(dist.ReduceOp, op))
+        ALGORITHMS[name](ours, getattr(dist.ReduceOp, op))
+        assert ours.stride() == strides
+        rounding = {"float16": 2e-2, "bfloat16": 1e-1, "float64": 1e-12}.get(dtype, 1e-5)
+        exact = not (ours.is_floating_point() or ours.is_complex())
+        right = torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, rtol=rounding, atol=rounding)
+        bits = ours.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if ours.numel() else b""
+        outcomes.append({"right": right, "bits": bits})
+    return outcomes
+
+
+def all_reduce_large(rank: int, size: int, numel: int, names: list[str]) -> dict[str, bool]:
+    right = {}
+    for name in names:
+        ours = torch.arange(numel, dtype=torch.int32) * (rank + 1)
+        theirs = ours.clone()
+        dist.all_reduce(theirs)
+        ALGORITHMS[name](ours)
+        right[name] = torch.equal(ours, theirs)
+    return right
+
+
+def all_reduce_in_group(rank: int, size: int, members: list[int], names: list[str]) -> dict[str, float]:
+    group = dist.new_group(members)
+    after = {}
+    for name in names:
+        tensor = torch.full((5,), rank + 1.0)
+        ALGORITHMS[name](tensor, group=group)
+        assert (tensor == tensor[0]).all()
+        after[name] = tensor[0].item()
+    return after
+
+
+def count_messages(rank: int, size: int, numel: int, names: list[str]) -> dict[str, dict[str, int]]:
+    counts = {}
+    for name in names:
+        sent: list[int] = []
+
+        def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+            sent.extend(part.nbytes for part, _ in send)  # noqa: B023  (it is called within this turn of the loop)
+
+        with observed(note):
+            ALGORITHMS[name](torch.zeros(numel))
+        counts[name] = {"messages": len(sent), "bytes": sum(sent)}
+    return counts
+
+
+def memory_beside(rank: int, size: int, numel: int) -> int:
+    """Bytes of memory, other than the tensor's, into which the ring receives or from which it sends."""
+    tensor, beside = torch.zeros(numel), {}
+
+    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        for part, _ in [*send, *receive]:
+            storage = part.untyped_storage()
+            if storage.data_ptr() != tensor.untyped_storage().data_ptr():
+                beside[storage.data_ptr()] = storage.nbytes()
+
+    with observed(note):
+        ALGORITHMS["ring"](tensor)
+    return sum(beside.values())
+
+
+def fail_inside_all_reduce(rank: int, size: int) -> None:
+    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        if rank == 1 and messages.flat[0] > 1:  # it has added something already
+            raise ValueError("no more")
+
+    with observed(note):
+        ALGORITHMS["ring"](torch.ones(100))
+
+
+def receive_across_all_reduce(rank: int, size: int, names: list[str]) -> list[str]:
+    """A receive of the user's own is under way, between the same two ranks, while our messages pass."""
+    received = []
+    for name in names:
+        letter = torch.zeros(3)
+        waiting = dist.irecv(letter, 1 - rank)
+        ALGORITHMS[name](torch.ones(1000))
+        dist.send(torch.full((3,), 7.0), 1 - rank)
+        waiting.wait()
+        received.append("from the other" if (letter == 7).all() else str(letter.tolist()))
+    return received

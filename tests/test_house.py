@@ -13,7 +13,7 @@ import pytest
 import playground
 from playground.cli import training
 from playground.lessons import PATH, about
-from playground.training.gradients import AVERAGING
+from playground.training.gradients import ALL_REDUCES, AVERAGING
 
 ROOT = Path(playground.__file__).parent
 MODULES = {".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
@@ -87,7 +87,8 @@ def test_the_path_agrees_with_its_modules(lesson: playground.lessons.Lesson) -> 
 
 
 def test_the_command_line_offers_every_way_of_averaging() -> None:
-    assert set(training.AVERAGING) == set(AVERAGING)
+    assert tuple(AVERAGING) == training.AVERAGING
+    assert tuple(ALL_REDUCES) == training.ALL_REDUCES
 
 
 SWAP = ("sgd", "ddp")
@@ -99,4 +100,4 @@ def test_the_step_from_sgd_to_ddp_is_two_lines() -> None:
     changed = [(a.strip(), b.strip()) for a, b in zip(sgd, ddp, strict=True) if a != b]
     assert len(changed) == 2
     assert changed[0] == ("broadcast_parameters(model)", "model = DistributedDataParallel(model)")
-    assert changed[1][0].replace(", after_backward=AVERAGING[settings.sync]", "") == changed[1][1]
+    assert changed[1][0].replace(", after_backward=averaging(settings)", "") == changed[1][1]

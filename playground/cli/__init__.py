@@ -9,8 +9,9 @@ from typing import NoReturn
 
 import click
 
+from playground.cli import allreduce
 from playground.cli.steps import steps_command
-from playground.cli.training import sync_option, training_command
+from playground.cli.training import all_reduce_option, sync_option, training_command
 from playground.lessons import LESSONS, PATH
 from playground.runtime import server
 from playground.runtime.errors import Impossible, PlaygroundError
@@ -34,7 +35,8 @@ def cli(ctx: click.Context) -> None:
 cli.add_command(steps_command(LESSONS["hello"]))
 cli.add_command(steps_command(LESSONS["p2p"]))
 cli.add_command(steps_command(LESSONS["collectives"]))
-cli.add_command(training_command(LESSONS["sgd"], sync_option))
+cli.add_command(allreduce.command)
+cli.add_command(training_command(LESSONS["sgd"], sync_option, all_reduce_option))
 cli.add_command(training_command(LESSONS["ddp"]))
 
 

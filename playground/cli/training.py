@@ -20,6 +20,12 @@ from playground.show.progress import TrainingProgress
 from playground.training import prepare as preparing
 
 AVERAGING = ("per-parameter", "flat")
+ALL_REDUCES = (
+    "backend", "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "recursive-doubling", "halving-doubling",
+    "binary-tree", "auto",
+)  # fmt: skip
+ROUNDING = 1e-4
+"""How far replicas may drift apart where each adds in an order of its own; after ten epochs of MNIST they are at 1e-7."""
 training_options = options(
     click.option("--epochs", type=click.IntRange(1), default=10, show_default=True),
     click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True, help="Of all ranks together."),
@@ -42,6 +48,10 @@ training_options = options(
 sync_option = click.option(
     "--sync", type=click.Choice(AVERAGING), default="flat", show_default=True, help="How gradients are averaged."
 )
+all_reduce_option = click.option(
+    "--all-reduce", type=click.Choice(ALL_REDUCES), default="backend", show_default=True,
+    help="What adds gradients up: the backend's own or one of ours.",
+)  # fmt: skip
 
 
 def training_command(lesson: Lesson, *more_options: Callable[[Any], Any]) -> click.Command:
@@ -77,13 +87,22 @@ def training_command(lesson: Lesson, *more_options: Callable[[Any], Any]) -> cli
         say(f"best test accuracy {best['test_accuracy']:.2%}, after epoch {best['epoch']}")
         if not math.isfinite(outcome["epochs"][-1]["loss"]):
             click.echo("the loss is not a finite number any more: training diverged, try a smaller --lr", err=True)
-        if outcome["replicas_max_difference"] != 0:
-            raise PlaygroundError(
-                f"the replicas differ by up to {outcome['replicas_max_difference']}: they must not at all"
-            )
-        say(f"Shown: {lesson.shown.format(size=world.size)}; all replicas are bit-identical (largest difference 0.0).")
+        agreement = judged(outcome["replicas_max_difference"], recipe.get("all_reduce"))
+        say(f"Shown: {lesson.shown.format(size=world.size)}; {agreement}.")
         if as_json and world.speaks:
             steps = {"run": [{"loss": outcome["epochs"][-1]["loss_per_rank"][rank]} for rank in range(world.size)]}
             click.echo(results.document(lesson.name, world, started, steps, dataset=data, best=best, **outcome))
 
     return command
+
+
+def judged(difference: float, all_reduce: str | None) -> str:
+    """What to say of the largest difference between replicas. Raises `PlaygroundError` if it must not be there."""
+    if difference == 0:
+        return "all replicas are bit-identical (largest difference 0.0)"
+    if all_reduce == "tutorial-ring" and difference < ROUNDING:
+        return (
+            f"the replicas differ by up to {difference:.1e}: "
+            f"round this ring each rank adds in an order of its own, and rounding depends on the order"
+        )
+    raise PlaygroundError(f"the replicas differ by up to {difference}: they must not at all")

@@ -60,6 +60,17 @@ PATH = (
         ),
     ),
     Lesson(
+        name="allreduce",
+        teaches="our own all-reduce, seven ways, message by message",
+        shown="the same sum on every rank, and what each way there costs",
+        ranks=4,
+        least=2,
+        steps=(
+            "reduce_broadcast", "all_to_all", "tutorial_ring", "ring", "recursive_doubling", "halving_doubling",
+            "binary_tree",
+        ),
+    ),
+    Lesson(
         name="sgd",
         teaches="synchronous SGD by hand: partition the data, average the gradients",
         shown="{size} ranks trained one model by averaging gradients",
@@ -87,8 +98,13 @@ def about(lesson: str) -> dict[str, str]:
     return texts
 
 
-def run_steps(rank: int, size: int, lesson: str, steps: list[str], seed: int = 1234) -> list[Any]:
-    """What this rank gets from each of a lesson's steps; {"refused": words} for what the backend cannot do."""
+def run_steps(
+    rank: int, size: int, lesson: str, steps: list[str], seed: int = 1234, more: tuple[Any, ...] = ()
+) -> list[Any]:
+    """What this rank gets from each of a lesson's steps; {"refused": words} for what the backend cannot do.
+
+    Each step is called as `step(rank, size, *more)`.
+    """
     import torch
 
     from playground.runtime.devices import refusal
@@ -98,7 +114,7 @@ def run_steps(rank: int, size: int, lesson: str, steps: list[str], seed: int = 1
     outcomes: list[Any] = []
     for step in steps:
         try:
-            outcomes.append(getattr(module, step)(rank, size))
+            outcomes.append(getattr(module, step)(rank, size, *more))
         except (RuntimeError, ValueError) as error:
             if not refusal(error):
                 raise

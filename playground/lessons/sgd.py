@@ -1,7 +1,7 @@
 """Synchronous SGD by hand: every rank trains on its own part of the data, and all take the same steps.
 
     python -m playground sgd
-    python -m playground sgd -n 4 --sync per-parameter --epochs 2
+    python -m playground sgd -n 4 --sync per-parameter --all-reduce ring --epochs 2
 
 Between backward and step the gradients are averaged over the ranks, so every replica sees the gradient of the whole
 global batch and all stay bit-identical, which the run proves at its end.
@@ -15,8 +15,8 @@ import torch
 
 from playground.runtime import device, report
 from playground.training.data import Images, partition_dataset, partition_test_set
-from playground.training.gradients import AVERAGING, broadcast_parameters
-from playground.training.loop import Settings, train
+from playground.training.gradients import broadcast_parameters
+from playground.training.loop import Settings, averaging, train
 from playground.training.net import Net
 
 
@@ -27,4 +27,4 @@ def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
-    return train(model, train_set, test_set, settings, tell=report, after_backward=AVERAGING[settings.sync])
+    return train(model, train_set, test_set, settings, tell=report, after_backward=averaging(settings))

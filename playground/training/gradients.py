@@ -13,16 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.algorithms import ALGORITHMS
 
-def average_gradients(model: nn.Module) -> None:
+AllReduce = Callable[..., object]
+"""Called as `all_reduce(tensor, op=…)`, in place."""
+
+
+def average_gradients(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
     """One all_reduce a parameter, as the tutorial does it."""
     size = dist.get_world_size()
     for grad in gradients(model):
-        dist.all_reduce(grad, op=dist.ReduceOp.SUM)
+        all_reduce(grad, op=dist.ReduceOp.SUM)
         grad /= size
 
 
-def average_gradients_flat(model: nn.Module) -> None:
+def average_gradients_flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
     """One all_reduce for all: a message has a cost of its own, so eight small ones cost more than one of their sum.
 
     Gradients may have several types; those of one type travel together.
@@ -33,7 +38,7 @@ def average_gradients_flat(model: nn.Module) -> None:
         by_type.setdefault(grad.dtype, []).append(grad)
     for grads in by_type.values():
         flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat, op=dist.ReduceOp.SUM)
+        all_reduce(flat, op=dist.ReduceOp.SUM)
         flat /= size
         for grad, averaged in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(averaged.view_as(grad))
@@ -73,8 +78,11 @@ def largest_difference(model: nn.Module) -> float:
     return torch.stack(everybodys).max().item()
 
 
-AVERAGING: dict[str, Callable[[nn.Module], None]] = {
+AVERAGING: dict[str, Callable[..., None]] = {
     "per-parameter": average_gradients,
     "flat": average_gradients_flat,
 }
 """What `sgd --sync` offers."""
+
+ALL_REDUCES: dict[str, AllReduce] = {"backend": dist.all_reduce, **ALGORITHMS}
+"""What `sgd --all-reduce` offers: the backend's own and ours."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from playground.training.data import Batch
-from playground.training.gradients import largest_difference
+from playground.training.gradients import ALL_REDUCES, AVERAGING, largest_difference
 
 TELL_EVERY = 0.2
 """Seconds between two reports of progress."""
@@ -40,6 +41,13 @@ class Settings:
     seed: int = 1234
     sync: str = "flat"
     """How sgd averages gradients: a key of `gradients.AVERAGING`."""
+    all_reduce: str = "backend"
+    """What sgd adds them up with: a key of `gradients.ALL_REDUCES`."""
+
+
+def averaging(settings: Settings) -> Callable[[nn.Module], None]:
+    """The way of averaging gradients that `settings` ask for."""
+    return partial(AVERAGING[settings.sync], all_reduce=ALL_REDUCES[settings.all_reduce])
 
 
 def train(

@@ -1,0 +1,133 @@
+"""Our all-reduce: equal to the backend's for every tensor, and as cheap as its docstrings say."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ranks
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from playground import launch
+from playground.algorithms import ALGORITHMS
+from playground.algorithms.operation import check
+from playground.algorithms.ring import IN_FLIGHT, PIECE
+from playground.runtime import RankFailed
+from playground.testing import World
+
+Worlds = Callable[..., World]
+NAMES = sorted(ALGORITHMS)
+SUMS = ("SUM", "PRODUCT", "MIN", "MAX")
+OPS = {
+    "float32": (*SUMS, "AVG"),
+    "float64": (*SUMS, "AVG"),
+    "float16": (*SUMS, "AVG"),
+    "bfloat16": (*SUMS, "AVG"),
+    "complex64": ("SUM", "AVG"),
+    "uint8": (*SUMS, "BAND", "BOR", "BXOR"),
+    "int8": (*SUMS, "BAND", "BOR", "BXOR"),
+    "int32": (*SUMS, "BAND", "BOR", "BXOR"),
+    "int64": (*SUMS, "BAND", "BOR", "BXOR"),
+    "bool": ("MIN", "MAX", "BAND", "BOR"),
+}
+LAYOUTS = ("contiguous", "transposed", "every other")
+cases = st.lists(
+    st.tuples(
+        st.sampled_from(NAMES),
+        st.lists(st.integers(0, 9), max_size=3),
+        st.sampled_from(LAYOUTS),
+        st.sampled_from([(dtype, op) for dtype, ops in OPS.items() for op in ops]),
+        st.integers(0, 2**16),
+    ),
+    min_size=60,
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
+    """Exact for integers, within rounding for floating point, and the same bits on every rank (but for one)."""
+
+    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(cases)
+    def compare(drawn: list[Any]) -> None:
+        results = world(size).run(ranks.compare_all_reduce, drawn)
+        for position, case in enumerate(drawn):
+            outcomes = [rank[position] for rank in results]
+            assert all(outcome["right"] for outcome in outcomes), (size, case, outcomes)
+            if case[0] != "tutorial-ring":
+                assert len({outcome["bits"] for outcome in outcomes}) == 1, (size, case)
+
+    compare()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_large_tensors_in_many_pieces(size: int, world: Worlds) -> None:
+    """Large enough for the ring to cut its chunks, and not divisible by anything."""
+    numel = 3 * size * PIECE // 4 + 7
+    assert world(size).run(ranks.all_reduce_large, numel, NAMES) == [dict.fromkeys(NAMES, True)] * size
+
+
+@pytest.mark.parametrize("members", [[0], [1, 3], [3, 1, 0], [0, 1, 2, 3]])
+def test_any_subgroup(members: list[int], world: Worlds) -> None:
+    """A rank outside does nothing, and its tensor stays as it was."""
+    total = float(sum(rank + 1 for rank in members))
+    for rank, after in enumerate(world(4).run(ranks.all_reduce_in_group, members, NAMES)):
+        assert after == dict.fromkeys(NAMES, total if rank in members else rank + 1.0)
+
+
+def docstring_costs(name: str) -> list[tuple[str, str, str]]:
+    """(for which ranks, messages, bytes), as an algorithm's docstring has them: Python in N, S, P, E, K and rank."""
+    text = ALGORITHMS[name].__doc__ or ""
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    return [(row[0].strip(), row[1].strip(), row[2].strip()) for row in rows[2:]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) -> None:
+    numel = 840 * 8  # divisible by every size, and by every power of two among them
+    names = [name for name in NAMES if name != "auto"]
+    power = 1 << (size.bit_length() - 1)
+    for rank, counts in enumerate(world(size).run(ranks.count_messages, numel, names)):
+        known: dict[str, Any] = {"N": size, "S": numel * 4, "P": power, "E": size - power, "K": 1, "rank": rank}
+        for name in names:
+            row = next(row for row in docstring_costs(name) if eval(row[0], dict(known)))
+            messages = eval(row[1], {**known, "log2": math.log2})
+            nbytes = eval(row[2], {**known, "log2": math.log2, "messages": messages})
+            assert (counts[name]["messages"], counts[name]["bytes"]) == (messages, pytest.approx(nbytes)), name
+
+
+def test_the_ring_needs_memory_for_two_pieces(world: Worlds) -> None:
+    numel = 4 * PIECE  # 16 pieces' worth of float32
+    for beside in world(2).run(ranks.memory_beside, numel):
+        assert 0 < beside <= IN_FLIGHT * PIECE
+
+
+def test_a_rank_that_fails_inside_an_algorithm_is_named() -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 3 failed: ValueError: no more") as caught:
+        launch(ranks.fail_inside_all_reduce, 3)
+    assert caught.value.rank == 1
+
+
+def test_messages_of_the_user_are_left_alone(world: Worlds) -> None:
+    assert world(2).run(ranks.receive_across_all_reduce, NAMES) == [["from the other"] * len(NAMES)] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "message"),
+    [
+        ("float32", "BAND", "BAND is defined for integers, not for float32"),
+        ("int64", "AVG", "AVG is defined for floating point, not for int64"),
+        ("complex64", "MAX", "MAX is not defined for complex64"),
+        ("float32", "PREMUL_SUM", "is not among the operations"),
+    ],
+)
+def test_what_is_not_defined_is_refused(dtype: str, op: str, message: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(getattr(torch, dtype), getattr(dist.ReduceOp, op))
