@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.messages import Addressed, Messages, observed
 from playground.lessons import run_training
-from playground.runtime import report
+from playground.runtime import device, report
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.gradients import AVERAGING, broadcast_parameters, largest_difference
 from playground.training.net import Net
@@ -251,7 +251,7 @@ def compare_all_reduce(rank: int, size: int, cases: list[Any]) -> list[dict[str,
 def all_reduce_large(rank: int, size: int, numel: int, names: list[str]) -> dict[str, bool]:
     right = {}
     for name in names:
-        ours = torch.arange(numel, dtype=torch.int32) * (rank + 1)
+        ours = torch.arange(numel, dtype=torch.int32, device=device()) * (rank + 1)
         theirs = ours.clone()
         dist.all_reduce(theirs)
         ALGORITHMS[name](ours)

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import torch
 
+from playground.algorithms import ALGORITHMS
 from playground.runtime.devices import SHARES_A_GPU, nccl_version
+from playground.testing import World
 
 pytestmark = pytest.mark.gpu
 
 Run = Callable[..., Any]
+Worlds = Callable[..., World]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,18 @@ def test_collectives(run_cli: Run, size: int) -> None:
     assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())
 
 
-@pytest.mark.parametrize("words", [("sgd", "--sync", "flat"), ("sgd", "--sync", "per-parameter"), ("ddp",)])
+def test_our_all_reduce(size: int, world: Worlds) -> None:
+    if size < 2:
+        pytest.skip("one GPU, and an NCCL that cannot share it between two ranks")
+    names = sorted(ALGORITHMS)
+    for numel in (0, 1, 5, 1_000_003):
+        right = world(size, backend="nccl").run(ranks.all_reduce_large, numel, names)
+        assert right == [dict.fromkeys(names, True)] * size
+
+
+@pytest.mark.parametrize(
+    "words", [("sgd", "--sync", "flat"), ("sgd", "--sync", "per-parameter"), ("sgd", "--all-reduce", "ring"), ("ddp",)]
+)
 def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Path) -> None:
     data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 8, "--lr", 0.05)
     document = nccl(run_cli, *words, "-n", size, *data)
