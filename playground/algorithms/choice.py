@@ -1,4 +1,9 @@
-"""`auto`: the algorithm by the size of the tensor and of the group."""
+"""`auto`: the algorithm by the size of the tensor and of the group.
+
+The limits were found by measuring on one host whose ranks share its cores, where what counts is the messages of all
+together: there a tree beats recursive doubling, which wins where every rank has its own core. `scale` shows what a
+cluster would choose.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,19 @@ import torch
 from playground.algorithms.messages import Messages
 from playground.algorithms.operation import Add, AllReduce
 from playground.algorithms.ring import ring
-from playground.algorithms.trees import halving_doubling, recursive_doubling
+from playground.algorithms.trees import binary_tree, halving_doubling, power_of_two, recursive_doubling
 
-SMALL = 16 * 1024
-"""Bytes up to which the number of steps decides."""
-LARGE = 1024 * 1024
-"""Bytes from which the pieces of the ring pay."""
+SMALL = 512 * 1024
+"""Bytes up to which the number of messages decides."""
+LARGE = 2 * 1024 * 1024
+"""Bytes beyond which only the number of bytes does."""
 
 
 def chosen(nbytes: int, size: int) -> AllReduce:
     """The algorithm for a tensor of `nbytes` in a group of `size`."""
     if nbytes <= SMALL:
-        return recursive_doubling
-    return ring if nbytes >= LARGE or size == 2 else halving_doubling
+        return recursive_doubling if size == 2 else binary_tree
+    return halving_doubling if nbytes <= LARGE and 2 < size == power_of_two(size) else ring
 
 
 @AllReduce

@@ -10,6 +10,8 @@ from typing import NoReturn
 import click
 
 from playground.cli import allreduce
+from playground.cli.bench import bench_command
+from playground.cli.scale import scale_command
 from playground.cli.steps import steps_command
 from playground.cli.training import all_reduce_option, sync_option, training_command
 from playground.lessons import LESSONS, PATH
@@ -38,6 +40,8 @@ cli.add_command(steps_command(LESSONS["collectives"]))
 cli.add_command(allreduce.command)
 cli.add_command(training_command(LESSONS["sgd"], sync_option, all_reduce_option))
 cli.add_command(training_command(LESSONS["ddp"]))
+cli.add_command(bench_command)
+cli.add_command(scale_command)
 
 
 def main() -> NoReturn:

@@ -1,0 +1,220 @@
+"""The cost model: its counts are those of real messages, its fit finds what is there, its tables say who is first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scale_ranks
+from hypothesis import given, strategies as st
+
+from playground.algorithms import ALGORITHMS
+from playground.algorithms.ring import PIECE
+from playground.cli import scale as command
+from playground.measure import costs, fit, predict
+from playground.measure.costs import COSTS
+from playground.measure.model import Cost, Machine, Task, Work
+from playground.show import scale as show
+from playground.testing import World
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+SIZES = (4, 20, 1000)
+IN_PIECES = ("ring", 5 * 2**20)
+CLUSTER = Machine(5e-6, 4e-11, 1e-11)
+BY_HAND = ("--alpha", "5e-6", "--beta", "4e-11")
+names = st.sampled_from(sorted(COSTS))
+prices = st.floats(1e-12, 1e-3)
+
+
+def test_every_algorithm_has_its_cost() -> None:
+    assert set(COSTS) == set(show.SHORT) == set(ALGORITHMS) - {"auto"}
+    assert costs.PIECE == PIECE
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8])
+def test_costs_are_those_of_the_messages_really_sent(size: int, world: Worlds) -> None:
+    asked = [*((name, nbytes) for name in COSTS for nbytes in SIZES), IN_PIECES]
+    by_rank = world(size).run(scale_ranks.record, asked)
+    for position, (name, nbytes) in enumerate(asked):
+        sent = [message for rank in by_rank for send, _ in rank[position] for message in send]
+        total = COSTS[name](Task(size, nbytes)).total
+        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, bytes_ in sent)), (name, nbytes)
+        if nbytes == 1000 and name != "all-to-all":  # whose messages may go in any order, some of them worse
+            took = scale_ranks.Simulation([rank[position] for rank in by_rank]).run()
+            assert COSTS[name](Task(size, nbytes)).between.messages == took, name
+
+
+def test_the_time_is_the_path_or_a_core_s_share_of_all_work() -> None:
+    cost = Cost(between=Work(2, 100, 10), inside=Work(1, 50, 0), total=Work(20, 1000, 100))
+    cluster = Machine(1, 0.1, 0.01, inner_alpha=0.5, inner_beta=0.02)
+    assert cluster.seconds(cost) == pytest.approx(2 + 10 + 0.1 + 0.5 + 1)
+    assert Machine(1, 0.1, 0.01, cores=2).seconds(cost) == pytest.approx((20 + 100 + 1) / 2)
+    assert Machine(1, 0.1, 0.01, cores=64).seconds(cost) == pytest.approx(2 + 10 + 0.1)
+
+
+@given(names, st.integers(2, 300), st.integers(1, 2**20), st.integers(0, 2**20), prices, prices)
+def test_more_bytes_never_take_less(name: str, size: int, few: int, more: int, alpha: float, beta: float) -> None:
+    """With adding for free: a tensor in one more piece may, by hiding the additions, be faster."""
+    for machine in (Machine(alpha, beta), Machine(alpha, beta, cores=2)):
+        before, after = (predict.seconds(machine, size, 4 * count)[name] for count in (few, few + more))
+        assert before <= after * (1 + 1e-9)
+
+
+@given(st.integers(2, 5000), st.integers(1, 2**20), st.integers(1, 100))
+def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
+    one = predict.seconds(CLUSTER, size, 4 * count)
+    alike = replace(CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta)
+    assert predict.seconds(alike, size, 4 * count) == pytest.approx(one)
+
+
+@given(names, st.integers(2, 200), st.integers(1, 50))
+def test_nodes_make_nothing_slower_and_one_node_is_all_inside(name: str, size: int, node: int) -> None:
+    inner = Machine(1e-6, 1e-11)
+    two = Machine(1e-5, 1e-10, 0, None, node, inner.alpha, inner.beta)
+    took = predict.seconds(two, size, 1024)[name]
+    fastest, slowest = (predict.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10)))
+    assert fastest * (1 - 1e-9) <= took <= slowest * (1 + 1e-9)
+    if size <= node:
+        assert took == pytest.approx(fastest)
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [
+        ("reduce-broadcast", 2 * 8), ("all-to-all", 8), ("tutorial-ring", 11), ("ring", 22),
+        ("recursive-doubling", 1 + 2), ("halving-doubling", 2 + 2), ("binary-tree", 8),
+    ],
+)  # fmt: skip
+def test_messages_between_three_nodes_of_four(name: str, between: int) -> None:
+    """Doubling: distances 1 and 2 stay inside, 4 and the way in and out do not. The tree: below its first level."""
+    assert COSTS[name](Task(12, 1024, 4)).between.messages == between
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_the_fit_finds_the_prices_that_are_there(cores: int) -> None:
+    true = Machine(8e-5, 2.5e-10, 3e-10, cores)
+    samples = [
+        fit.Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
+        for name in COSTS for size in (2, 4) for nbytes in fit.FITTED_SIZES
+    ]  # fmt: skip
+    found = fit.fit(samples, cores)
+    assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
+    assert fit.error(found, fit.Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)) == pytest.approx(1)
+
+
+def test_no_price_is_negative() -> None:
+    works = [Work(1, 0, 0), Work(1, 100, 1), Work(1, 200, 5)]
+    assert min(fit.least_squares(works, [1.0, 0.5, 0.25])) >= 0
+
+
+def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
+    key, other = ("ring", 2, 4), ("ring", 1, 4)
+    rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
+    assert fit.samples_of(rounds) == [fit.Sample(*key, 4.0), fit.Sample(*other, 1.0)]
+
+
+@pytest.mark.parametrize("size", range(command.LEAST, command.MOST + 1))
+def test_what_is_held_out_is_not_fitted(size: int) -> None:
+    fitted, held_out = fit.groups(size)
+    assert fitted
+    assert size in held_out
+    assert not set(fitted) & set(held_out)
+    assert not set(fit.FITTED_SIZES) & set(fit.HELD_OUT_SIZES)
+
+
+def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
+    rows = {(row["size"], row["world_size"]): row for row in predict.predictions(CLUSTER, predict.CLUSTER)}
+    assert rows[4, 65536]["winner"] == rows[1024, 64]["winner"] == "recursive-doubling"
+    assert rows[2**20, 1024]["winner"] == "halving-doubling"
+    dear_adding = predict.predictions(Machine(1e-6, 1e-10, 1e-10), [8])
+    assert dear_adding[-1]["winner"] == "ring"
+    assert all(row["seconds"][row["winner"]] == min(row["seconds"].values()) for row in rows.values())
+    assert {size for size, _ in rows} >= {4, 2**30}
+
+
+def test_prices_by_hand(run_cli: Run) -> None:
+    shown = run_cli("scale", *BY_HAND, "--gamma", "1e-11")
+    assert (shown.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert lines[:4] == [
+        "scale: a cluster, as given",
+        "  alpha 5 us a message",
+        "  beta 0.04 ns a byte (25 GB/s)",
+        "  gamma 0.01 ns a byte (100 GB/s) added or copied",
+    ]
+    assert lines[6].split()[::2] == ["2", "16", "128", "1,024", "8,192", "65,536"]
+    assert lines[7].split()[:5] == ["4", "B", "doubling", "5", "us"]
+    assert "1 GiB" in lines[-2]
+
+
+def test_json_by_hand(run_cli: Run) -> None:
+    words = ("--ranks-per-node", 8, "--inner-alpha", "1e-6", "--inner-beta", "1e-11")
+    document = json.loads(run_cli("scale", *BY_HAND, *words, "--json").out)
+    assert {name: document[name] for name in ("lesson", "backend", "device", "world_size", "steps", "fit")} == {
+        "lesson": "scale", "backend": "gloo", "device": "cpu", "world_size": 1, "steps": [], "fit": None
+    }  # fmt: skip
+    assert document["parameters"]["ranks_per_node"] == 8
+    rows = document["predictions"]["cluster"]
+    assert len(rows) == len(predict.SIZES) * len(predict.CLUSTER)
+    assert all(set(row["seconds"]) == set(COSTS) for row in rows)
+
+
+def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MEASURED", 0.0)
+    monkeypatch.setattr(fit, "FITTED_SIZES", [4, 4096])
+    monkeypatch.setattr(fit, "HELD_OUT_SIZES", [1024])
+    document = json.loads(run_cli("scale", "-n", 4, "--json").out)
+    assert document["world_size"] == 4
+    assert document["parameters"]["alpha"] > 0
+    points = document["fit"]["points"]
+    assert {(point["size"], point["nbytes"], point["fitted"]) for point in points} == {
+        (2, 4, True), (2, 4096, True), (3, 1024, False), (4, 1024, False)
+    }  # fmt: skip
+    errors = [abs(point["error"]) for point in points if not point["fitted"]]
+    assert document["fit"]["worst_error"] == max(errors)
+    assert {row["world_size"] for row in document["predictions"]["host"]} == set(predict.HOST)
+    errors_text = show.errors_text([point for point in points if not point["fitted"]])
+    assert errors_text in show.measured_text(
+        document["parameters"], [point for point in points if not point["fitted"]], *document["predictions"].values()
+    )
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_map_is_a_figure(suffix: str, run_cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / f"map{suffix}"
+    assert run_cli("scale", *BY_HAND, "--plot", file).code == 0
+    assert file.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--alpha", "0", "--beta", "1"), "--alpha"),
+        (("--alpha", "nan", "--beta", "1"), "not a finite number"),
+        (("--alpha", "1", "--beta", "inf"), "not a finite number"),
+        (("--alpha", "1", "--beta", "-1"), "--beta"),
+        ((*BY_HAND, "--gamma", "-1"), "--gamma"),
+        ((*BY_HAND, "--ranks-per-node", "0"), "--ranks-per-node"),
+        (("--alpha", "1e-6"), "give both"),
+        (("--beta", "1e-6"), "give both"),
+        (("--gamma", "1e-9"), "add --alpha and --beta"),
+        (("--ranks-per-node", "8"), "add --alpha and --beta"),
+        ((*BY_HAND, "--inner-alpha", "1e-6"), "give all three"),
+        ((*BY_HAND, "--ranks-per-node", "8"), "give all three"),
+        ((*BY_HAND, "--ranks-per-node", "8", "--inner-alpha", "1", "--inner-beta", "1e-12"), "must not be higher"),
+        ((*BY_HAND, "-n", "4"), "leave -n out"),
+        (("-n", "3"), "--world-size"),
+        ((*BY_HAND, "--plot", "map.txt"), ".svg or .png"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: tuple[str, ...], part: str, run_cli: Run) -> None:
+    shown = run_cli("scale", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert part in shown.err
+    assert len(shown.err.splitlines()) == 1
