@@ -16,7 +16,7 @@ from playground.algorithms.trees import binary_tree, halving_doubling, power_of_
 
 SMALL = 512 * 1024
 """Bytes up to which the number of messages decides."""
-LARGE = 2 * 1024 * 1024
+LARGE = 1024 * 1024
 """Bytes beyond which only the number of bytes does."""
 
 
@@ -24,7 +24,7 @@ def chosen(nbytes: int, size: int) -> AllReduce:
     """The algorithm for a tensor of `nbytes` in a group of `size`."""
     if nbytes <= SMALL:
         return recursive_doubling if size == 2 else binary_tree
-    return halving_doubling if nbytes <= LARGE and 2 < size == power_of_two(size) else ring
+    return halving_doubling if nbytes <= LARGE and size == power_of_two(size) else ring
 
 
 @AllReduce

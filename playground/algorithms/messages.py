@@ -40,14 +40,12 @@ class Messages:
 
         A message without elements is not sent: both ends know that it is empty.
         """
-        send = [(tensor, rank) for tensor, rank in send if tensor.numel()]
-        receive = [(tensor, rank) for tensor, rank in receive if tensor.numel()]
         for observer in _observers:
-            observer(self, send, receive)
+            observer(self, not_empty(send), not_empty(receive))
         if self.batched:
-            return self._start_batch(send, receive)
-        sent = [self.group.send([tensor], rank, TAG) for tensor, rank in send]
-        return Started(sent, [self.group.recv([tensor], rank, TAG) for tensor, rank in receive])
+            return self._start_batch(not_empty(send), not_empty(receive))
+        sends = [self.group.send([tensor], rank, TAG) for tensor, rank in send if tensor.numel()]
+        return Started(sends, [self.group.recv([tensor], rank, TAG) for tensor, rank in receive if tensor.numel()])
 
     def _start_batch(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Started:
         batch = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=rank) for tensor, rank in send]
@@ -59,6 +57,10 @@ class Messages:
         started = self.start(send, receive)
         started.received()
         started.sent()
+
+
+def not_empty(messages: Sequence[Addressed]) -> list[Addressed]:
+    return [(tensor, rank) for tensor, rank in messages if tensor.numel()]
 
 
 class Started:

@@ -54,17 +54,18 @@ def ring(flat: torch.Tensor, add: Add, messages: Messages) -> None:
     rank, size = messages.rank, messages.size
     left, right = (rank - 1) % size, (rank + 1) % size
     many = pieces_per_chunk(flat, size, messages.batched)
-    chunks = [chunk.tensor_split(many) for chunk in flat.tensor_split(size)]
-    jobs = [chunks[(rank - step - 1) % size][i] for step in range(2 * (size - 1)) for i in range(many)]
+    pieces = flat.tensor_split(size * many)
+    steps = [(rank - step - 1) % size * many for step in range(2 * (size - 1))]
+    jobs = [piece for first in steps for piece in pieces[first : first + many]]
     adding, ahead = len(jobs) // 2, min(IN_FLIGHT, many)
-    room = flat.new_empty(ahead, chunks[0][0].numel())
+    room = flat.new_empty(ahead, pieces[0].numel())
 
     def place(job: int) -> torch.Tensor:
         """Where a piece is received: what is to be added beside the tensor, what is to be kept in it."""
         return room[job % ahead, : jobs[job].numel()] if job < adding else jobs[job]
 
     # What is sent first is this rank's own chunk; after that, job j's piece, once done, is what job j + many waits for.
-    outgoing = [*chunks[rank], *jobs]
+    outgoing = [*pieces[rank * many : (rank + 1) * many], *jobs]
     under_way: list[Started] = []
     for job in range(many):
         receive = [(place(job), left)] if job < ahead else []
@@ -74,10 +75,10 @@ def ring(flat: torch.Tensor, add: Add, messages: Messages) -> None:
         receives[job].received()
         if job < adding:
             add(piece, place(job))
-        send = [(outgoing[job + many], right)] if job + many < len(jobs) else []
-        receive = [(place(job + ahead), left)] if job + ahead < len(jobs) else []
-        under_way.append(messages.start(send, receive))
-        receives.append(under_way[-1])
+        if job + ahead < len(jobs):
+            send = [(outgoing[job + many], right)] if job + many < len(jobs) else []
+            under_way.append(messages.start(send, receive=[(place(job + ahead), left)]))
+            receives.append(under_way[-1])
     for started in under_way:
         started.sent()
 
