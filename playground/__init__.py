@@ -1,11 +1,14 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
-    lessons/    the path: hello, p2p, collectives, sgd, ddp. One idea a module; read them in that order
-    runtime/    N processes become one world: launch(), init_process(), how ranks meet, what can go wrong
-    training/   what sgd and ddp share: partition, data, net, averaging gradients, the loop
-    show/       results as text and JSON, progress
-    testing     the pytest plugin: real ranks for your own tests
-    cli         python -m playground
+    lessons/        the path: hello, p2p, collectives, allreduce, data-parallel, sgd, ddp. One idea a module
+    algorithms/     our own all-reduce, seven ways
+    data_parallel/  DataParallel by its parts: scatter, replicate, parallel_apply, gather
+    runtime/        N processes become one world: launch(), init_process(), how ranks meet, what can go wrong
+    training/       what sgd and ddp share: partition, data, net, averaging gradients, the loop
+    measure/        the benchmark of collectives, and the model that predicts them
+    show/           results as text, JSON and figures, progress
+    testing         the pytest plugin: real ranks for your own tests
+    cli/            python -m playground
 
 From a script, a test or a notebook:
 

@@ -42,8 +42,8 @@ cases = st.lists(
         st.sampled_from([(dtype, op) for dtype, ops in OPS.items() for op in ops]),
         st.integers(0, 2**16),
     ),
-    min_size=60,
-    max_size=60,
+    min_size=100,
+    max_size=100,
 )
 
 
@@ -51,7 +51,7 @@ cases = st.lists(
 def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
     """Exact for integers, within rounding for floating point, and the same bits on every rank (but for one)."""
 
-    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(cases)
     def compare(drawn: list[Any]) -> None:
         results = world(size).run(ranks.compare_all_reduce, drawn)
@@ -64,7 +64,7 @@ def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
     compare()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [2, 3])
 def test_large_tensors_in_many_pieces(size: int, world: Worlds) -> None:
     """Large enough for the ring to cut its chunks, and not divisible by anything."""
     numel = 3 * size * PIECE // 4 + 7

@@ -12,7 +12,7 @@ import pytest
 
 import playground
 from playground.cli import training
-from playground.lessons import PATH, about
+from playground.lessons import PATH, about, module_of
 from playground.training.gradients import ALL_REDUCES, AVERAGING
 
 ROOT = Path(playground.__file__).parent
@@ -38,7 +38,8 @@ ALLOWED = {
     "algorithms": {"algorithms"},
     "training": {"training", "algorithms"},
     "measure": {"measure", "algorithms", "runtime"},
-    "lessons": {"runtime", "training", "algorithms"},
+    "data_parallel": {"data_parallel", "runtime"},
+    "lessons": {"runtime", "training", "algorithms", "data_parallel"},
     "show": {"show", "runtime"},
     "testing": {"runtime"},
 }
@@ -78,7 +79,7 @@ def test_torch_is_not_imported_before_it_is_needed(statement: str) -> None:
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
 def test_the_path_agrees_with_its_modules(lesson: playground.lessons.Lesson) -> None:
-    module = importlib.import_module(f"playground.lessons.{lesson.name}")
+    module = importlib.import_module(f"playground.lessons.{module_of(lesson.name)}")
     texts = about(lesson.name)
     assert f"python -m playground {lesson.name}" in texts[""]
     for step in lesson.steps:

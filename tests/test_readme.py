@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from test_launch import session_ends
 
-from playground.lessons import PATH
+from playground.lessons import PATH, module_of
 
 pytest_plugins = ["pytester"]
 
@@ -59,8 +59,8 @@ def test_commands_print_what_is_shown(
 
 
 def test_the_path_lists_every_lesson_in_order() -> None:
-    listed = re.findall(r"^\| \[(\w+)\]\((.*?)\) \| `python -m playground (\w+)`", README, re.MULTILINE)
-    assert listed == [(lesson.name, f"playground/lessons/{lesson.name}.py", lesson.name) for lesson in PATH]
+    listed = re.findall(r"^\| \[([\w-]+)\]\((.*?)\) \| `python -m playground ([\w-]+)`", README, re.MULTILINE)
+    assert listed == [(lesson.name, f"playground/lessons/{module_of(lesson.name)}.py", lesson.name) for lesson in PATH]
 
 
 def test_the_two_line_difference_is_the_real_one() -> None:

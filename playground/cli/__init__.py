@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from playground.cli import allreduce
+from playground.cli import allreduce, data_parallel
 from playground.cli.bench import bench_command
 from playground.cli.scale import scale_command
 from playground.cli.steps import steps_command
@@ -32,12 +32,14 @@ def cli(ctx: click.Context) -> None:
             click.echo(f"  {number}. {lesson.name:{width}}  {lesson.teaches}")
         click.echo(f"\nStart with: python -m playground {PATH[0].name}")
         click.echo("Then read its module in playground/lessons/, and run it again with other options (--help).")
+        click.echo("To measure: python -m playground bench, python -m playground scale")
 
 
 cli.add_command(steps_command(LESSONS["hello"]))
 cli.add_command(steps_command(LESSONS["p2p"]))
 cli.add_command(steps_command(LESSONS["collectives"]))
 cli.add_command(allreduce.command)
+cli.add_command(data_parallel.command)
 cli.add_command(training_command(LESSONS["sgd"], sync_option, all_reduce_option))
 cli.add_command(training_command(LESSONS["ddp"]))
 cli.add_command(bench_command)

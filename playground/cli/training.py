@@ -27,11 +27,7 @@ ALL_REDUCES = (
 ROUNDING = 1e-4
 """How far replicas may drift apart where each adds in an order of its own (three of them, ten epochs: 1.2e-7)."""
 
-training_options = options(
-    click.option("--epochs", type=click.IntRange(1), default=10, show_default=True),
-    click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True, help="Of all ranks together."),
-    click.option("--lr", type=Finite(0), default=0.01, show_default=True, help="Learning rate."),
-    click.option("--momentum", type=Finite(0), default=0.5, show_default=True),
+data_options = options(
     click.option(
         "--dataset", type=click.Choice(preparing.DATASETS), default="auto", show_default=True,
         help="auto: MNIST if it is here or can be downloaded, else generated digits.",
@@ -46,6 +42,13 @@ training_options = options(
     ),
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Train on the first N samples only."),
 )  # fmt: skip
+training_options = options(
+    click.option("--epochs", type=click.IntRange(1), default=10, show_default=True),
+    click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True, help="Of all ranks together."),
+    click.option("--lr", type=Finite(0), default=0.01, show_default=True, help="Learning rate."),
+    click.option("--momentum", type=Finite(0), default=0.5, show_default=True),
+    data_options,
+)
 sync_option = click.option(
     "--sync", type=click.Choice(AVERAGING), default="flat", show_default=True, help="How gradients are averaged."
 )
@@ -74,11 +77,7 @@ def training_command(lesson: Lesson, *more_options: Callable[[Any], Any]) -> cli
             )
         server.preload("playground.training.loop")
         world.warm_up()
-        source = preparing.prepare(dataset, data_dir, mirror, say=lambda line: click.echo(line, err=True))
-        train, test = preparing.samples(source, "train"), preparing.samples(source, "t10k")
-        if limit and limit > train:
-            raise Impossible(f"--limit {limit}: {source.name} has {train} samples to train on")
-        data = {"name": source.name, "train": limit or train, "test": test, "why": source.why}
+        source, data = prepared(dataset, data_dir, mirror, limit)
         say = speaker(world, silent=as_json)
         say(f"{lesson.name}: {world}, {results.data_text(data)}")
         with TrainingProgress(say) as progress:
@@ -95,6 +94,17 @@ def training_command(lesson: Lesson, *more_options: Callable[[Any], Any]) -> cli
             click.echo(results.document(lesson.name, world, started, steps, dataset=data, best=best, **outcome))
 
     return command
+
+
+def prepared(
+    dataset: str, data_dir: Path, mirror: str | None, limit: int | None
+) -> tuple[preparing.Source, dict[str, Any]]:
+    """The data, ready, and what to say of it. Raises `NoData`, and `Impossible` for a limit beyond it."""
+    source = preparing.prepare(dataset, data_dir, mirror, say=lambda line: click.echo(line, err=True))
+    train, test = preparing.samples(source, "train"), preparing.samples(source, "t10k")
+    if limit and limit > train:
+        raise Impossible(f"--limit {limit}: {source.name} has {train} samples to train on")
+    return source, {"name": source.name, "train": limit or train, "test": test, "why": source.why}
 
 
 def judged(difference: float, all_reduce: str | None) -> str:

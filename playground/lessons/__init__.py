@@ -16,7 +16,7 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
     name: str
-    """Its module here and its command."""
+    """Its command; its module here too (see `module_of`)."""
     teaches: str
     """One line for the path."""
     shown: str
@@ -71,6 +71,13 @@ PATH = (
         ),
     ),
     Lesson(
+        name="data-parallel",
+        teaches="DataParallel by its parts: one process, many devices, and where that ends",
+        shown="the parts of DataParallel, what fills a device and what cures it, and why the path goes on to processes",
+        ranks=1,
+        steps=("split", "one_step", "ways", "two_means", "run"),
+    ),
+    Lesson(
         name="sgd",
         teaches="synchronous SGD by hand: partition the data, average the gradients",
         shown="{size} ranks trained one model by averaging gradients",
@@ -87,9 +94,14 @@ PATH = (
 LESSONS = {lesson.name: lesson for lesson in PATH}
 
 
+def module_of(lesson: str) -> str:
+    """The name of a lesson's module in this package: that of its command, with no hyphen in it."""
+    return lesson.replace("-", "_")
+
+
 def about(lesson: str) -> dict[str, str]:
     """What a lesson says about itself (under "") and, in one paragraph each, about its steps; without importing it."""
-    module = ast.parse((Path(__file__).parent / f"{lesson}.py").read_text(encoding="utf-8"))
+    module = ast.parse((Path(__file__).parent / f"{module_of(lesson)}.py").read_text(encoding="utf-8"))
     texts = {"": ast.get_docstring(module) or ""}
     for node in module.body:
         if isinstance(node, ast.FunctionDef):
@@ -110,7 +122,7 @@ def run_steps(
     from playground.runtime.devices import refusal
 
     torch.manual_seed(seed)
-    module = import_module(f"playground.lessons.{lesson}")
+    module = import_module(f"playground.lessons.{module_of(lesson)}")
     outcomes: list[Any] = []
     for step in steps:
         try:
@@ -122,8 +134,9 @@ def run_steps(
     return outcomes
 
 
-def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any]) -> Any:
-    """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`.
+def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any], more: tuple[Any, ...] = ()) -> Any:
+    """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`; `more`
+    follows them.
 
     Raises `Impossible` if the ranks were not all given the same: on several hosts each has its own command line and
     its own data, and training would go on and be wrong.
@@ -139,4 +152,4 @@ def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any]) ->
         for other, theirs in enumerate(everybodys):
             if theirs[name] != ours:
                 raise Impossible(f"{name} is {ours} on rank 0 and {theirs[name]} on rank {other}: it must be the same")
-    return import_module(f"playground.lessons.{lesson}").run(rank, size, Settings(**settings))
+    return import_module(f"playground.lessons.{module_of(lesson)}").run(rank, size, Settings(**settings), *more)

@@ -62,8 +62,8 @@ def tutorial_ring(rank: int, size: int, elements: int | None = None) -> dict[str
 
 
 def ring(rank: int, size: int, elements: int | None = None) -> dict[str, Any]:
-    """In N chunks: first every chunk collects its sum going round, then the sums go round. Half the bytes here, and
-    for any number of ranks less than two tensors each.
+    """In N chunks: first each chunk's sum is collected going round, then the sums go round. A rank sends less than two
+    tensors, however many ranks there are.
 
     | rank | before                   | after                    | messages | sent |
     |------|--------------------------|--------------------------|----------|------|
