@@ -41,7 +41,8 @@ PLAN = Plan(
         (3, ("--collective", "all", "--algorithm", "all", "-b", 16, "-e", "1K")),
         (2, ("--dtype", "bfloat16", "--op", "avg", "--algorithm", "ring,auto", "-b", "64K", "-e", "64K")),
         (3, ("--dtype", "int8", "--op", "prod", "--algorithm", "all", "-b", 64, "-e", 64)),
-        (3, ("--dtype", "uint8", "--op", "bxor", "--collective", "all", "-b", 64, "-e", 64)),
+        # Not reduce_scatter: that of torch 2.6's gloo always adds, as this very column says there.
+        (3, ("--dtype", "uint8", "--op", "bxor", "--collective", "all_reduce,reduce", "-b", 64, "-e", 64)),
     ],
     ids=str,
 )
