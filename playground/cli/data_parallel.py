@@ -162,5 +162,8 @@ def trained(
             outcomes.append(world.run(run_training, LESSON.name, settings, (some,), on_report=progress)[0])
     together, alone = (outcome["epochs"] for outcome in outcomes)
     difference = abs(together[-1]["loss"] - alone[-1]["loss"])
-    say(f"Shown: {len(names)} devices trained one model to the loss of one device (difference {difference:.1e}).")
+    say(
+        f"Shown: {len(names)} devices trained one model to the loss of one device (difference {difference:.1e}: "
+        f"float32 rounds sums of other parts otherwise, and training enlarges it)."
+    )
     return {}, {"dataset": data, "epochs": together, "epochs_on_one_device": alone, "loss_difference": difference}
