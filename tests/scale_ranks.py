@@ -28,7 +28,7 @@ def record(rank: int, size: int, asked: list[tuple[str, int]]) -> list[list[tupl
 
 
 def sizes(messages: Sequence[Addressed]) -> Sizes:
-    return [(other, tensor.numel() * tensor.element_size()) for tensor, other in messages]
+    return [(other, tensor.nbytes) for tensor, other in messages]
 
 
 class Simulation:

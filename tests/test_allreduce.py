@@ -11,7 +11,8 @@ import pytest
 from test_lessons import docstring_table
 
 from playground.algorithms import ALGORITHMS
-from playground.cli.training import ALL_REDUCES, judged
+from playground.cli.options import ALL_REDUCES
+from playground.cli.training import judged
 from playground.lessons import LESSONS, run_steps
 from playground.runtime import PlaygroundError
 from playground.show.messages import loads, timeline

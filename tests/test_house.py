@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import playground
-from playground.cli import training
+from playground.cli import options, training
 from playground.lessons import PATH, about, module_of
 from playground.training.gradients import ALL_REDUCES, AVERAGING
 
@@ -89,7 +89,7 @@ def test_the_path_agrees_with_its_modules(lesson: playground.lessons.Lesson) -> 
 
 def test_the_command_line_offers_every_way_of_averaging() -> None:
     assert tuple(AVERAGING) == training.AVERAGING
-    assert tuple(ALL_REDUCES) == training.ALL_REDUCES
+    assert tuple(ALL_REDUCES) == options.ALL_REDUCES
 
 
 SWAP = ("sgd", "ddp")

@@ -30,4 +30,4 @@ def chosen(nbytes: int, size: int) -> AllReduce:
 @AllReduce
 def auto(flat: torch.Tensor, add: Add, messages: Messages) -> None:
     """The algorithm that is fastest for this size and group: it sends what the chosen one sends."""
-    chosen(flat.numel() * flat.element_size(), messages.size).algorithm(flat, add, messages)
+    chosen(flat.nbytes, messages.size).algorithm(flat, add, messages)

@@ -40,12 +40,13 @@ class Messages:
 
         A message without elements is not sent: both ends know that it is empty.
         """
+        send, receive = not_empty(send), not_empty(receive)
         for observer in _observers:
-            observer(self, not_empty(send), not_empty(receive))
+            observer(self, send, receive)
         if self.batched:
-            return self._start_batch(not_empty(send), not_empty(receive))
-        sends = [self.group.send([tensor], rank, TAG) for tensor, rank in send if tensor.numel()]
-        return Started(sends, [self.group.recv([tensor], rank, TAG) for tensor, rank in receive if tensor.numel()])
+            return self._start_batch(send, receive)
+        sends = [self.group.send([tensor], rank, TAG) for tensor, rank in send]
+        return Started(sends, [self.group.recv([tensor], rank, TAG) for tensor, rank in receive])
 
     def _start_batch(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Started:
         batch = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=rank) for tensor, rank in send]

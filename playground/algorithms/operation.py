@@ -69,11 +69,16 @@ def check(dtype: torch.dtype, op: Any) -> None:
     op = kind(op)
     if op not in ADDS:
         raise ValueError(f"{op} is not among the operations of our algorithms: {', '.join(each.name for each in ADDS)}")
-    name = str(dtype).removeprefix("torch.")
     fractions = dtype.is_floating_point or dtype.is_complex
     if op in BITWISE and fractions:
-        raise ValueError(f"{op.name} is defined for integers, not for {name}")
+        raise ValueError(f"{op.name} is defined for integers, not for {name_of(dtype)}")
     if op == Op.AVG and not fractions:
-        raise ValueError(f"AVG is defined for floating point, not for {name}: an average need not be a whole number")
+        raise ValueError(
+            f"AVG is defined for floating point, not for {name_of(dtype)}: an average need not be a whole number"
+        )
     if dtype.is_complex and op not in (Op.SUM, Op.AVG):
-        raise ValueError(f"{op.name} is not defined for {name}")
+        raise ValueError(f"{op.name} is not defined for {name_of(dtype)}")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ import time
 import click
 
 from playground.cli.options import speaker, world_options
-from playground.lessons import LESSONS, about, run_steps
+from playground.lessons import LESSONS, about, by_step, run_steps
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible
 from playground.show import messages, results
@@ -38,7 +38,7 @@ def command(
     say(f"{LESSON.name}: {world}, {elements or world.size} elements of {messages.ELEMENT} bytes")
     names = [name for name in NAMES if not algorithm or name in algorithm]
     by_rank = world.run(run_steps, LESSON.name, [NAMES[name] for name in names], seed, (elements,))
-    by_name = dict(zip(names, map(list, zip(*by_rank, strict=True)), strict=True))
+    by_name = by_step(names, by_rank)
     for name, ranks in by_name.items():
         if name in (algorithm or TOLD):
             say("\n" + messages.story(name, about(LESSON.name)[NAMES[name]], ranks))

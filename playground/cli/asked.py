@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from playground.cli.options import options
-from playground.cli.training import ALL_REDUCES
+from playground.cli.options import ALL_REDUCES, options, plot_option
 from playground.measure import environment, sizes
 from playground.measure.plan import ELEMENT, OPS, SHAPES, USUAL_ALGORITHMS, Plan, check_algorithms, check_sizes
 from playground.runtime.entry import World
@@ -67,7 +66,7 @@ bench_options = options(
     click.option("--op", type=click.Choice(tuple(OPS)), default="sum", show_default=True, help="Of reductions."),
     click.option("--limit", is_flag=True, help="Also measure the wire itself: loopback TCP, or a copy on the GPU."),
     click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Also write the rows as CSV."),
-    click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw them: .svg or .png."),
+    plot_option("them"),
     click.option(
         "--diff", type=click.Path(path_type=Path), nargs=2, metavar="BEFORE AFTER",
         help="Measure nothing: compare two results that --json printed.",

@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 
-from playground.cli.options import Finite, options
+from playground.cli.options import json_option, options, plot_option, seed_option, speaker, timeout_option
 from playground.cli.training import data_options, prepared
 from playground.lessons import LESSONS, about, run_steps, run_training
 from playground.runtime import server
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT
 from playground.show import data_parallel as show, plots, results
 from playground.show.progress import TrainingProgress
 
@@ -37,15 +36,10 @@ data_parallel_options = options(
     click.option("--train", "training", is_flag=True, help="Train as sgd does, on the devices and on the first alone."),
     click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="With --train."),
     data_options,
-    click.option(
-        "--timeout", type=Finite(0, 1e6, min_open=True, max_open=True), default=DEFAULT_TIMEOUT, show_default=True,
-        help="Seconds without a sign of life after which the run is ended.",
-    ),
-    click.option(
-        "--seed", type=click.IntRange(0, 2**32), default=1234, show_default=True, help="Of all random numbers."
-    ),
-    click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw each device's memory."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+    timeout_option,
+    seed_option,
+    plot_option("each device's memory"),
+    json_option,
 )  # fmt: skip
 
 
@@ -68,7 +62,7 @@ def command(
         raise Impossible(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     if plot:
         plots.check(plot)
-    say: Callable[[str], None] = (lambda text: None) if as_json else click.echo
+    say = speaker(world, silent=as_json)
     say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     if training:
         steps, more = trained(world, names, say, **asked)

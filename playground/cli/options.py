@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,12 @@ from playground.runtime import devices
 from playground.runtime.entry import World
 from playground.runtime.launch import MOST_RANKS
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
+
+ALL_REDUCES = (
+    "backend", "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "recursive-doubling", "halving-doubling",
+    "binary-tree", "auto",
+)  # fmt: skip
+"""What adds up over ranks: the backend's own all-reduce, and ours."""
 
 
 class Finite(click.FloatRange):
@@ -35,25 +42,34 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+timeout_option = click.option(
+    "--timeout", type=Finite(0, 1e6, min_open=True, max_open=True), default=DEFAULT_TIMEOUT, show_default=True,
+    help="Seconds without a sign of life from any rank after which the run is ended.",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=click.IntRange(0, 2**32), default=1234, show_default=True, help="Of all random numbers."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 world_options = options(
     click.option("-n", "--world-size", "size", type=click.IntRange(1, MOST_RANKS), help="Number of ranks."),
     click.option(
         "--backend", type=click.Choice(devices.BACKENDS), default="gloo", show_default=True,
         help="gloo: CPU; nccl: GPUs.",
     ),
-    click.option(
-        "--timeout", type=Finite(0, 1e6, min_open=True, max_open=True), default=DEFAULT_TIMEOUT, show_default=True,
-        help="Seconds without a sign of life from any rank after which the run is ended.",
-    ),
-    click.option(
-        "--seed", type=click.IntRange(0, 2**32), default=1234, show_default=True, help="Of all random numbers."
-    ),
+    timeout_option,
+    seed_option,
     click.option(
         "--init-method", metavar="URL",
         help="How ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+    json_option,
 )  # fmt: skip
+
+
+def plot_option(about: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--plot", type=click.Path(path_type=Path), metavar="FILE", help=f"Also draw {about}: .svg or .png."
+    )
 
 
 def speaker(world: World, silent: bool) -> Callable[[str], None]:

@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 
-from playground.cli.options import Finite, options, speaker
+from playground.cli.options import Finite, json_option, options, plot_option, speaker, timeout_option
 from playground.measure import fit as fitting, predict
 from playground.measure.costs import COSTS
 from playground.measure.model import Machine
 from playground.runtime import devices, server
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT
 from playground.show import plots, results, scale as show
 
 LEAST, USUAL, MOST = 4, 8, 16
@@ -37,12 +36,9 @@ scale_options = options(
     click.option("--ranks-per-node", type=click.IntRange(1), help="Two levels: --alpha and --beta are between nodes."),
     click.option("--inner-alpha", type=price, help="Seconds a message costs inside a node."),
     click.option("--inner-beta", type=price, help="Seconds a byte costs inside a node."),
-    click.option(
-        "--timeout", type=Finite(0, 1e6, min_open=True, max_open=True), default=DEFAULT_TIMEOUT, show_default=True,
-        help="Seconds without a sign of life from any rank after which the run is ended.",
-    ),
-    click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw who wins: .svg or .png."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+    timeout_option,
+    plot_option("who wins"),
+    json_option,
 )  # fmt: skip
 
 

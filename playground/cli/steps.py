@@ -7,7 +7,7 @@ import time
 import click
 
 from playground.cli.options import speaker, world_options
-from playground.lessons import Lesson, about, run_steps
+from playground.lessons import Lesson, about, by_step, run_steps
 from playground.runtime.entry import World
 from playground.show import results
 
@@ -30,11 +30,11 @@ def steps_command(lesson: Lesson) -> click.Command:
         say(f"{lesson.name}: {world}")
         names = [step for step in lesson.steps if not only or step in only]
         by_rank = world.run(run_steps, lesson.name, names, seed)
-        by_step = dict(zip(names, map(list, zip(*by_rank, strict=True)), strict=True))
-        for name, ranks in by_step.items():
+        left = by_step(names, by_rank)
+        for name, ranks in left.items():
             say("\n" + results.step_text(name, about(lesson.name)[name], ranks, lesson.says))
         say(f"\nShown: {lesson.shown.format(size=world.size)}.")
         if as_json and world.speaks:
-            click.echo(results.document(lesson.name, world, started, by_step))
+            click.echo(results.document(lesson.name, world, started, left))
 
     return command

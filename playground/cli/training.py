@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from playground.cli.options import Finite, options, speaker, world_options
+from playground.cli.options import ALL_REDUCES, Finite, options, speaker, world_options
 from playground.lessons import Lesson, about, run_training
 from playground.runtime import server
 from playground.runtime.entry import World
@@ -20,10 +20,6 @@ from playground.show.progress import TrainingProgress
 from playground.training import prepare as preparing
 
 AVERAGING = ("per-parameter", "flat")
-ALL_REDUCES = (
-    "backend", "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "recursive-doubling", "halving-doubling",
-    "binary-tree", "auto",
-)  # fmt: skip
 ROUNDING = 1e-4
 """How far replicas may drift apart where each adds in an order of its own (three of them, ten epochs: 1.2e-7)."""
 

@@ -21,8 +21,6 @@ from playground.data_parallel.scatter import chunk_sizes
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
 LR = 0.1
-WAYS = ("logits", "loss", "outputs")
-"""What is gathered of the replicas' work; "outputs" are not, they stay where they are."""
 
 
 class LanguageModel(nn.Module):
@@ -79,7 +77,10 @@ def train_step(
 def loss_by(
     way: str, devices: list[torch.device], output: torch.device
 ) -> Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(model, tokens, targets) → the mean loss over the batch on `output`, by one of `WAYS`."""
+    """(model, tokens, targets) → the mean loss over the batch on `output`, by the way named after what is gathered.
+
+    "logits", "loss", or "outputs", which are not gathered but stay where they are.
+    """
 
     def logits(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return TokenLoss()(data_parallel(model, tokens, devices, output), copied("targets", targets, output))

@@ -134,22 +134,19 @@ def run_steps(
     return outcomes
 
 
+def by_step(steps: list[str], by_rank: list[list[Any]]) -> dict[str, list[Any]]:
+    """What `run_steps` returned on each rank, turned over: for each step what it left, in rank order."""
+    return dict(zip(steps, map(list, zip(*by_rank, strict=True)), strict=True))
+
+
 def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any], more: tuple[Any, ...] = ()) -> Any:
     """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`; `more`
     follows them.
 
-    Raises `Impossible` if the ranks were not all given the same: on several hosts each has its own command line and
-    its own data, and training would go on and be wrong.
+    Raises `Impossible` if the ranks were not all given the same (but for the folder, which is each host's own).
     """
-    import torch.distributed as dist
-
-    from playground.runtime import Impossible
+    from playground.runtime.agreement import check_agreed
     from playground.training.loop import Settings
 
-    everybodys: list[Any] = [None] * size
-    dist.all_gather_object(everybodys, {name: value for name, value in settings.items() if name != "folder"})
-    for name, ours in everybodys[0].items():
-        for other, theirs in enumerate(everybodys):
-            if theirs[name] != ours:
-                raise Impossible(f"{name} is {ours} on rank 0 and {theirs[name]} on rank {other}: it must be the same")
+    check_agreed({name: value for name, value in settings.items() if name != "folder"})
     return import_module(f"playground.lessons.{module_of(lesson)}").run(rank, size, Settings(**settings), *more)

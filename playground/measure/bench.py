@@ -20,6 +20,7 @@ from playground.measure.plan import ELEMENT, SHAPES, Plan
 from playground.measure.timing import Contestant, percentile, race
 from playground.measure.wire import Wire, wire
 from playground.runtime import Impossible, device, devices, report
+from playground.runtime.agreement import check_agreed, everybodys
 
 
 def run(rank: int, size: int, plan: Plan) -> None:
@@ -27,7 +28,8 @@ def run(rank: int, size: int, plan: Plan) -> None:
 
     Raises `Impossible` if the backend cannot do it, or the ranks were not all asked for the same.
     """
-    hosts = agreed(plan, size)
+    check_agreed(asdict(plan))
+    hosts = set(everybodys(own_host()))
     check_gpu_memory(plan, size, len(hosts))
     order = random.Random(plan.seed)
     with wire(rank, size, hosts) if plan.limit else contextlib.nullcontext() as limit:
@@ -42,18 +44,10 @@ def run(rank: int, size: int, plan: Plan) -> None:
                     report(**measured)
 
 
-def agreed(plan: Plan, size: int) -> set[str]:
-    """The hosts the ranks are on. Raises `Impossible` unless all were given the same plan."""
+def own_host() -> str:
+    """What tells this host from others, namesakes too."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    host = f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
-    everybodys: list[Any] = [None] * size
-    dist.all_gather_object(everybodys, (asdict(plan), host))
-    first = everybodys[0][0]
-    for rank, (settings, _) in enumerate(everybodys):
-        for name, value in settings.items():
-            if value != first[name]:
-                raise Impossible(f"{name} is {first[name]} on rank 0 and {value} on rank {rank}: it must be the same")
-    return {host for _, host in everybodys}
+    return f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
 
 
 def check_gpu_memory(plan: Plan, size: int, hosts: int) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from playground.algorithms import ALGORITHMS
 from playground.measure.fit import Key
 from playground.measure.model import ELEMENT
+from playground.measure.timing import slowest
 from playground.runtime import report
 
 BLOCK = 0.004
@@ -78,6 +79,5 @@ def time_calls(name: str, nbytes: int, group: Any, calls: int) -> float:
 
 def calls_for(seconds: float, group: Any) -> int:
     """How many calls fill a block: the same number on every rank."""
-    slowest = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
-    return max(1, min(MOST_CALLS, int(BLOCK / slowest.item())))
+    [longest] = slowest([seconds], group)
+    return max(1, min(MOST_CALLS, int(BLOCK / longest)))

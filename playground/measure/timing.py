@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,10 +53,10 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def slowest(seconds: Sequence[float]) -> list[float]:
-    """Each figure's largest among all ranks."""
+def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:
+    """Each figure's largest among all ranks of the group."""
     largest = torch.tensor(seconds, dtype=torch.float64, device=device())
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return list(largest.tolist())
 
 

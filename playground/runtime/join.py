@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.runtime import devices, rendezvous
+from playground.runtime.agreement import everybodys
 from playground.runtime.environment import Place
 from playground.runtime.rank import Progress, failure, report_to
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
@@ -56,7 +57,6 @@ def host_of_the_store(place: Place) -> socket.socket | None:
 
 def share(result: Any) -> list[Any]:
     """Everybody's results, at every rank. Nobody returns before everybody has arrived."""
-    results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(results, result)
+    results = everybodys(result)
     dist.barrier()
     return results

@@ -1,0 +1,28 @@
+"""What the ranks of a world tell each other of themselves, and what must be the same on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from playground.runtime.errors import Impossible
+
+
+def everybodys(value: Any) -> list[Any]:
+    """Every rank's `value`, in rank order, on every rank. All must call this."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def check_agreed(settings: dict[str, Any]) -> None:
+    """Raise `Impossible` unless every rank was given the same settings. All must call this.
+
+    On several hosts each rank has its own command line: work would go on with what differs, and be wrong.
+    """
+    all_settings = everybodys(settings)
+    for name, ours in all_settings[0].items():
+        for rank, theirs in enumerate(all_settings):
+            if theirs[name] != ours:
+                raise Impossible(f"{name} is {ours} on rank 0 and {theirs[name]} on rank {rank}: it must be the same")
