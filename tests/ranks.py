@@ -21,8 +21,10 @@ from playground.algorithms.messages import Addressed, Messages, observed
 from playground.lessons import run_training
 from playground.runtime import device, report
 from playground.training.data import Images, partition_dataset, partition_test_set
-from playground.training.gradients import AVERAGING, broadcast_parameters, largest_difference
 from playground.training.net import Net
+from playground.training.replicas import broadcast_parameters, largest_difference
+from playground.training.rungs import RUNGS
+from playground.training.sync import Sync
 
 
 def add_up(rank: int, size: int) -> float:
@@ -118,6 +120,7 @@ def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: i
         model = DistributedDataParallel(model)
     else:
         broadcast_parameters(model)
+    averaging = RUNGS[sync](model, dist.all_reduce, 1000) if sync in RUNGS else Sync(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
     train_set = partition_dataset(Images(folder, "train", samples), batch_size)
@@ -129,8 +132,7 @@ def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: i
             output = model(images.double())
             loss = nn.functional.cross_entropy(output, labels, reduction="sum")
             (loss * size / batch).backward()
-            if sync in AVERAGING:
-                AVERAGING[sync](model)
+            averaging.after_backward()
             optimizer.step()
         history.append(torch.cat([param.detach().flatten() for param in model.parameters()]).tolist())
     return history
@@ -157,7 +159,7 @@ def uneven_gradients(rank: int, size: int, sync: str) -> dict[str, Any]:
     model["all"].grad = torch.full((2,), float(rank))
     if rank > 0:
         model["some"].grad = torch.full((2,), 6.0)
-    AVERAGING[sync](model)
+    RUNGS[sync](model, dist.all_reduce, 16).after_backward()
     return {name: None if param.grad is None else param.grad.tolist() for name, param in model.items()}
 
 
@@ -170,7 +172,7 @@ def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
         param.grad = torch.arange(param.numel(), dtype=param.dtype).view(param.shape) * (rank + 1)
     assert model["a"].grad is not None
     model["a"].grad = model["a"].grad.contiguous(memory_format=torch.channels_last)
-    AVERAGING[sync](model)
+    RUNGS[sync](model, dist.all_reduce, 16).after_backward()
     return [(str(param.grad.dtype), param.grad.tolist()) for param in model.parameters() if param.grad is not None]
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import playground
-from playground.cli import options, training
+from playground.cli import options, recipe
 from playground.lessons import PATH, about, module_of
-from playground.training.gradients import ALL_REDUCES, AVERAGING
+from playground.training.data import LOADERS
+from playground.training.gradients import ALL_REDUCES
+from playground.training.rungs import RUNGS
 
 ROOT = Path(playground.__file__).parent
 MODULES = {".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
@@ -36,7 +38,7 @@ def room(module: str) -> str:
 ALLOWED = {
     "runtime": {"runtime"},
     "algorithms": {"algorithms"},
-    "training": {"training", "algorithms"},
+    "training": {"training", "algorithms", "runtime"},
     "measure": {"measure", "algorithms", "runtime"},
     "data_parallel": {"data_parallel", "runtime"},
     "lessons": {"runtime", "training", "algorithms", "data_parallel"},
@@ -88,7 +90,8 @@ def test_the_path_agrees_with_its_modules(lesson: playground.lessons.Lesson) -> 
 
 
 def test_the_command_line_offers_every_way_of_averaging() -> None:
-    assert tuple(AVERAGING) == training.AVERAGING
+    assert tuple(RUNGS) == recipe.RUNGS
+    assert tuple(LOADERS) == recipe.LOADERS
     assert tuple(ALL_REDUCES) == options.ALL_REDUCES
 
 
@@ -101,4 +104,4 @@ def test_the_step_from_sgd_to_ddp_is_two_lines() -> None:
     changed = [(a.strip(), b.strip()) for a, b in zip(sgd, ddp, strict=True) if a != b]
     assert len(changed) == 2
     assert changed[0] == ("broadcast_parameters(model)", "model = DistributedDataParallel(model)")
-    assert changed[1][0].replace(", after_backward=averaging(settings)", "") == changed[1][1]
+    assert changed[1][0].replace(", sync=synchronised(model, settings)", "") == changed[1][1]

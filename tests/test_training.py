@@ -16,9 +16,10 @@ from playground.runtime import Impossible, RankFailed
 from playground.testing import World
 from playground.training.data import Images
 from playground.training.net import Net
+from playground.training.rungs import RUNGS
 
 Worlds = Callable[..., World]
-SYNCS = ["per-parameter", "flat", "ddp"]
+SYNCS = [*RUNGS, "ddp"]
 
 
 def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
@@ -91,7 +92,7 @@ def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder
     assert sum(sum(result["test_lengths"]) for result in results) == 200
 
 
-@pytest.mark.parametrize("sync", ["per-parameter", "flat"])
+@pytest.mark.parametrize("sync", list(RUNGS)[1:])
 def test_a_missing_gradient_counts_as_zero(sync: str, world: Worlds) -> None:
     for result in world(3).run(ranks.uneven_gradients, sync):
         assert result == {"all": [1.0, 1.0], "some": [4.0, 4.0], "nobody": [0.0, 0.0], "frozen": None}

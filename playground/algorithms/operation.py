@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from playground.algorithms import background
 from playground.algorithms.messages import Messages
 
 Op = dist.ReduceOp.RedOpType
@@ -37,15 +38,26 @@ class AllReduce:
         functools.update_wrapper(self, algorithm)
         self.algorithm = algorithm
 
-    def __call__(self, tensor: torch.Tensor, op: Any = Op.SUM, group: Any = None) -> None:
+    def __call__(
+        self, tensor: torch.Tensor, op: Any = Op.SUM, group: Any = None, async_op: bool = False
+    ) -> background.Work | None:
         """Leave in `tensor`, on every rank of `group`, what `op` makes of all their tensors.
 
-        Any shape and layout, the same on every rank. A rank outside the group does nothing. Raises `ValueError` for
-        an operation that is not defined for this type.
+        Any shape and layout, the same on every rank. A rank outside the group does nothing. With `async_op` it goes on
+        while the caller does something else, until `wait()` of what is returned. Raises `ValueError` for an operation
+        that is not defined for this type.
         """
         op = kind(op)
         check(tensor.dtype, op)
-        group = group or dist.group.WORLD
+        call = functools.partial(self.run, tensor, op, group or dist.group.WORLD)
+        if async_op:
+            return background.start(call, tensor)
+        background.finish()
+        call()
+        return None
+
+    def run(self, tensor: torch.Tensor, op: Any, group: Any) -> None:
+        """Do it, here and now."""
         if group == dist.GroupMember.NON_GROUP_MEMBER or group.size() == 1:
             return
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -11,9 +11,10 @@ import click
 
 from playground.cli import allreduce, data_parallel
 from playground.cli.bench import bench_command
+from playground.cli.recipe import sync_options
 from playground.cli.scale import scale_command
 from playground.cli.steps import steps_command
-from playground.cli.training import all_reduce_option, sync_option, training_command
+from playground.cli.training import training_command
 from playground.lessons import LESSONS, PATH
 from playground.runtime import server
 from playground.runtime.errors import Impossible, PlaygroundError
@@ -40,7 +41,7 @@ cli.add_command(steps_command(LESSONS["p2p"]))
 cli.add_command(steps_command(LESSONS["collectives"]))
 cli.add_command(allreduce.command)
 cli.add_command(data_parallel.command)
-cli.add_command(training_command(LESSONS["sgd"], sync_option, all_reduce_option))
+cli.add_command(training_command(LESSONS["sgd"], sync_options))
 cli.add_command(training_command(LESSONS["ddp"]))
 cli.add_command(bench_command)
 cli.add_command(scale_command)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from playground.cli.options import json_option, options, plot_option, seed_option, speaker, timeout_option
-from playground.cli.training import data_options, prepared
+from playground.cli.recipe import data_options, prepared
 from playground.lessons import LESSONS, about, run_steps, run_training
 from playground.runtime import server
 from playground.runtime.entry import World

@@ -72,6 +72,16 @@ def plot_option(about: str) -> Callable[[Any], Any]:
     )
 
 
+all_reduce_option = click.option(
+    "--all-reduce", type=click.Choice(ALL_REDUCES), default="backend", show_default=True,
+    help="What adds gradients up: the backend's own or one of ours.",
+)  # fmt: skip
+bucket_cap_option = click.option(
+    "--bucket-cap-mb", type=Finite(0, 1e6, min_open=True), default=25.0, show_default=True, metavar="MB",
+    help="A bucket of gradients is full once it holds so much.",
+)  # fmt: skip
+
+
 def speaker(world: World, silent: bool) -> Callable[[str], None]:
     """Prints, if this process is to speak and text is wanted."""
     return click.echo if world.speaks and not silent else lambda text: None

@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.runtime import device, report
-from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
 from playground.training.loop import Settings, train
 from playground.training.net import Net
 
@@ -23,7 +23,8 @@ from playground.training.net import Net
 def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:
     """Train `Net` on this rank's part of the data; see `train` for what it returns."""
     torch.manual_seed(settings.seed)
-    train_set = partition_dataset(Images(settings.folder, "train", settings.limit), settings.batch_size, settings.seed)
+    images = LOADERS[settings.loader](settings.folder, "train", settings.limit)
+    train_set = partition_dataset(images, settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     model = DistributedDataParallel(model)

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 
 from playground.runtime import device, report
-from playground.training.data import Images, partition_dataset, partition_test_set
-from playground.training.gradients import broadcast_parameters
-from playground.training.loop import Settings, averaging, train
+from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
+from playground.training.loop import Settings, synchronised, train
 from playground.training.net import Net
+from playground.training.replicas import broadcast_parameters
 
 
 def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:
     """Train `Net` on this rank's part of the data; see `train` for what it returns."""
     torch.manual_seed(settings.seed)
-    train_set = partition_dataset(Images(settings.folder, "train", settings.limit), settings.batch_size, settings.seed)
+    images = LOADERS[settings.loader](settings.folder, "train", settings.limit)
+    train_set = partition_dataset(images, settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
-    return train(model, train_set, test_set, settings, tell=report, after_backward=averaging(settings))
+    return train(model, train_set, test_set, settings, tell=report, sync=synchronised(model, settings))

@@ -22,7 +22,8 @@ def check_agreed(settings: dict[str, Any]) -> None:
     On several hosts each rank has its own command line: work would go on with what differs, and be wrong.
     """
     all_settings = everybodys(settings)
-    for name, ours in all_settings[0].items():
-        for rank, theirs in enumerate(all_settings):
-            if theirs[name] != ours:
-                raise Impossible(f"{name} is {ours} on rank 0 and {theirs[name]} on rank {rank}: it must be the same")
+    for name in dict.fromkeys(name for each in all_settings for name in each):
+        values = [each.get(name, "not there") for each in all_settings]
+        for rank, theirs in enumerate(values):
+            if theirs != values[0]:
+                raise Impossible(f"{name} is {values[0]} on rank 0 and {theirs} on rank {rank}: it must be the same")

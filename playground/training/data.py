@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, Sampler
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from playground.training.partition import DataPartitioner, Partition, share, shares
 
@@ -45,6 +46,26 @@ class Images(Dataset[Batch]):
         wanted = torch.tensor(positions, dtype=torch.int64)
         images = self.images[wanted].float().div_(255 * STD).sub_(MEAN / STD)
         return images, self.labels[wanted].long()
+
+
+class ImagesOneByOne(Images):
+    """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by torchvision."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+    def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
+        from torchvision import transforms
+
+        super().__init__(folder, split, limit)
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+
+    def __getitem__(self, position: int) -> Batch:
+        picture = Image.fromarray(self.images[position, 0].numpy())
+        return self.transform(picture), self.labels[position].long()
+
+
+LOADERS: dict[str, type[Images]] = {"batch": Images, "per-sample": ImagesOneByOne}
+"""Ways to fetch samples."""
 
 
 def mapped(file: Path) -> torch.Tensor:
@@ -87,15 +108,22 @@ def partition_dataset(data: Dataset[Batch], batch_size: int = 128, seed: int = 1
     sizes = [part / samples for part in shares(samples, batch_size, size)]
     partition = DataPartitioner(data, sizes, seed).use(rank)
     steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
-    return whole_batches(partition, batch_sampler=steps)
+    return loader(partition, batch_sampler=steps)
 
 
 def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
     """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
     part = range(dist.get_rank(), len(data), dist.get_world_size())
-    return whole_batches(Partition(data, part), batch_size=TEST_BATCH)
+    return loader(Partition(data, part), batch_size=TEST_BATCH)
 
 
-def whole_batches(data: Any, **batching: Any) -> DataLoader[Batch]:
-    """A loader for datasets that hand out whole batches, so that nothing is left to collate."""
-    return DataLoader(data, collate_fn=lambda batch: batch, **batching)
+def loader(data: Any, **batching: Any) -> DataLoader[Batch]:
+    """A loader for datasets that hand out whole batches, and for those that hand out samples."""
+    return DataLoader(data, collate_fn=collated, **batching)
+
+
+def collated(batch: Any) -> Any:
+    """A list of samples as a batch (an empty one too). What is a batch already stays as it is."""
+    if not isinstance(batch, list):
+        return batch
+    return default_collate(batch) if batch else (torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64))

@@ -1,13 +1,12 @@
-"""Averaging over ranks, naive first, faster next to it.
+"""average_gradients, four ways: from the tutorial's loop to buckets. (The fifth works during backward: overlap.py.)
 
-Every variant leaves in each `param.grad` the mean over all ranks of what the ranks had there. A rank without a
-gradient for a parameter (a branch of the model its samples did not take) counts as zero, and takes part all the
-same: if it skipped the call, the others would wait for it for ever.
+Each is called after backward, with this rank's gradients in every `param.grad`, and leaves there their mean over all
+ranks. All ranks must call it: every all_reduce in here waits for everybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,11 +15,31 @@ from torch import nn
 from playground.algorithms import ALGORITHMS
 
 AllReduce = Callable[..., object]
-"""Called as `all_reduce(tensor, op=…)`, in place."""
+"""Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something to `wait()` for."""
+
+ALL_REDUCES: dict[str, AllReduce] = {"backend": dist.all_reduce, **ALGORITHMS}
+"""The backend's own and ours."""
+BUCKET_CAP = 25 * 2**20
+"""Bytes after which a bucket is full; DistributedDataParallel's default too."""
 
 
 def average_gradients(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """One all_reduce a parameter, as the tutorial does it."""
+    """One all_reduce a parameter, as the tutorial does it.
+
+    Raises `ValueError` where a parameter has no gradient: skipping it here would leave the other ranks waiting, or, on
+    all ranks, hide that it does not learn. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    """
+    size = dist.get_world_size()
+    for name, param in model.named_parameters():
+        if param.grad is None and param.requires_grad:
+            raise ValueError(f"{name} has no gradient on rank {dist.get_rank()}: this needs a way that is None-safe")
+        if param.grad is not None:
+            all_reduce(param.grad, op=dist.ReduceOp.SUM)
+            param.grad /= size
+
+
+def average_gradients_none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """The same, but a gradient that is None (this rank's samples took another branch) takes part, as zero."""
     size = dist.get_world_size()
     for grad in gradients(model):
         all_reduce(grad, op=dist.ReduceOp.SUM)
@@ -28,61 +47,50 @@ def average_gradients(model: nn.Module, all_reduce: AllReduce = dist.all_reduce)
 
 
 def average_gradients_flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """One all_reduce for all: a message has a cost of its own, so eight small ones cost more than one of their sum.
+    """One all_reduce for all: a message has a cost of its own, so eight small ones cost more than one of their sum."""
+    for grads in buckets(gradients(model)):
+        average_together(grads, all_reduce)
 
-    Gradients may have several types; those of one type travel together.
-    """
-    size = dist.get_world_size()
-    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-    for grad in gradients(model):
-        by_type.setdefault(grad.dtype, []).append(grad)
-    for grads in by_type.values():
-        flat = torch.cat([grad.flatten() for grad in grads])
-        all_reduce(flat, op=dist.ReduceOp.SUM)
-        flat /= size
-        for grad, averaged in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(averaged.view_as(grad))
+
+def average_gradients_bucketed(
+    model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: int = BUCKET_CAP
+) -> None:
+    """One all_reduce a bucket, last layer first: the copies that travel need memory for one bucket, not for all."""
+    for grads in buckets(gradients(model)[::-1], bucket_cap):
+        average_together(grads, all_reduce)
+
+
+def average_together(grads: Sequence[torch.Tensor], all_reduce: AllReduce) -> None:
+    """Average tensors of one type in a single message."""
+    flat = torch.cat([grad.flatten() for grad in grads])
+    all_reduce(flat, op=dist.ReduceOp.SUM)
+    flat /= dist.get_world_size()
+    for grad, averaged in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(averaged.view_as(grad))
+
+
+def learning(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that have gradients, in the order of the layers."""
+    return [param for param in model.parameters() if param.requires_grad]
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
     """The gradient of every parameter that learns, zero where this rank has none."""
-    learning = [param for param in model.parameters() if param.requires_grad]
-    for param in learning:
+    for param in learning(model):
         if param.grad is None:
             param.grad = torch.zeros_like(param)
-    return [param.grad for param in learning if param.grad is not None]
+    return [param.grad for param in learning(model) if param.grad is not None]
 
 
-def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
-    """Every rank starts from the parameters and buffers of `src`."""
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            whole = tensor.contiguous()
-            dist.broadcast(whole, src)
-            tensor.copy_(whole)
+def buckets(tensors: Sequence[torch.Tensor], cap: float = float("inf")) -> Iterator[list[torch.Tensor]]:
+    """Cut a row of tensors into runs that may travel together: a bucket is full once it holds `cap` bytes or more.
 
-
-def largest_difference(model: nn.Module) -> float:
-    """The largest difference of any parameter between a rank and rank 0; NaN if only one of the two is NaN.
-
-    Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
-    NaN on all ranks is no difference).
+    Every type has buckets of its own, since a message has one type.
     """
-    mine = torch.cat([param.detach().flatten() for param in model.parameters()])
-    root = mine.clone()
-    dist.broadcast(root, src=0)
-    same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
-    difference = (mine - root).abs().masked_fill(same_bits, 0).max()
-    everybodys = [torch.zeros_like(difference) for _ in range(dist.get_world_size())]
-    dist.all_gather(everybodys, difference)
-    return torch.stack(everybodys).max().item()
-
-
-AVERAGING: dict[str, Callable[..., None]] = {
-    "per-parameter": average_gradients,
-    "flat": average_gradients_flat,
-}
-"""What `sgd --sync` offers."""
-
-ALL_REDUCES: dict[str, AllReduce] = {"backend": dist.all_reduce, **ALGORITHMS}
-"""What `sgd --all-reduce` offers: the backend's own and ours."""
+    open_buckets: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        bucket = open_buckets.setdefault(tensor.dtype, [])
+        bucket.append(tensor)
+        if sum(each.nbytes for each in bucket) >= cap:
+            yield open_buckets.pop(tensor.dtype)
+    yield from open_buckets.values()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from playground.training.data import Batch
-from playground.training.gradients import ALL_REDUCES, AVERAGING, largest_difference
+from playground.training.gradients import ALL_REDUCES, BUCKET_CAP
+from playground.training.replicas import largest_difference
+from playground.training.rungs import RUNGS
+from playground.training.sync import AverageParameters, Sync
 
 TELL_EVERY = 0.2
 """Seconds between two reports of progress."""
@@ -39,15 +42,26 @@ class Settings:
     lr: float = 0.01
     momentum: float = 0.5
     seed: int = 1234
+    loader: str = "batch"
+    """How samples are fetched: a key of `data.LOADERS`."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before they are averaged, for one step of the optimizer."""
     sync: str = "flat"
-    """How sgd averages gradients: a key of `gradients.AVERAGING`."""
+    """How sgd keeps its replicas one: a key of `rungs.RUNGS`, or "parameters"."""
+    every: int = 1
+    """After how many steps parameters are averaged, if they are."""
     all_reduce: str = "backend"
-    """What sgd adds them up with: a key of `gradients.ALL_REDUCES`."""
+    """What sgd adds gradients up with: a key of `gradients.ALL_REDUCES`."""
+    bucket_cap: int = BUCKET_CAP
+    """Bytes after which a bucket of gradients is full."""
 
 
-def averaging(settings: Settings) -> Callable[[nn.Module], None]:
-    """The way of averaging gradients that `settings` ask for."""
-    return partial(AVERAGING[settings.sync], all_reduce=ALL_REDUCES[settings.all_reduce])
+def synchronised(model: nn.Module, settings: Settings) -> Sync:
+    """What keeps the replicas of `model` one in the way that `settings` ask for."""
+    all_reduce = ALL_REDUCES[settings.all_reduce]
+    if settings.sync == "parameters":
+        return AverageParameters(model, all_reduce, settings.every)
+    return RUNGS[settings.sync](model, all_reduce, settings.bucket_cap)
 
 
 def train(
@@ -56,19 +70,21 @@ def train(
     test_set: DataLoader[Batch],
     settings: Settings,
     *,
-    after_backward: Callable[[nn.Module], None] = lambda model: None,
+    sync: Sync | None = None,
     tell: Callable[..., None] = lambda **event: None,
 ) -> dict[str, Any]:
     """Train for `settings.epochs` epochs; return what each brought and how far the replicas ended up apart.
 
-    Every rank returns the same. `tell(epoch=…, step=…, steps=…)` hears of progress, `tell(finished=…)` of each epoch.
+    Every rank returns the same. Without `sync`, the model itself is to keep its replicas one. `tell(epoch=…, step=…,
+    steps=…)` hears of progress, `tell(finished=…)` of each epoch.
     """
+    sync = sync or Sync(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
     epochs = []
     for epoch in range(1, settings.epochs + 1):
         started = time.perf_counter()
-        trained = train_epoch(model, train_set, optimizer, settings, after_backward, Progress(tell, epoch))
+        trained = train_epoch(model, train_set, optimizer, settings, sync, Progress(tell, epoch))
         seconds = time.perf_counter() - started
         epochs.append(summary(epoch, everybodys(trained), everybodys(test(model, test_set)), seconds))
         tell(finished=epochs[-1])
@@ -80,7 +96,7 @@ def train_epoch(
     train_set: DataLoader[Batch],
     optimizer: torch.optim.Optimizer,
     settings: Settings,
-    after_backward: Callable[[nn.Module], None],
+    sync: Sync,
     progress: Progress,
 ) -> torch.Tensor:
     """One pass over this rank's part. Returns its [sum of losses, right answers (with dropout on), samples]."""
@@ -88,20 +104,25 @@ def train_epoch(
     left = len(train_set.dataset.data)  # the whole set, of which this rank has a part
     total = torch.zeros(3, dtype=torch.float64, device=device)
     model.train()
-    for step, (images, labels) in enumerate(train_set):
+    for step, (images, labels) in enumerate(train_set, 1):
         images, labels = images.to(device), labels.to(device)
-        batch = min(settings.batch_size, left)
-        left -= batch
-        optimizer.zero_grad()
-        output = model(images)
-        loss = F.nll_loss(output, labels, reduction="sum")
-        # The mean over the global batch is what one process would take. Averaging over ranks divides by their number,
-        # so that is multiplied in here: then unequal shares weigh what they should, and an empty one nothing.
-        (loss * size / batch).backward()
-        after_backward(model)
-        optimizer.step()
+        if step % settings.accumulate == 1 or settings.accumulate == 1:
+            batch = min(settings.batch_size * settings.accumulate, left)  # what one step of the optimizer is to see
+            left -= batch
+            optimizer.zero_grad()
+        complete = step % settings.accumulate == 0
+        with contextlib.nullcontext() if complete else sync.no_sync():
+            output = model(images)
+            loss = F.nll_loss(output, labels, reduction="sum")
+            # The mean over the global batch is what one process would take. Averaging over ranks divides by their
+            # number, so that is multiplied in here: then unequal shares weigh what they should, an empty one nothing.
+            (loss * size / batch).backward()
+        if complete:
+            sync.after_backward()
+            optimizer.step()
+            sync.after_step(last=step == len(train_set))
         total += torch.stack([loss.detach(), *right_answers(output, labels)])
-        progress(step + 1, len(train_set))
+        progress(step, len(train_set))
     return total
 
 

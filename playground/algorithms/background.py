@@ -1,0 +1,49 @@
+"""`async_op`: an all-reduce that goes on while its caller does something else.
+
+The backend's own works in threads of the backend. Ours is Python, so it has a Python thread: one, in which calls take
+their turns. Two at once would take each other's messages, and on every rank their order must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import torch
+
+_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="all-reduce")
+_last: Future[None] = Future()
+_last.set_result(None)
+
+
+class Work:
+    """What an asynchronous call returns, as `dist.all_reduce` does."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self.future = future
+
+    def wait(self) -> bool:
+        """Wait until it is done. Raises what it raised."""
+        self.future.result()
+        return True
+
+    def is_completed(self) -> bool:
+        return self.future.done()
+
+
+def start(call: Callable[[], None], tensor: torch.Tensor) -> Work:
+    """Begin `call` after all that was started before. On a GPU its work queues up behind what the caller gave it."""
+    global _last
+    stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+    def on_stream() -> None:
+        with torch.cuda.stream(stream):
+            call()
+
+    _last = _thread.submit(on_stream)
+    return Work(_last)
+
+
+def finish() -> None:
+    """Wait until nothing that was started is under way."""
+    wait([_last])

@@ -1,0 +1,46 @@
+"""Replicas of one model: made equal before training, averaged, compared after it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.runtime.agreement import check_agreed
+from playground.training.gradients import AllReduce, average_together, buckets
+
+
+def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
+    """Every rank starts from the parameters and buffers of `src`.
+
+    Raises `Impossible` on all ranks if a rank's model has other shapes: it would wait for ever, or train on garbage.
+    """
+    check_agreed({name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in model.state_dict().items()})
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            whole = tensor.contiguous()
+            dist.broadcast(whole, src)
+            tensor.copy_(whole)
+
+
+def average_parameters(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """Leave in every parameter its mean over all ranks."""
+    with torch.no_grad():
+        for params in buckets(list(model.parameters())):
+            average_together(params, all_reduce)
+
+
+def largest_difference(model: nn.Module) -> float:
+    """The largest difference of any parameter between a rank and rank 0; NaN if only one of the two is NaN.
+
+    Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
+    NaN on all ranks is no difference).
+    """
+    mine = torch.cat([param.detach().flatten() for param in model.parameters()])
+    root = mine.clone()
+    dist.broadcast(root, src=0)
+    same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
+    difference = (mine - root).abs().masked_fill(same_bits, 0).max()
+    everybodys = [torch.zeros_like(difference) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybodys, difference)
+    return torch.stack(everybodys).max().item()
