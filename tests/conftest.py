@@ -18,7 +18,7 @@ from playground.runtime.server import preload
 from playground.training import prepare
 
 # Before the fork server starts: what the ranks of many tests would otherwise import one by one.
-preload("pytest", "playground.lessons.sgd", "playground.lessons.ddp", "ranks")
+preload("pytest", "playground.lessons.sgd", "playground.lessons.ddp", "ranks", "rung_ranks")
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""

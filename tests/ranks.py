@@ -37,6 +37,7 @@ def surroundings(rank: int, size: int) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "policy": os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "backend": dist.get_backend(),
         "local_rank": dist.get_node_local_rank(),
         "listening": listening_addresses(),

@@ -35,6 +35,20 @@ def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() ->
         assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
 
 
+def test_ranks_that_outnumber_the_cores_share_them_out() -> None:
+    results = launch(ranks.surroundings, cores() + 1)
+    assert {result["cores"] for result in results} == {1}
+    results = launch(ranks.surroundings, 1)
+    assert [result["cores"] for result in results] == [cores()]
+
+
+def test_without_tuning_ranks_run_as_the_system_has_them() -> None:
+    script = "import ranks; from playground import launch; print([r['policy'] for r in launch(ranks.surroundings, 2)])"
+    environ = {**os.environ, "PLAYGROUND_TUNING": "0", "PYTHONPATH": str(Path(ranks.__file__).parent)}
+    shown = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"{[os.sched_getscheduler(0)] * 2}\n"
+
+
 @pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:0", "file://{tmp_path}/meet here"])
 def test_ranks_meet_by_every_method(method: str, tmp_path: Path) -> None:
     results = launch(ranks.surroundings, 2, init_method=method.format(tmp_path=tmp_path))

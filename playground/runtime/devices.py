@@ -6,6 +6,7 @@ gloo on CUDA tensors is not offered: wrong results are on record (pytorch/pytorc
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import TYPE_CHECKING
@@ -22,8 +23,9 @@ SHARE_A_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 REFUSAL = re.compile(r"not support|nsupported|only implemented|not implemented|Cannot use ReduceOp|can't be cast")
 
 
+@functools.cache
 def cores() -> int:
-    """CPU cores this process may use (its affinity mask, not what the machine has)."""
+    """CPU cores this process may use when it first asks (its affinity mask, not what the machine has)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -32,18 +34,6 @@ def cores() -> int:
 def threads_per_rank(local_ranks: int) -> int:
     """Each rank's share of the cores, at least one: more threads than cores only wait for each other."""
     return max(1, cores() // local_ranks)
-
-
-def use_batch_scheduling() -> None:
-    """Ask the scheduler not to interrupt a thread of this process merely because another one has woken up (Linux).
-
-    A thread that sends through gloo holds a lock, and gloo's I/O thread, as long as it cannot have that lock, tries
-    again and again. Interrupted at the wrong moment, the sender then waits for a whole time slice (4 ms) while the
-    other spins: most of what small messages cost where cores are scarce. Threads created later inherit this.
-    Source: sched(7), SCHED_BATCH
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def check_backend(backend: str, local_ranks: int) -> str:

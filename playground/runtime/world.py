@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.runtime import devices
+from playground.runtime import devices, host
 from playground.runtime.errors import NeverMet
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Meeting, meet
 
@@ -43,7 +43,8 @@ def init_process(
     local_size = size if local_size is None else local_size
     torch.set_num_threads(devices.threads_per_rank(local_size))
     os.environ["LOCAL_RANK"] = str(local_rank)  # where torch looks for it, whoever started this process
-    devices.use_batch_scheduling()
+    host.use_batch_scheduling()
+    host.keep_freed_memory()
     device = devices.claim(backend, local_rank, local_size)
     patience = timedelta(seconds=timeout)
     try:
@@ -55,6 +56,7 @@ def init_process(
         raise NeverMet(
             f"rank {rank} of {size} waited {timeout:g} s at {where} and did not meet all the others ({first_line})"
         ) from error
+    host.keep_to_one_core(local_rank, local_size)
     result = before_leaving(fn(rank, size, *args))
     dist.destroy_process_group()
     return result

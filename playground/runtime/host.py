@@ -1,0 +1,57 @@
+"""What a rank asks of the host it runs on, so that ranks do not stand in each other's way.
+
+None of it changes a result, and it serves the backend's own collectives as it does ours. Where it is not to be had it
+is not asked for; nor with PLAYGROUND_TUNING=0 in the environment, which shows what it is worth.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+from playground.runtime import devices
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT, FROM_THE_HEAP = 128 * 2**20, 32 * 2**20
+"""Bytes. The second is the largest that every glibc takes."""
+
+
+def tuned() -> bool:
+    return os.environ.get("PLAYGROUND_TUNING") != "0"
+
+
+def use_batch_scheduling() -> None:
+    """Ask the scheduler not to interrupt a thread of this process merely because another one has woken up (Linux).
+
+    A thread that sends through gloo holds a lock, and gloo's I/O thread, as long as it cannot have that lock, tries
+    again and again. Interrupted at the wrong moment, the sender then waits for a whole time slice (4 ms) while the
+    other spins: most of what small messages cost where cores are scarce. Threads created later inherit this.
+    Source: sched(7), SCHED_BATCH
+    """
+    if tuned() and hasattr(os, "SCHED_BATCH"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what is freed for what is asked for next, and not give it back to the kernel (glibc).
+
+    Every step of training frees what the next one asks for. Given back, each page of it must be found and cleared
+    anew: for Net and 64 images up to 850 page faults a step, a fifth of its time. Source: mallopt(3)
+    """
+    if tuned() and sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt:
+            mallopt(M_TRIM_THRESHOLD, KEPT)
+            mallopt(M_MMAP_THRESHOLD, FROM_THE_HEAP)
+
+
+def keep_to_one_core(local_rank: int, local_ranks: int) -> None:
+    """Where ranks outnumber cores, let this thread stay on one, so that every core has its share of ranks (Linux).
+
+    All ranks wait for the slowest. Left to itself, the scheduler now and then has three of four ranks on one of two
+    cores. The threads that the backend has already started are not bound: what they do is short and urgent.
+    """
+    cores = devices.cores()
+    if tuned() and hasattr(os, "sched_setaffinity") and local_ranks > cores:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[local_rank % cores]})
