@@ -203,7 +203,8 @@ def own_settings(rank: int, size: int, folder: Path) -> None:
 
 def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
     """What the first random numbers of training are on this rank."""
-    from playground.training.loop import Settings, train
+    from playground.training.loop import train
+    from playground.training.settings import Settings
 
     torch.manual_seed(0)
     train_set = partition_dataset(Images(folder, "train", 64), 16)

@@ -16,11 +16,12 @@ from playground.algorithms import ALGORITHMS
 from playground.algorithms.messages import observed
 from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
 from playground.training.gradients import ALL_REDUCES
-from playground.training.loop import Settings, synchronised, train
+from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.overlap import OverlappedAverage
 from playground.training.replicas import broadcast_parameters
 from playground.training.rungs import RUNGS
+from playground.training.settings import Settings, synchronised
 
 
 class Branches(nn.Module):

@@ -41,7 +41,8 @@ ALLOWED = {
     "training": {"training", "algorithms", "runtime"},
     "measure": {"measure", "algorithms", "runtime"},
     "data_parallel": {"data_parallel", "runtime"},
-    "lessons": {"runtime", "training", "algorithms", "data_parallel"},
+    "lab": {"lab", "training", "algorithms", "runtime"},
+    "lessons": {"runtime", "training", "algorithms", "data_parallel", "measure", "lab"},
     "show": {"show", "runtime"},
     "testing": {"runtime"},
 }

@@ -45,7 +45,7 @@ def test_commands_print_what_is_shown(
 ) -> None:
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "playground"]
-    training = words[3] in ("sgd", "ddp")
+    training = words[3] in ("sgd", "ladder", "ddp", "prove")
     small = ["--dataset", "digits", "--data-dir", data_dir, "--limit", "128"] if training else []
     shown = run_cli(*words[3:], *small)
     assert shown.code == 0, shown.err

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from playground.cli import allreduce, data_parallel
+from playground.cli import allreduce, data_parallel, ddp, ladder, prove
 from playground.cli.bench import bench_command
 from playground.cli.recipe import sync_options
 from playground.cli.scale import scale_command
@@ -42,7 +42,9 @@ cli.add_command(steps_command(LESSONS["collectives"]))
 cli.add_command(allreduce.command)
 cli.add_command(data_parallel.command)
 cli.add_command(training_command(LESSONS["sgd"], sync_options))
-cli.add_command(training_command(LESSONS["ddp"]))
+cli.add_command(ladder.command)
+cli.add_command(ddp.command)
+cli.add_command(prove.command)
 cli.add_command(bench_command)
 cli.add_command(scale_command)
 

@@ -76,10 +76,17 @@ all_reduce_option = click.option(
     "--all-reduce", type=click.Choice(ALL_REDUCES), default="backend", show_default=True,
     help="What adds gradients up: the backend's own or one of ours.",
 )  # fmt: skip
-bucket_cap_option = click.option(
-    "--bucket-cap-mb", type=Finite(0, 1e6, min_open=True), default=25.0, show_default=True, metavar="MB",
-    help="A bucket of gradients is full once it holds so much.",
-)  # fmt: skip
+
+
+def bucket_cap_of(megabytes: float) -> Callable[[Any], Any]:
+    """The option, with a default."""
+    return click.option(
+        "--bucket-cap-mb", type=Finite(0, 1e6, min_open=True), default=megabytes, show_default=True, metavar="MB",
+        help="A bucket of gradients is full once it holds so much.",
+    )  # fmt: skip
+
+
+bucket_cap_option = bucket_cap_of(25.0)
 
 
 def speaker(world: World, silent: bool) -> Callable[[str], None]:

@@ -12,7 +12,7 @@ import click
 
 from playground.cli.options import options, speaker, world_options
 from playground.cli.recipe import averaging, check_batches, prepared, training_options
-from playground.lessons import Lesson, about, run_training
+from playground.lessons import Lesson, about, module_of, run_training
 from playground.runtime import server
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError
@@ -47,7 +47,7 @@ def train_and_show(
     started = time.perf_counter()
     world = World(size, usual_size=lesson.ranks, backend=backend, timeout=timeout, init_method=init_method)
     check_batches(world.size, recipe["batch_size"], 1, 0)
-    server.preload("playground.training.loop")
+    server.preload(f"playground.lessons.{module_of(lesson.name)}")
     if recipe["loader"] == "per-sample":
         server.preload("torchvision.transforms")
     world.warm_up()

@@ -84,10 +84,22 @@ PATH = (
         ranks=2,
     ),
     Lesson(
+        name="ladder",
+        teaches="from average_gradients to what DDP does, rung by rung, each measured",
+        shown="what each rung brings",
+        ranks=2,
+    ),
+    Lesson(
         name="ddp",
         teaches="the same training, with DistributedDataParallel doing the averaging",
         shown="{size} ranks trained one model with DistributedDataParallel",
         ranks=2,
+    ),
+    Lesson(
+        name="prove",
+        teaches="do N ranks equal one process with the whole batch? The proof, and four ways to break it",
+        shown="{size} ranks equal one process with the whole batch",
+        ranks=4,
     ),
 )  # fmt: skip
 
@@ -140,13 +152,13 @@ def by_step(steps: list[str], by_rank: list[list[Any]]) -> dict[str, list[Any]]:
 
 
 def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any], more: tuple[Any, ...] = ()) -> Any:
-    """What `run` of a training lesson returns. `settings` are those of `playground.training.loop.Settings`; `more`
+    """What `run` of a training lesson returns. `settings` are those of `playground.training.settings.Settings`; `more`
     follows them.
 
     Raises `Impossible` if the ranks were not all given the same (but for the folder, which is each host's own).
     """
     from playground.runtime.agreement import check_agreed
-    from playground.training.loop import Settings
+    from playground.training.settings import Settings
 
     check_agreed({name: value for name, value in settings.items() if name != "folder"})
     return import_module(f"playground.lessons.{module_of(lesson)}").run(rank, size, Settings(**settings), *more)

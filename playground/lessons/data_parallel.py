@@ -38,8 +38,9 @@ from playground.data_parallel.memory import HOST
 from playground.data_parallel.moves import copied
 from playground.runtime import report
 from playground.training.data import Images, partition_dataset, partition_test_set
-from playground.training.loop import Settings, train
+from playground.training.loop import train
 from playground.training.net import Net
+from playground.training.settings import Settings
 
 
 def split(rank: int, size: int, devices: list[str]) -> list[dict[str, Any]]:

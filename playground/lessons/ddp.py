@@ -1,9 +1,11 @@
 """The same training with DistributedDataParallel: wrap the model, drop `average_gradients`.
 
     python -m playground ddp
+    python -m playground ddp --lab
 
 At construction DDP sends rank 0's parameters to all. During backward it collects gradients in buckets, in reverse
 order of the layers, and averages each bucket as soon as it is full, while backward goes on.
+The lab takes DDP apart, in seconds and without training: ddp_lab.py and ddp_lab_inputs.py, beside this.
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html and Li et al., 2020, arXiv 2006.15704
 """
 
@@ -16,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.runtime import device, report
 from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
-from playground.training.loop import Settings, train
+from playground.training.loop import train
 from playground.training.net import Net
+from playground.training.settings import Settings
 
 
 def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:

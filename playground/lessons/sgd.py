@@ -15,9 +15,10 @@ import torch
 
 from playground.runtime import device, report
 from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
-from playground.training.loop import Settings, synchronised, train
+from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
+from playground.training.settings import Settings, synchronised
 
 
 def run(rank: int, size: int, settings: Settings) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class TrainingProgress:
             self.say(epoch_text(event["finished"]))
         elif sys.stderr.isatty():
             if self.bar is None:
-                self.bar = click.progressbar(length=event["steps"], label=f"epoch {event['epoch']:2}", file=sys.stderr)
+                label = f"epoch {event['epoch']:2}" if "epoch" in event else "rounds"
+                self.bar = click.progressbar(length=event["steps"], label=label, file=sys.stderr)
             self.bar.update(event["step"] - self.bar.pos)
 
     def clear(self) -> None:

@@ -1,0 +1,286 @@
+"""The DDP lab: what it tells of buckets, hooks, no_sync, Join and samplers, held against oracles of our own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import ddp_lab_ranks
+import pytest
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+from playground.cli import ddp as command
+from playground.lab.comm_hooks import HOOKS
+from playground.lab.trainee import errors
+from playground.lessons import about
+from playground.runtime import Impossible, RankFailed
+from playground.runtime.server import preload
+from playground.show.ddp_lab import part
+from playground.testing import World
+from playground.training.gradients import buckets
+from playground.training.net import MODELS, Net
+
+preload("playground.lessons.ddp_lab", "playground.lessons.ddp_lab_inputs", "ddp_lab_ranks")
+
+Worlds = Callable[..., World]
+Lab = Callable[..., list[Any]]
+SIZES = {name: param.nbytes for name, param in Net().named_parameters()}
+"""Bytes of each parameter of Net, in the order of its layers."""
+
+
+@pytest.fixture
+def lab(run_cli: Callable[..., Any], data_dir: Path) -> Lab:
+    """Run one part; what its ranks have to say."""
+
+    def run(name: str, *words: Any) -> list[Any]:
+        data = ["--dataset", "digits", "--data-dir", data_dir, "--batch-size", 16]
+        shown = run_cli("ddp", "--only", name, *data, *words, "--json")
+        assert shown.code == 0, shown.err
+        [step] = json.loads(shown.out)["steps"]
+        assert step["name"] == name
+        ranks: list[Any] = step["ranks"]
+        return ranks
+
+    return run
+
+
+def cut(order: list[str], cap: float) -> list[list[str]]:
+    """The oracle: gradients in the order in which they get ready, a bucket full once it holds its cap."""
+    left = iter(order)
+    tensors = [torch.empty(SIZES[name] // 4) for name in order]
+    return [[next(left) for _ in bucket] for bucket in buckets(tensors, cap * 2**20)]
+
+
+@pytest.mark.parametrize(("size", "static", "since"), [(1, [], 2), (2, ["--static-graph"], 3), (3, [], 2)])
+def test_buckets_are_what_ddp_is_known_to_build(size: int, static: list[str], since: int, lab: Lab) -> None:
+    caps = [0.001, 0.02, 25.0]
+    ranks = lab("buckets", "-n", size, "--bucket-cap-mb", "0.001,0.02,25", "--steps", 2, *static)
+    assert len(ranks) == size
+    assert all(rank == ranks[0] for rank in ranks)
+    order = ranks[0]["order"]
+    assert sorted(order) == sorted(SIZES)
+    assert order.index("fc2.weight") < order.index("fc1.weight") < order.index("conv1.weight"), "last layer first"
+    assert [row["bucket_cap_mb"] for row in ranks[0]["caps"]] == caps
+    for cap, row in zip(caps, ranks[0]["caps"], strict=True):
+        [first] = row["first"]
+        assert (first["bytes"], first["ready"], sorted(first["parameters"])) == (87_360, 8, sorted(SIZES))
+        assert [bucket["parameters"] for bucket in row["rebuilt"]] == cut(order, cap)
+        assert [bucket["bucket"] for bucket in row["rebuilt"]] == list(range(len(row["rebuilt"])))
+        for bucket in row["rebuilt"]:
+            assert bucket["bytes"] == sum(SIZES[name] for name in bucket["parameters"])
+        lengths = [len(bucket["parameters"]) for bucket in row["rebuilt"]]
+        assert [bucket["ready"] for bucket in row["rebuilt"]] == list(accumulate(lengths)), "each leaves at once"
+        assert row["rebuilt_before"] == since
+        assert row["seconds"] > 0
+    assert [len(row["rebuilt"]) for row in ranks[0]["caps"]] == [5, 3, 1]
+
+
+def test_views_of_buckets_need_no_memory_of_their_own(lab: Lab) -> None:
+    [rank, _] = lab("buckets", "--bucket-cap-mb", "0.02", "--steps", 1, "--gradient-as-bucket-view")
+    held = {row["gradient_as_bucket_view"]: (row["gradients"], row["outside"]) for row in rank["memory"]}
+    assert held == {False: (87_360, 87_360), True: (87_360, 0)}
+
+
+def thin() -> int:
+    """The oracle: bytes of the two thin matrices of each matrix of Net, of rank one, and of its vectors."""
+    shapes = [(len(param), param.numel() // len(param)) for param in Net().parameters()]
+    return sum(4 * (rows + columns if columns > 1 else rows) for rows, columns in shapes)
+
+
+@pytest.mark.parametrize(("size", "caps"), [(1, "25"), (3, "0.001"), (2, "0.02")])
+def test_hooks_send_less_and_err_more(size: int, caps: str, lab: Lab) -> None:
+    ranks = lab("hooks", "-n", size, "--bucket-cap-mb", caps, "--steps", 3)
+    assert all(rank == ranks[0] for rank in ranks)
+    rows = {row.pop("hook"): row for row in ranks[0]}
+    assert list(rows) == ["none", "fp16", "bf16", "powersgd"]
+    sent = {name: (row["types"], row["bytes"]) for name, row in rows.items()}
+    assert sent == {
+        "none": (["float32"], 87_360), "fp16": (["float16"], 43_680), "bf16": (["bfloat16"], 43_680),
+        "powersgd": (["float32"], thin()),
+    }  # fmt: skip
+    assert [row["messages"] // rows["none"]["messages"] for row in rows.values()] == [1, 1, 1, 3]
+    wrong = [row["gradient"]["relative"] for row in rows.values()]
+    assert wrong == sorted(wrong)
+    assert wrong[0] < 2**-20, "rounding of float32"
+    assert 2**-14 < wrong[1] < 2**-9, "fp16 rounds to 11 bits"
+    assert 2**-11 < wrong[2] < 2**-7, "bf16 rounds to 8 bits"
+    assert 0.1 < wrong[3] < 2
+    assert rows["none"]["parameters"] == {"max": 0, "relative": 0}
+    apart = [row["parameters"]["max"] for row in rows.values()]
+    assert apart == sorted(apart)
+    assert apart[1] > 0
+    assert all(2 < row["loss"] < 3 for row in rows.values()), "ten classes, hardly trained"
+
+
+def test_only_the_hooks_asked_for_beside_none(lab: Lab) -> None:
+    assert [row["hook"] for row in lab("hooks", "--comm-hook", "bf16,fp16", "--steps", 1)[0]] == [
+        "none",
+        "fp16",
+        "bf16",
+    ]
+
+
+def test_what_the_backend_refuses_is_told(world: Worlds, digits_folder: Path) -> None:
+    for outcome in world(2).run(ddp_lab_ranks.refusals):
+        assert outcome["float32"] == ""
+        assert outcome["float8_e4m3fn"]
+        assert outcome["after"] == [2.0, 2.0, 2.0]
+    for plain, refused in world(2).run(ddp_lab_ranks.a_hook_that_is_refused, digits_folder, False):
+        assert plain["hook"] == "none"
+        assert refused == {"hook": "fp8", "refused": outcome["float8_e4m3fn"]}
+        text = part("hooks", "", [[plain, refused]])
+        assert f"fp8 is refused here: {refused['refused']}" in text
+    with pytest.raises(Impossible, match="--comm-hook fp8: refused here") as caught:
+        world(2).run(ddp_lab_ranks.a_hook_that_is_refused, digits_folder, True)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_exact_mean_is_the_gradient_of_the_whole_batch(size: int, world: Worlds, digits_folder: Path) -> None:
+    for outcome in world(size).run(ddp_lab_ranks.exact_mean, digits_folder):
+        assert outcome["to one process"] < 1e-14
+        assert outcome["to DDP"] < 1e-14
+        assert outcome["share"]
+        assert outcome["learns"] > 1e-3
+
+
+def test_comparisons_have_the_same_dropout_masks(world: Worlds, digits_folder: Path) -> None:
+    for first, again, other in world(2).run(ddp_lab_ranks.masks, digits_folder):
+        assert first == again != other
+
+
+def test_errors_of_known_values() -> None:
+    assert errors(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == {"max": 0.5, "relative": pytest.approx(0.1)}
+
+
+def test_messages_are_noted_while_asked(world: Worlds) -> None:
+    for outcome in world(2).run(ddp_lab_ranks.sent):
+        assert outcome["noted"] == [{"type": "float32", "bytes": 20}, {"type": "float16", "bytes": 4}]
+        assert outcome["restored"]
+
+
+@pytest.mark.parametrize(("size", "many", "cap", "messages"), [(1, 2, 25, 1), (2, 4, 0.02, 3), (3, 3, 0.001, 5)])
+def test_no_sync_spares_messages_and_changes_nothing(size: int, many: int, cap: float, messages: int, lab: Lab) -> None:
+    cap = 2 * cap if cap < 1 else cap  # in float64 each gradient has twice the bytes
+    for rows in lab("accumulation", "-n", size, "--accumulate", many, "--bucket-cap-mb", cap):
+        assert [row["batches"] for row in rows] == [1, many, many]
+        assert [row["messages"] for row in rows] == [messages, many * messages, messages]
+        assert rows[0]["difference"] == {"max": 0, "relative": 0}
+        assert all(row["difference"]["relative"] < 1e-14 for row in rows)
+
+
+def test_four_batches_unless_told(lab: Lab) -> None:
+    assert [row["batches"] for row in lab("accumulation", "-n", 1)[0]] == [1, 4, 4]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_join_lets_ranks_be_done_at_different_times(size: int, lab: Lab) -> None:
+    ranks = lab("uneven_inputs", "-n", size)
+    assert [rank["batches"] for rank in ranks] == list(range(3, 3 + size))
+    assert [rank["steps"] for rank in ranks] == list(range(3, 3 + size))
+    assert [rank["messages"] for rank in ranks] == [2 + size] * size, "one bucket a step, answered by all"
+    assert [rank["difference"] for rank in ranks] == [0.0] * size
+    assert [rank["without_joining"]["steps"] for rank in ranks] == [3] * size
+    assert [bool(rank["without_joining"]["says"]) for rank in ranks] == [size > 1] * size
+
+
+def test_join_with_batch_norm(lab: Lab) -> None:
+    ranks = lab("uneven_inputs", "--model", "resnet18", "--batch-size", 4)
+    assert [(rank["steps"], rank["difference"]) for rank in ranks] == [(3, 0.0), (4, 0.0)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_who_gets_which_sample(size: int, lab: Lab) -> None:
+    ranks = lab("sampler", "-n", size, "--seed", 5)
+    ways = {rows[0]["way"]: [row["mine"] for row in rows] for rows in zip(*ranks, strict=True)}
+    samples = 10 if 10 % size else 11
+    for rank in range(size):
+        theirs = DistributedSampler(range(samples), size, rank, seed=5)
+        assert ways["no set_epoch, epoch 0"][rank] == ways["no set_epoch, epoch 1"][rank] == list(theirs)
+        theirs.set_epoch(1)
+        assert ways["set_epoch(1)"][rank] == list(theirs)
+        dropping = DistributedSampler(range(samples), size, rank, seed=5, drop_last=True)
+        assert ways["drop_last"][rank] == list(dropping)
+    assert ways["set_epoch(0)"] != ways["set_epoch(1)"]
+    for row in ranks[0]:
+        counts = Counter(place for mine in ways[row["way"]] for place in mine)
+        assert row["doubled"] == sorted(place for place, count in counts.items() if count == 2)
+        assert row["left_out"] == sorted(set(range(samples)) - set(counts))
+    padding, rest = -samples % size, samples % size
+    assert [len(row["doubled"]) for row in ranks[0]] == [padding] * 4 + [0, 0]
+    assert [len(row["left_out"]) for row in ranks[0]] == [0] * 4 + [rest, 0]
+
+
+def test_the_lab_tells_its_parts_in_order(run_cli: Callable[..., Any], data_dir: Path) -> None:
+    shown = run_cli("ddp", "--lab", "--dataset", "digits", "--data-dir", data_dir, "--steps", 1)
+    assert (shown.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("ddp: gloo on cpu, 2 ranks x ")
+    assert lines[0].endswith("the lab, on net")
+    assert [line.split(":")[0] for line in lines if line.split(":")[0] in command.PARTS] == list(command.PARTS)
+    assert lines[-1].startswith("Shown: the buckets that DDP built, ")
+    assert "  no_sync but for the last        4         1 " in shown.out
+
+
+def test_without_its_options_it_trains(run_cli: Callable[..., Any], data_dir: Path) -> None:
+    words = ["--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--epochs", 1]
+    document = json.loads(run_cli("ddp", *words, "--json").out)
+    assert [step["name"] for step in document["steps"]] == ["run"]
+    assert document["replicas_max_difference"] == 0.0
+
+
+def test_the_command_line_knows_what_there_is() -> None:
+    assert tuple(HOOKS) == command.HOOKS
+    assert tuple(MODELS) == tuple(command.CAPS)
+    assert all(about(lesson)[name] for name, lesson in command.PARTS.items())
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    return {"folder": folder, "limit": 32, "batch_size": 8, "seed": 1}
+
+
+def asked(**changes: Any) -> dict[str, Any]:
+    return command.lab_of({**dict.fromkeys(command.LAB), "static_graph": False, **changes})
+
+
+def test_ranks_that_were_asked_for_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(Impossible, match="steps is 5 on rank 0 and 6 on rank 1"):
+        world(2).run(ddp_lab_ranks.own_steps, ["sampler"], settings(digits_folder), asked())
+
+
+def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="FileNotFoundError"):
+        world(2).run(command.start, ["hooks"], settings(tmp_path), asked())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bucket-cap-mb", "0"], "0.0 is not in the range"),
+        (["--bucket-cap-mb", "1,-5"], "-5.0 is not in the range"),
+        (["--bucket-cap-mb", "1,"], "'' is not a valid float"),
+        (["--bucket-cap-mb", "nan"], "nan is not a finite number"),
+        (["--comm-hook", "fp8"], "'fp8' is none of none, fp16, bf16, powersgd, all"),
+        (["--only", "everything"], "'everything' is not one of"),
+        (["--steps", "0"], "0 is not in the range"),
+        (["--model", "lenet"], "'lenet' is not one of"),
+        (["--model", "resnet18", "--batch-size", "3"], "resnet18 needs two samples on each, so at least 4"),
+        (["--lab", "--batch-size", "1"], "at least one each"),
+        (["--lab", "--epochs", "2"], "--epochs is for training"),
+        (["--lab", "--loader", "per-sample"], "--loader is for training"),
+        (["--only", "sampler", "--static-graph"], "--static-graph changes nothing in sampler"),
+        (["--only", "hooks", "--accumulate", "2"], "--accumulate changes nothing in hooks"),
+        (["--lab", "--limit", "601"], "601: digits has 600 samples"),
+    ],
+)
+def test_bad_input(words: list[str], message: str, run_cli: Callable[..., Any], data_dir: Path) -> None:
+    shown = run_cli("ddp", *words, "--dataset", "digits", "--data-dir", data_dir)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1

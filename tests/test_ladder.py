@@ -1,0 +1,237 @@
+"""The ladder: all its rungs come to one training, its counts are those of the messages, its times add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ladder_ranks
+import pytest
+
+from playground.cli import ladder as command
+from playground.lab import climber
+from playground.lessons.ladder import WARM_UP
+from playground.measure import environment
+from playground.runtime import Impossible, PlaygroundError
+from playground.runtime.entry import World
+from playground.show import ladder as show
+from playground.training.net import MODELS
+from playground.training.rungs import RUNGS
+
+Run = Callable[..., Any]
+Worlds = Callable[..., Any]
+NET = 87_360
+"""Bytes of Net's gradients."""
+FIRST = 66_240
+"""Of those, the bytes of its linear layers, which come first."""
+
+
+def test_the_command_line_knows_the_models_and_the_contestants() -> None:
+    assert {name: sum(param.numel() for param in make().parameters()) for name, make in MODELS.items()} == {
+        name: model.parameters for name, model in command.MODELS.items()
+    }
+    assert tuple(show.ABOUT) == (*RUNGS, climber.DDP)
+    assert show.PARTS == climber.PARTS
+
+
+@pytest.fixture
+def ladder(run_cli: Run, data_dir: Path) -> Callable[..., Any]:
+    """The document of a small run."""
+
+    def run(*words: Any) -> Any:
+        data = ("--dataset", "digits", "--data-dir", data_dir, "--json")
+        shown = run_cli("ladder", "--steps", 2, "--batch-size", 16, *data, *words)
+        assert (shown.code, shown.err) == (0, "")
+        return json.loads(shown.out)
+
+    return run
+
+
+def by_name(document: Any, field: str) -> dict[str, Any]:
+    return {rung["rung"]: rung[field] for rung in document["rungs"]}
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(1, ()), (2, ()), (3, ("--all-reduce", "ring")), (3, ("--all-reduce", "tutorial-ring"))],
+)
+def test_all_rungs_are_one_training(
+    size: int, words: tuple[str, ...], ladder: Run, world: Worlds, digits_folder: Path
+) -> None:
+    document = ladder("-n", size, *words)
+    alone = world(size).run(ladder_ranks.by_itself, digits_folder, WARM_UP + 2, 592, 16, 1234)[0]
+    assert by_name(document, "loss") == pytest.approx(dict.fromkeys([*RUNGS, "ddp"], alone), rel=1e-6)
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
+    assert by_name(document, "difference_to_ddp")["ddp"] == 0
+    if "tutorial-ring" not in words:
+        assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
+
+
+def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder: Path) -> None:
+    for rungs in world(2).run(ladder_ranks.with_a_forgetful_rung, digits_folder):
+        wrong = {rung["rung"] for rung in rungs if rung["replicas_max_difference"] > 1e-6}
+        assert wrong == {rung["rung"] for rung in rungs if rung["difference_to_ddp"] > 1e-6} == {"flat"}
+        with pytest.raises(PlaygroundError, match="the replicas differ"):
+            command.agreement(rungs, "backend")
+
+
+@pytest.mark.parametrize(
+    ("differences", "all_reduce", "said"),
+    [
+        ((0.0, 0.0), "backend", "bit-identical"),
+        ((1e-8, 0.0), "tutorial-ring", "an order of its own"),
+        ((1e-8, 0.0), "ring", None),
+        ((0.0, 1e-8), "tutorial-ring", None),
+        ((math.nan, 0.0), "backend", None),
+        ((0.0, math.nan), "backend", None),
+    ],
+)
+def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, said: str | None) -> None:
+    rungs = [{"replicas_max_difference": difference} for difference in differences]
+    if said:
+        assert said in command.agreement(rungs, all_reduce)
+    else:
+        with pytest.raises(PlaygroundError, match="must not"):
+            command.agreement(rungs, all_reduce)
+
+
+@pytest.mark.parametrize(
+    ("cap", "messages", "early"),
+    [
+        (0.05, {"bucketed": 2, "overlapped": 2, "ddp": 2}, FIRST),
+        (25, {"bucketed": 1, "overlapped": 1, "ddp": 1}, 0),
+        (1e-6, {"bucketed": 8, "overlapped": 8, "ddp": 8}, None),
+    ],
+)
+def test_messages_are_counted(cap: float, messages: dict[str, int], early: int | None, ladder: Run) -> None:
+    document = ladder("--bucket-cap-mb", cap)
+    assert by_name(document, "messages") == {"per-parameter": 8, "none-safe": 8, "flat": 1} | messages
+    assert set(by_name(document, "bytes").values()) == {NET}
+    left = by_name(document, "early_bytes")
+    assert [left.pop(name) for name in ("overlapped", "ddp")] == (
+        [early] * 2 if early is not None else [pytest.approx(NET, rel=0.02)] * 2
+    )
+    assert set(left.values()) == {0}
+
+
+@pytest.mark.parametrize("way", [*RUNGS, climber.DDP])
+def test_averaging_alone_sends_what_a_step_does(way: str, world: Worlds) -> None:
+    for messages in world(2).run(ladder_ranks.averaging_alone, way):
+        assert messages["sent"] == messages["counted"]
+        assert 4 * sum(messages["sent"]) == NET
+
+
+def test_times_add_up(ladder: Run) -> None:
+    document = ladder("-n", 1, "--steps", 1)
+    assert document["timed_steps"] == 1
+    [parts] = document["steps"][0]["ranks"]
+    for rung in document["rungs"]:
+        assert rung["p50"] == rung["p95"] == pytest.approx(sum(rung[part] for part in climber.PARTS))
+        assert parts[rung["rung"]] == {part: pytest.approx(rung[part]) for part in climber.PARTS}
+        assert min(rung[name] for name in (*climber.PARTS, "alone")) > 0
+        assert 0 <= rung["hidden"] <= 1
+        assert rung["speed_to_first"] == pytest.approx(document["rungs"][0]["p50"] / rung["p50"])
+        assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
+
+
+def test_more_steps_than_an_epoch_has_and_only_whole_batches(ladder: Run, world: Worlds, digits_folder: Path) -> None:
+    document = ladder("--limit", 63, "--steps", 1)  # the first epoch ends with the warm-up: 3 whole batches of 16
+    assert document["dataset"]["train"] == 63
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
+
+
+def test_the_document(ladder: Run) -> None:
+    document = ladder("-n", 3, "--seed", 5)
+    assert (
+        document.items() >= {"lesson": "ladder", "world_size": 3, "model": "net", "batch_size": 16, "seed": 5}.items()
+    )
+    assert document.items() >= {"bucket_cap": 52_428, "all_reduce": "backend", "timed_steps": 2}.items()
+    assert document["environment"]["cores"] >= 1
+    assert [step["name"] for step in document["steps"]] == ["run"]
+    assert [list(rank) for rank in document["steps"][0]["ranks"]] == [[*RUNGS, "ddp"]] * 3
+    assert [rung["rung"] for rung in document["rungs"]] == [*RUNGS, "ddp"]
+
+
+def test_the_text_and_the_figure(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "ladder.svg"
+    data = ("--dataset", "digits", "--data-dir", data_dir, "--plot", figure)
+    shown = run_cli("ladder", "-n", 4, "--steps", 3, "--batch-size", 10, *data)
+    lines = shown.out.splitlines()
+    assert (shown.code, shown.err) == (0, "")
+    assert lines[0].startswith("ladder: gloo on cpu, 4 ranks x ")
+    assert lines[0].endswith("net, 3 steps of 10 samples")
+    head = next(number for number, line in enumerate(lines) if line.split()[:1] == ["rung"])
+    rows = [line.split() for line in lines[head + 1 : head + 7]]
+    assert [row[0] for row in rows] == [line.split()[0] for line in lines[1:7]] == [*RUNGS, "ddp"]
+    assert rows[0][-4] == rows[-1][-3] == "1.00"
+    assert max(map(len, lines[:-1])) <= 140
+    assert lines[-1].startswith("Shown: what each rung brings; the fastest here, ")
+    assert lines[-1].endswith("all replicas are bit-identical (largest difference 0.0).")
+    assert all(word in figure.read_text() for word in ("<svg", "</svg>"))
+
+
+RESNET18 = {"per-parameter": 62, "none-safe": 62, "flat": 1, "bucketed": 2, "overlapped": 2, "ddp": 2}
+"""Messages a step, in buckets of 25 MB."""
+
+
+def test_messages_of_resnet18(world: Worlds) -> None:
+    counted = world(2).run(ladder_ranks.messages_of_resnet18, ["overlapped", "ddp"])
+    assert counted[0] == counted[1]
+    for lengths, early in counted[0]:
+        assert (len(lengths), sum(lengths)) == (2, command.MODELS["resnet18"].parameters)
+        assert early == lengths[0]
+
+
+@pytest.mark.stress
+def test_resnet18(ladder: Run) -> None:
+    document = ladder("--model", "resnet18", "--batch-size", 8)
+    assert by_name(document, "messages") == RESNET18
+    assert set(by_name(document, "bytes").values()) == {4 * command.MODELS["resnet18"].parameters}
+    assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-4
+
+
+def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(Impossible, match="steps is 2 on rank 0 and 3 on rank 1"):
+        world(2).run(ladder_ranks.with_different_steps, digits_folder)
+
+
+def test_more_models_than_the_memory_holds_are_refused() -> None:
+    if environment.memory("MemAvailable") > 200e9:
+        pytest.skip("this machine has room for 128 ranks")
+    with pytest.raises(Impossible, match=r"128 ranks need about [\d,]+ bytes of memory"):
+        command.check_model(World(128), "resnet18", 256)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "vgg"), "'vgg' is not one of"),
+        (("--steps", "0"), "0 is not in the range"),
+        (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
+        (("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 600 samples"),
+        (("--limit", "100", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 100 samples"),
+        (("--model", "resnet18", "--batch-size", "3"), "BatchNorm needs two samples or more on each, so at least 4"),
+        (("--bucket-cap-mb", "0"), "0.0 is not in the range"),
+        (("--bucket-cap-mb", "nan"), "not a finite number"),
+        (("--all-reduce", "telepathy"), "'telepathy' is not one of"),
+        (("--plot", "ladder.txt"), "ends in .svg or .png"),
+    ],
+)
+def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli("ladder", *(word.format(data_dir=data_dir) for word in words))
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_on_gpus(ladder: Run) -> None:
+    import torch
+
+    document = ladder("--backend", "nccl", "-n", torch.cuda.device_count())
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-4
+    assert min(rung[part] for rung in document["rungs"] for part in climber.PARTS) > 0

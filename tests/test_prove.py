@@ -1,0 +1,256 @@
+"""prove: N ranks are one process, to the last digits; each way to break it breaks it; the proof can fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import prove_ranks
+import pytest
+import torch
+import torch.nn.functional as F
+
+from playground.cli.prove import check
+from playground.lessons import run_training
+from playground.runtime.errors import Impossible, PlaygroundError
+from playground.show import prove as show
+from playground.testing import World
+from playground.training.data import Images
+from playground.training.gradients import ALL_REDUCES
+from playground.training.net import Net
+from playground.training.rungs import RUNGS
+from playground.training.settings import Settings
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+WAYS = [*RUNGS, "parameters", "ddp"]
+BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
+
+
+def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {"folder": folder, "batch_size": 24, "bucket_cap": 10_000, **changes}
+
+
+def proof_of(world: Worlds, size: int, steps: int, settings: dict[str, Any]) -> Any:
+    proofs = world(size).run(run_training, "prove", settings, (steps,))
+    assert all(proof == proofs[0] for proof in proofs)
+    return proofs[0]
+
+
+@pytest.mark.parametrize(("size", "steps", "batch_size"), [(1, 3, 24), (2, 3, 24), (3, 3, 32), (4, 20, 24), (8, 3, 30)])
+def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path) -> None:
+    proof = proof_of(world, size, steps, recipe(digits_folder, batch_size=batch_size))
+    assert list(proof) == ["float64", "float32"]
+    for outcome, bound in zip(proof.values(), (1e-12, 1e-4), strict=True):
+        assert [step["step"] for step in outcome["steps"]] == list(range(1, steps + 1))
+        for step in outcome["steps"]:
+            assert list(step["differences"]) == WAYS
+            assert step["differences"]["parameters"].pop("gradients") is None
+            figures = [figure for way in step["differences"].values() for figure in way.values()]
+            assert len(figures) == 2 * len(WAYS) - 1
+            assert max(figures) <= bound
+            assert (max(figures) == 0) == (size == 1), "bit-identical on one rank, rounding on more"
+            assert step["largest"]["gradients"] > 0.01
+            assert step["largest"]["parameters"] > 0.1
+
+
+def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_folder: Path) -> None:
+    """Written once more here, for batches that go beyond the last sample and on from the first."""
+    torch.manual_seed(3)
+    model, data = Net().double().eval(), Images(digits_folder, "train", 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for positions in (range(0, 24), [*range(24, 40), *range(0, 8)]):
+        images, labels = data.__getitems__(list(positions))
+        optimizer.zero_grad()
+        F.nll_loss(model(images.double()), labels).backward()
+        optimizer.step()
+    settings = Settings(folder=digits_folder, batch_size=24, limit=40, lr=0.1, seed=3)
+    for there in world(2).run(prove_ranks.one_process, settings, 2):
+        here = torch.cat([param.detach().flatten() for param in model.parameters()])
+        assert (torch.tensor(there, dtype=torch.float64) - here).abs().max() <= 1e-14
+
+
+def test_every_all_reduce_proves_it(world: Worlds, digits_folder: Path) -> None:
+    [outcomes, *_] = world(3).run(prove_ranks.each_all_reduce, Settings(folder=digits_folder, batch_size=16))
+    assert list(outcomes) == list(ALL_REDUCES)
+    for ways in outcomes.values():
+        assert list(ways) == WAYS
+        assert 0 < max(way["parameters"] for way in ways.values()) <= 1e-12
+        assert 0 < max(way["gradients"] or 0 for way in ways.values()) <= 1e-12
+
+
+def test_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
+    [proof, *_] = world(2).run(prove_ranks.with_a_lazy_rung, Settings(folder=digits_folder, batch_size=16))
+    assert proof["float64"]["steps"][0]["differences"]["lazy"]["gradients"] > 1e-3
+    with pytest.raises(PlaygroundError, match=r"lazy: in float64 the gradients .* after step 1, more than rounding"):
+        check(proof, {})
+    for outcome in proof.values():
+        for step in outcome["steps"]:
+            del step["differences"]["lazy"]
+    check(proof, {})
+    proof["float32"]["steps"][1]["differences"]["ddp"]["parameters"] = 1e-3
+    check(proof, {})
+    proof["float32"]["steps"][0]["differences"]["ddp"]["parameters"] = 1e-3
+    with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
+        check(proof, {})
+    proof["float64"]["steps"][1]["differences"]["flat"]["gradients"] = 2e-12
+    with pytest.raises(
+        PlaygroundError, match=r"flat: in float64 the gradients .* after step 2 \(.* after step 1\), more"
+    ):
+        check(proof, {})
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_break_breaks_and_is_what_it_is_said_to_be(size: int, world: Worlds, digits_folder: Path) -> None:
+    settings = Settings(folder=digits_folder, batch_size=16)
+    results = world(size).run(prove_ranks.breaks, settings, BREAKS)
+    assert all(result == results[0] for result in results)
+    for name in BREAKS:
+        outcome = results[0][name]
+        assert min(outcome["breaks"].values()) > 1e-4, name
+        assert max(outcome["holds"].values()) <= 1e-13, name
+    own = results[0]["own_weights"]
+    assert own["breaks"]["parameters, from rank 0 at first"] == pytest.approx(
+        own["breaks"]["parameters, from rank 0 at last"], abs=1e-12
+    )
+    assert own["holds"]["averaged gradients, from rank 0"] == 0
+    check({}, results[0])
+
+
+@pytest.mark.parametrize(("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2])
+def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: float) -> None:
+    outcome = {"breaks": {"one process": broken}, "holds": {"parameters": left}}
+    with pytest.raises(PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"):
+        check({}, {"summed": outcome})
+    check({}, {"summed": {"breaks": {"one process": 0.01}, "holds": {"parameters": 1e-9}}})
+
+
+def test_differences_are_the_largest_of_any_rank_and_never_hide_a_nan(world: Worlds) -> None:
+    for result in world(3).run(prove_ranks.largest_of):
+        assert result == {"nested": [[2.0, -1.0]], "nan": [float("inf")], "infinite": float("inf")}
+
+
+@pytest.mark.parametrize("shares", [[8], [4, 4], [5, 0, 2], [1, 4, 2, 0]], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "like"),
+    [([4, 5], {}), ([], {"momentum": None}), ([2, 2], {"affine": False, "track_running_stats": False})],
+    ids=["2d", "1d, cumulative", "bare"],
+)
+def test_our_batch_norm_over_n_ranks_is_batch_norm(
+    shares: list[int], shape: list[int], like: dict[str, Any], world: Worlds
+) -> None:
+    for differences in world(len(shares)).run(prove_ranks.normalised, shares, shape, like):
+        assert len(differences) == (4 if like.get("affine") is False else 4 + 4 + 3 + 1)
+        assert max(differences.values()) <= 1e-12, differences
+
+
+def test_our_batch_norm_s_arithmetic(world: Worlds) -> None:
+    assert max(world(2).run(prove_ranks.far_from_zero)) < 0.01
+    assert world(2).run(prove_ranks.half_precision) == [
+        {"type": "torch.float16", "values": [-1.0]},
+        {"type": "torch.float16", "values": [1.0]},
+    ]
+    assert world(2).run(prove_ranks.gradients_of_gradients) == [True, True]
+    with pytest.raises(PlaygroundError, match=r"1 value\(s\) a channel: a variance needs two"):
+        world(2).run(prove_ranks.one_value)
+
+
+@pytest.mark.gpu
+def test_our_batch_norm_is_torch_s_on_gpus(world: Worlds) -> None:
+    size = min(2, torch.cuda.device_count())
+    for differences in world(size, backend="nccl").run(prove_ranks.beside_torch_s_own):
+        assert max(differences.values()) <= 1e-10, differences
+
+
+@pytest.mark.gpu
+def test_proof_on_gpus(run_cli: Run, data_dir: Path) -> None:
+    size = min(2, torch.cuda.device_count())
+    data = ("--dataset", "digits", "--data-dir", data_dir)
+    shown = run_cli("prove", "--backend", "nccl", "-n", size, "--steps", 3, *data)
+    assert shown.code == 0, shown.err
+
+
+def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
+    return run_cli("prove", "--dataset", "digits", "--data-dir", data_dir, *words)
+
+
+def test_as_text(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 3, "--batch-size", 16, "--steps", 4)
+    lines = shown.out.splitlines()
+    assert (shown.code, shown.err) == (0, "")
+    assert lines[0].startswith("prove: gloo on cpu, 3 ranks x ")
+    assert lines[0].endswith("4 steps, batches of 16 = 1 x 6 + 2 x 5, no dropout")
+    assert [line.split()[0] for line in lines if re.match(r" +\d+ ", line)][:3] == ["1", "2", "4"]
+    assert sum(line.split()[1:] == WAYS for line in lines) == 4
+    assert sum(line.startswith("Why not 0: ") for line in lines) == 1
+    assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS
+    assert lines[-1].startswith("Shown: 3 ranks equal one process with the whole batch (float64: ")
+    assert lines[-1].endswith("; broken in 4 of 4 ways.")
+
+
+def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 1, "--batch-size", 8, "--steps", 2)
+    assert shown.code == 0
+    assert "Why 0: " in shown.out
+    assert "(float64: 0, float32: 0 apart at the end); with one rank nothing can break it." in shown.out
+    assert not any(name in shown.out for name in BREAKS)
+
+
+def test_as_json(run_cli: Run, data_dir: Path) -> None:
+    words = ("-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring", "--json")
+    shown = prove(run_cli, data_dir, *words)
+    document = json.loads(shown.out)
+    assert (shown.code, shown.err) == (0, "")
+    assert document["steps"] == [{"name": "equal", "ranks": [{"samples": 4}, {"samples": 3}]}]
+    assert document["recipe"].items() >= {"batch_size": 7, "all_reduce": "tutorial-ring", "lr": 0.01}.items()
+    assert [len(document["proof"][name]["steps"]) for name in ("float64", "float32")] == [3, 3]
+    assert list(document["breaks"]) == BREAKS
+    check(document["proof"], document["breaks"])
+
+
+def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 8, "--steps", 6, "--lr", 1e20)
+    assert shown.code == 1
+    assert "Why not 0" not in shown.out
+    assert "faster with a larger --lr: try a smaller one" in shown.err
+    assert "Shown" not in shown.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--batch-size", "3", "-n", "4"), ("--steps", "0"), ("--lr", "0"), ("--lr", "nan"), ("--momentum", "-1"),
+        ("--all-reduce", "telepathy"), ("--bucket-cap-mb", "0"), ("--limit", "601"), ("--epochs", "1"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_input_gets_one_line_and_exit_code_2(words: tuple[str, ...], run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, *words)
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1), shown
+
+
+def test_ranks_that_were_told_different_numbers_of_steps_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(Impossible, match="steps is 1 on rank 0 and 2 on rank 1"):
+        world(2).run(prove_ranks.own_steps, recipe(digits_folder))
+
+
+def test_why_the_difference_is_what_it_is() -> None:
+    def proof(exact: float, single: float) -> dict[str, Any]:
+        types = {"float64": (2.0**-52, exact), "float32": (2.0**-23, single)}
+        return {
+            name: {"epsilon": epsilon, "steps": [{"step": 1, "differences": {"ddp": {"parameters": apart}}}]}
+            for name, (epsilon, apart) in types.items()
+        }
+
+    assert show.why(proof(0, 0)).startswith("Why 0: ")
+    assert "at most 2 epsilon in float64 and 4 in float32, and only rounding" in show.why(proof(2**-51, 2**-21))
+    assert "2.6e+02 in float32, where of two almost equal numbers" in show.why(proof(2**-52, 2**-15))
+
+
+def test_a_share_in_words() -> None:
+    assert show.shared(64, 4) == "64 = 4 x 16"
+    assert show.shared(64, 3) == "64 = 1 x 22 + 2 x 21"
+    assert show.shared(5, 5) == "5 = 5 x 1"
