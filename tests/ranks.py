@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.messages import Addressed, Messages, observed
 from playground.lessons import run_training
-from playground.runtime import device, report
+from playground.runtime import device, host, report
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, largest_difference
@@ -37,11 +37,15 @@ def surroundings(rank: int, size: int) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "policy": os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "backend": dist.get_backend(),
         "local_rank": dist.get_node_local_rank(),
         "listening": listening_addresses(),
     }
+
+
+def cores_to_train_on(rank: int, size: int) -> list[int]:
+    host.keep_to_one_core()
+    return sorted(os.sched_getaffinity(0))
 
 
 def listening_addresses() -> list[str]:

@@ -36,10 +36,9 @@ def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() ->
 
 
 def test_ranks_that_outnumber_the_cores_share_them_out() -> None:
-    results = launch(ranks.surroundings, cores() + 1)
-    assert {result["cores"] for result in results} == {1}
-    results = launch(ranks.surroundings, 1)
-    assert [result["cores"] for result in results] == [cores()]
+    bound = launch(ranks.cores_to_train_on, cores() * 2)
+    assert sorted(bound) == sorted([[core] for core in os.sched_getaffinity(0)] * 2)
+    assert launch(ranks.cores_to_train_on, 1) == [sorted(os.sched_getaffinity(0))]
 
 
 def test_without_tuning_ranks_run_as_the_system_has_them() -> None:

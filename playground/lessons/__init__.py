@@ -157,8 +157,10 @@ def run_training(rank: int, size: int, lesson: str, settings: dict[str, Any], mo
 
     Raises `Impossible` if the ranks were not all given the same (but for the folder, which is each host's own).
     """
+    from playground.runtime import host
     from playground.runtime.agreement import check_agreed
     from playground.training.settings import Settings
 
     check_agreed({name: value for name, value in settings.items() if name != "folder"})
+    host.keep_to_one_core()
     return import_module(f"playground.lessons.{module_of(lesson)}").run(rank, size, Settings(**settings), *more)

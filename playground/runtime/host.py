@@ -46,12 +46,13 @@ def keep_freed_memory() -> None:
             mallopt(M_MMAP_THRESHOLD, FROM_THE_HEAP)
 
 
-def keep_to_one_core(local_rank: int, local_ranks: int) -> None:
-    """Where ranks outnumber cores, let this thread stay on one, so that every core has its share of ranks (Linux).
+def keep_to_one_core() -> None:
+    """For a rank about to train: where ranks outnumber cores, let this thread stay on one, so that every core has its
+    share of ranks (Linux).
 
-    All ranks wait for the slowest. Left to itself, the scheduler now and then has three of four ranks on one of two
-    cores. The threads that the backend has already started are not bound: what they do is short and urgent.
+    All ranks wait for the slowest at every step. Left to itself, the scheduler now and then has three of four ranks on
+    one of two cores. The threads that the backend has already started are not bound: what they do is short and urgent.
     """
-    cores = devices.cores()
-    if tuned() and hasattr(os, "sched_setaffinity") and local_ranks > cores:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[local_rank % cores]})
+    rank, ranks, cores = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), devices.cores()
+    if tuned() and hasattr(os, "sched_setaffinity") and ranks > cores:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % cores]})

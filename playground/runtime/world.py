@@ -42,7 +42,8 @@ def init_process(
     local_rank = rank if local_rank is None else local_rank
     local_size = size if local_size is None else local_size
     torch.set_num_threads(devices.threads_per_rank(local_size))
-    os.environ["LOCAL_RANK"] = str(local_rank)  # where torch looks for it, whoever started this process
+    # where torch and others look for it, whoever started this process
+    os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_size))
     host.use_batch_scheduling()
     host.keep_freed_memory()
     device = devices.claim(backend, local_rank, local_size)
@@ -56,7 +57,6 @@ def init_process(
         raise NeverMet(
             f"rank {rank} of {size} waited {timeout:g} s at {where} and did not meet all the others ({first_line})"
         ) from error
-    host.keep_to_one_core(local_rank, local_size)
     result = before_leaving(fn(rank, size, *args))
     dist.destroy_process_group()
     return result
