@@ -45,6 +45,7 @@ def surroundings(rank: int, size: int) -> dict[str, Any]:
 
 def cores_to_train_on(rank: int, size: int) -> list[int]:
     host.keep_to_one_core()
+    host.keep_to_one_core()  # a rank may train twice
     return sorted(os.sched_getaffinity(0))
 
 

@@ -10,8 +10,6 @@ import ctypes
 import os
 import sys
 
-from playground.runtime import devices
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT, FROM_THE_HEAP = 128 * 2**20, 32 * 2**20
 """Bytes. The second is the largest that every glibc takes."""
@@ -47,12 +45,14 @@ def keep_freed_memory() -> None:
 
 
 def keep_to_one_core() -> None:
-    """For a rank about to train: where ranks outnumber cores, let this thread stay on one, so that every core has its
-    share of ranks (Linux).
+    """For a rank about to train: where several ranks share each core, let this thread stay on one of them (Linux).
 
     All ranks wait for the slowest at every step. Left to itself, the scheduler now and then has three of four ranks on
-    one of two cores. The threads that the backend has already started are not bound: what they do is short and urgent.
+    one of two cores. Where ranks cannot be shared out evenly it is left to itself: then it has to move them about. The
+    threads that the backend has already started are not bound: what they do is short and urgent.
     """
-    rank, ranks, cores = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), devices.cores()
-    if tuned() and hasattr(os, "sched_setaffinity") and ranks > cores:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % cores]})
+    if not tuned() or not hasattr(os, "sched_setaffinity"):
+        return
+    rank, ranks, cores = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), os.sched_getaffinity(0)
+    if ranks > len(cores) and ranks % len(cores) == 0:
+        os.sched_setaffinity(0, {sorted(cores)[rank % len(cores)]})
