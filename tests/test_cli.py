@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from playground.cli import cli
-from playground.lessons import LESSONS, PATH
+from playground.lessons import LESSONS, PATH, Lesson, about
 from playground.runtime.devices import threads_per_rank
 
 Run = Callable[..., Any]
@@ -101,6 +102,13 @@ def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> Non
     assert document["epochs"][0]["loss"] is None
     assert document["replicas_max_difference"] == 0.0
     assert shown.code == 0
+
+
+@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
+def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
+    commands = re.findall(r"^    (python -m playground .*)$", about(lesson.name)[""], re.MULTILINE)
+    shown = [line.strip() for line in run_cli(lesson.name, "--help").out.splitlines()]
+    assert commands == [line for line in shown if line.startswith("python -m playground")]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from playground.algorithms import ALGORITHMS
 from playground.runtime.devices import SHARES_A_GPU, nccl_version
 from playground.testing import World
+from playground.training.rungs import RUNGS
 
 pytestmark = pytest.mark.gpu
 
@@ -75,7 +76,14 @@ def test_our_all_reduce(size: int, world: Worlds) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("sgd", "--sync", "flat"), ("sgd", "--sync", "per-parameter"), ("sgd", "--all-reduce", "ring"), ("ddp",)]
+    "words",
+    [
+        *[("sgd", "--sync", sync) for sync in (*RUNGS, "parameters")],
+        ("sgd", "--all-reduce", "ring"),
+        ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
+        ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"),
+        ("ddp",),
+    ],
 )
 def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Path) -> None:
     data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 8, "--lr", 0.05)

@@ -106,6 +106,11 @@ def test_accumulating_saves_messages(world: Worlds, digits_folder: Path) -> None
     assert (often["messages"], seldom["messages"]) == (16, 4)
 
 
+def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(RankFailed, match="accumulate 3 does not divide the 8 batches"):
+        run(world, 2, digits_folder, accumulate=3)
+
+
 @pytest.mark.parametrize("all_reduce", ["backend", "auto"])
 def test_averaging_parameters_at_every_step_is_averaging_gradients(
     all_reduce: str, world: Worlds, digits_folder: Path

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from playground.cli.options import speaker, world_options
+from playground.cli.options import help_of, speaker, world_options
 from playground.lessons import LESSONS, about, by_step, run_steps
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible
@@ -20,7 +20,7 @@ MOST_ELEMENTS = 64
 """As many as still can be read; `bench` takes larger ones."""
 
 
-@click.command(LESSON.name, help=about(LESSON.name)[""], short_help=LESSON.teaches)
+@click.command(LESSON.name, help=help_of(LESSON.name), short_help=LESSON.teaches)
 @world_options
 @click.option("--algorithm", type=click.Choice(list(NAMES)), multiple=True, help="Only this one; may be repeated.")
 @click.option("--elements", type=click.IntRange(1, MOST_ELEMENTS), help="Of the tensor; as many as ranks by default.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from playground.cli.options import json_option, options, plot_option, seed_option, speaker, timeout_option
+from playground.cli.options import help_of, json_option, options, plot_option, seed_option, speaker, timeout_option
 from playground.cli.recipe import data_options, prepared
 from playground.lessons import LESSONS, about, run_steps, run_training
 from playground.runtime import server
@@ -43,7 +43,7 @@ data_parallel_options = options(
 )  # fmt: skip
 
 
-@click.command(LESSON.name, help=about(LESSON.name)[""], short_help=LESSON.teaches)
+@click.command(LESSON.name, help=help_of(LESSON.name), short_help=LESSON.teaches)
 @data_parallel_options
 def command(
     devices: str, gather: str | None, output_device: str | None, training: bool, timeout: float, plot: Path | None,

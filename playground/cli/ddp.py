@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from playground.cli.asked import EVERYTHING, named, names_option
-from playground.cli.options import Finite, options, speaker, world_options
+from playground.cli.options import Finite, help_of, options, speaker, world_options
 from playground.cli.recipe import check_batches, prepared, training_options
 from playground.cli.training import train_and_show
 from playground.lessons import LESSONS, about, by_step, module_of, run_steps
@@ -70,7 +70,7 @@ lab_options = options(
 )  # fmt: skip
 
 
-@click.command(LESSON.name, help=about(LESSON.name)[""], short_help=LESSON.teaches)
+@click.command(LESSON.name, help=help_of(LESSON.name), short_help=LESSON.teaches)
 @world_options
 @training_options
 @lab_options

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from playground.cli.options import Finite, all_reduce_option, options, plot_option, speaker, world_options
+from playground.cli.options import Finite, all_reduce_option, help_of, options, plot_option, speaker, world_options
 from playground.cli.recipe import cap_in_bytes, check_batches, data_options, prepared
 from playground.cli.training import judged
-from playground.lessons import LESSONS, about, run_training
+from playground.lessons import LESSONS, run_training
 from playground.measure import environment
 from playground.runtime import server
 from playground.runtime.entry import World
@@ -60,7 +60,7 @@ ladder_options = options(
 )  # fmt: skip
 
 
-@click.command(LESSON.name, help=about(LESSON.name)[""], short_help=LESSON.teaches)
+@click.command(LESSON.name, help=help_of(LESSON.name), short_help=LESSON.teaches)
 @world_options
 @ladder_options
 def command(

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from playground.lessons import about
 from playground.runtime import devices
 from playground.runtime.entry import World
 from playground.runtime.launch import MOST_RANKS
@@ -87,6 +88,11 @@ def bucket_cap_of(megabytes: float) -> Callable[[Any], Any]:
 
 
 bucket_cap_option = bucket_cap_of(25.0)
+
+
+def help_of(lesson: str) -> str:
+    """What a lesson says about itself, for click, which would fill lines that are indented as if they were prose."""
+    return about(lesson)[""].replace("\n\n    ", "\n\n\b\n    ")
 
 
 def speaker(world: World, silent: bool) -> Callable[[str], None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from playground.cli.options import Finite, all_reduce_option, bucket_cap_of, options, speaker, world_options
+from playground.cli.options import Finite, all_reduce_option, bucket_cap_of, help_of, options, speaker, world_options
 from playground.cli.recipe import cap_in_bytes, check_batches, data_options, prepared
 from playground.lessons import LESSONS, about, run_training
 from playground.runtime import server
@@ -34,7 +34,7 @@ prove_options = options(
 )
 
 
-@click.command(LESSON.name, help=about(LESSON.name)[""], short_help=LESSON.teaches)
+@click.command(LESSON.name, help=help_of(LESSON.name), short_help=LESSON.teaches)
 @world_options
 @prove_options
 def command(

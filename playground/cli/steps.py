@@ -6,7 +6,7 @@ import time
 
 import click
 
-from playground.cli.options import speaker, world_options
+from playground.cli.options import help_of, speaker, world_options
 from playground.lessons import Lesson, about, by_step, run_steps
 from playground.runtime.entry import World
 from playground.show import results
@@ -15,7 +15,7 @@ from playground.show import results
 def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
 
-    @click.command(lesson.name, help=about(lesson.name)[""], short_help=lesson.teaches)
+    @click.command(lesson.name, help=help_of(lesson.name), short_help=lesson.teaches)
     @world_options
     @click.option("--only", type=click.Choice(lesson.steps), multiple=True, help="Run only this step; may be repeated.")
     def command(

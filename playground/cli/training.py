@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from playground.cli.options import options, speaker, world_options
+from playground.cli.options import help_of, options, speaker, world_options
 from playground.cli.recipe import averaging, check_batches, prepared, training_options
-from playground.lessons import Lesson, about, module_of, run_training
+from playground.lessons import Lesson, module_of, run_training
 from playground.runtime import server
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError
@@ -26,7 +26,7 @@ ROUNDING = 1e-4
 def training_command(lesson: Lesson, *more_options: Callable[[Any], Any]) -> click.Command:
     """Train, and show it."""
 
-    @click.command(lesson.name, help=about(lesson.name)[""], short_help=lesson.teaches)
+    @click.command(lesson.name, help=help_of(lesson.name), short_help=lesson.teaches)
     @world_options
     @training_options
     @options(*more_options)

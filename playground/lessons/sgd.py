@@ -5,6 +5,7 @@
 
 Between backward and step the gradients are averaged over the ranks, so every replica sees the gradient of the whole
 global batch and all stay bit-identical, which the run proves at its end.
+The ways to average, naive first: playground/training/gradients.py and, for the last one, overlap.py beside it.
 """
 
 from __future__ import annotations

@@ -35,8 +35,11 @@ def train(
     """Train for `settings.epochs` epochs; return what each brought and how far the replicas ended up apart.
 
     Every rank returns the same. Without `sync`, the model itself is to keep its replicas one. `tell(epoch=…, step=…,
-    steps=…)` hears of progress, `tell(finished=…)` of each epoch.
+    steps=…)` hears of progress, `tell(finished=…)` of each epoch. Raises `ValueError` if batches would be
+    left over whose gradients no step takes.
     """
+    if len(train_set) % settings.accumulate:
+        raise ValueError(f"accumulate {settings.accumulate} does not divide the {len(train_set)} batches of an epoch")
     sync = sync or Sync(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
