@@ -1,10 +1,11 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
-    lessons/        the path: hello, p2p, collectives, allreduce, data-parallel, sgd, ddp. One idea a module
+    lessons/        the path: hello, p2p, collectives, allreduce, data-parallel, sgd, ladder, ddp, prove
     algorithms/     our own all-reduce, seven ways
     data_parallel/  DataParallel by its parts: scatter, replicate, parallel_apply, gather
     runtime/        N processes become one world: launch(), init_process(), how ranks meet, what can go wrong
-    training/       what sgd and ddp share: partition, data, net, averaging gradients, the loop
+    training/       what lessons that train share: partition, data, net, the rungs of averaging gradients, the loop
+    lab/            ways of training side by side: what ladder, prove and the lab of ddp note and time
     measure/        the benchmark of collectives, and the model that predicts them
     show/           results as text, JSON and figures, progress
     testing         the pytest plugin: real ranks for your own tests

@@ -1,1 +1,1 @@
-"""What the lessons sgd and ddp share: the data, its partition, the model, averaging gradients, one training loop."""
+"""What lessons that train share: the data, its partition, models, ways to average gradients, one training loop."""
