@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -40,6 +41,12 @@ def test_ranks_that_outnumber_the_cores_share_them_out() -> None:
     assert sorted(bound) == sorted([[core] for core in os.sched_getaffinity(0)] * 2)
     for many in (1, cores() * 2 - 1):  # which cannot be shared out evenly
         assert launch(ranks.cores_to_train_on, many) == [sorted(os.sched_getaffinity(0))] * many
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_ranks_use_freed_memory_again() -> None:
+    """The kernel would have to find and clear hundreds of pages in every step."""
+    assert max(launch(ranks.page_faults, 2)) < 20
 
 
 def test_without_tuning_ranks_run_as_the_system_has_them() -> None:
