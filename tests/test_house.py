@@ -41,7 +41,7 @@ ALLOWED = {
     "training": {"training", "algorithms", "runtime"},
     "measure": {"measure", "algorithms", "runtime"},
     "data_parallel": {"data_parallel", "runtime"},
-    "lab": {"lab", "training", "algorithms", "runtime"},
+    "lab": {"lab", "training", "measure", "algorithms", "runtime"},
     "lessons": {"runtime", "training", "algorithms", "data_parallel", "measure", "lab"},
     "show": {"show", "runtime"},
     "testing": {"runtime"},

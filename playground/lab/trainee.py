@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from playground.measure.timing import synchronise
 from playground.runtime import device, report
 from playground.training.data import Batch, Images
 from playground.training.net import MODELS
@@ -136,9 +137,3 @@ def medians(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
             seconds[number, turn] = time.perf_counter() - started
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     return [median(times) for times in seconds.tolist()]
-
-
-def synchronise() -> None:
-    """Wait until the GPU has done what it was given."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()

@@ -8,7 +8,8 @@ All train the same model on the same batches with the same dropout masks. In eve
 order that changes, so that whatever else the machine does meets all of them. In the same rounds each also averages
 gradients without a backward to hide behind, which tells how much of that it hides in its steps.
 `--all-reduce` is for the rungs: DistributedDataParallel has the backend's.
-The rungs: playground/training/gradients.py and overlap.py. What is measured, and how: climber.py, beside them.
+The rungs: playground/training/gradients.py and overlap.py. What is measured, and how:
+playground/lab/climber.py.
 """
 
 from __future__ import annotations
