@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from playground.cli.ddp import start
 from playground.lab.comm_hooks import HOOKS, refusal, sent_by_hooks
-from playground.lab.trainee import Lab, Trainee, flat, fresh
+from playground.lab.trainee import Lab, Trainee, fresh
 from playground.lessons import ddp_lab
 from playground.training.partition import share
+from playground.training.replicas import flat
 from playground.training.settings import Settings
 
 

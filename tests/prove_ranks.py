@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.lab.side_by_side import OneProcess, apart, batches, flat, net, on_any_rank, parameters
+from playground.lab.side_by_side import OneProcess, apart, batches, net, on_any_rank, parameters
 from playground.lessons import prove, prove_breaks, run_training
 from playground.runtime import device
 from playground.training.batch_norm import SyncBatchNorm, Total, convert
 from playground.training.gradients import ALL_REDUCES
+from playground.training.replicas import flat
 from playground.training.rungs import RUNGS
 from playground.training.settings import Settings
 from playground.training.sync import Sync

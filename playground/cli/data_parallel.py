@@ -147,8 +147,8 @@ def trained(
     limit: int | None, epochs: int, seed: int, **_: Any,
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:  # fmt: skip
     """Train on all devices and on the first alone: what each epoch brought both times."""
-    source, data = prepared(dataset, data_dir, mirror, limit)
-    settings = {"folder": source.folder, "dataset": source.name, "limit": limit, "epochs": epochs, "seed": seed}
+    settings, data = prepared(dataset, data_dir, mirror, limit)
+    settings |= {"epochs": epochs, "seed": seed}
     outcomes = []
     for some in (names, names[:1]):
         say(f"on {', '.join(some)}, {results.data_text(data)}, no dropout:")

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from playground.cli.asked import EVERYTHING, named, names_option
 from playground.cli.options import Finite, help_of, options, speaker, world_options
-from playground.cli.recipe import check_batches, prepared, training_options
+from playground.cli.recipe import check_shares, prepared, training_options
 from playground.cli.training import train_and_show
 from playground.lessons import LESSONS, about, by_step, module_of, run_steps
 from playground.runtime import server
@@ -118,7 +118,7 @@ def lab_of(lab: dict[str, Any]) -> dict[str, Any]:
 
 def check_samples(model: str, batch_size: int, size: int) -> None:
     """Raise `Impossible` for a batch of which a rank gets too little."""
-    check_batches(size, batch_size, 1, 0)
+    check_shares(size, batch_size)
     if model == "resnet18" and batch_size < 2 * size:
         raise Impossible(
             f"--batch-size {batch_size} for {size} ranks: BatchNorm in resnet18 needs two samples on each, "
@@ -138,11 +138,10 @@ def take_apart(
     if lab["model"] == "resnet18":
         server.preload("torchvision.models")
     world.warm_up()
-    source, data = prepared(dataset, data_dir, mirror, limit)
+    settings, data = prepared(dataset, data_dir, mirror, limit)
     say = speaker(world, silent=as_json)
     say(f"{LESSON.name}: {world}, {results.data_text(data)}; the lab, on {lab['model']}")
-    settings = {"folder": source.folder, "dataset": source.name, "limit": limit, **recipe}
-    by_part = by_step(list(parts), world.run(start, parts, settings, lab))
+    by_part = by_step(list(parts), world.run(start, parts, settings | recipe, lab))
     for part, ranks in by_part.items():
         say(show.part(part, about(PARTS[part])[part], ranks))
     say(f"\nShown: {', '.join(SHOWN[part] for part in parts)}.")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from playground.cli.options import Finite, all_reduce_option, help_of, options, plot_option, speaker, world_options
-from playground.cli.recipe import cap_in_bytes, check_batches, data_options, prepared
+from playground.cli.recipe import cap_in_bytes, check_shares, data_options, prepared
 from playground.cli.training import judged
 from playground.lessons import LESSONS, run_training
 from playground.measure import environment
@@ -75,14 +75,13 @@ def command(
         plots.check(plot)
     server.preload("playground.lessons.ladder", *(["torchvision.models"] if model == "resnet18" else []))
     world.warm_up()
-    source, data = prepared(dataset, data_dir, mirror, limit)
+    where, data = prepared(dataset, data_dir, mirror, limit)
     check_samples(settings["batch_size"], data["train"])
     say = speaker(world, silent=as_json)
     work = f"{model}, {steps} steps of {settings['batch_size']} samples"
     say(f"{LESSON.name}: {world}, {results.data_text(data)}, {work}\n{show.rungs_text()}")
-    settings |= {"folder": source.folder, "dataset": source.name, "limit": limit}
     with TrainingProgress(say) as progress:
-        outcome = world.run(run_training, LESSON.name, settings, (model, steps), on_report=progress)[0]
+        outcome = world.run(run_training, LESSON.name, settings | where, (model, steps), on_report=progress)[0]
     rungs, parts = outcome["rungs"], {"run": outcome.pop("parts")}
     agree = agreement(rungs, settings["all_reduce"])
     say(f"\n{show.table_text(rungs)}\nShown: {LESSON.shown}; {show.fastest_text(rungs)}; {agree}.")
@@ -105,7 +104,7 @@ def completed(
 
 def check_model(world: World, model: str, batch_size: int) -> None:
     """Raise `Impossible` for shares of a batch that a model cannot train on, and for more models than have room."""
-    check_batches(world.size, batch_size, 1, 0)
+    check_shares(world.size, batch_size)
     if model == "resnet18" and batch_size < 2 * world.size:
         raise Impossible(
             f"--batch-size {batch_size} for {world.size} ranks: resnet18's BatchNorm needs two samples or more on "

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from playground.cli.options import Finite, all_reduce_option, bucket_cap_of, help_of, options, speaker, world_options
-from playground.cli.recipe import cap_in_bytes, check_batches, data_options, prepared
+from playground.cli.recipe import cap_in_bytes, check_shares, data_options, prepared
 from playground.lessons import LESSONS, about, run_training
 from playground.runtime import server
 from playground.runtime.entry import World
@@ -44,17 +44,16 @@ def command(
 ) -> None:  # fmt: skip
     started = time.perf_counter()
     world = World(size, usual_size=LESSON.ranks, backend=backend, timeout=timeout, init_method=init_method)
-    check_batches(world.size, recipe["batch_size"], 1, 0)
+    check_shares(world.size, recipe["batch_size"])
     server.preload("playground.lessons.prove", "playground.lessons.prove_breaks")
     world.warm_up()
-    source, data = prepared(dataset, data_dir, mirror, limit)
+    settings, data = prepared(dataset, data_dir, mirror, limit)
     say = speaker(world, silent=as_json)
     shared = show.shared(recipe["batch_size"], world.size)
     say(f"{LESSON.name}: {world}, {results.data_text(data)}, {steps} steps, batches of {shared}, no dropout")
     recipe |= {"limit": limit, "bucket_cap": cap_in_bytes(bucket_cap_mb)}
-    settings = {"folder": source.folder, "dataset": source.name, **recipe}
     telling = show.Telling(say, about(BREAKS) | {"equal": about(LESSON.name)["run"]})
-    [outcome, *_] = world.run(start, settings, steps, on_report=telling)
+    [outcome, *_] = world.run(start, settings | recipe, steps, on_report=telling)
     if as_json and world.speaks:
         samples = [{"samples": share(recipe["batch_size"], rank, world.size)} for rank in range(world.size)]
         more = {"dataset": data, "recipe": recipe, **outcome}

@@ -66,21 +66,29 @@ sync_options = options(
 
 def prepared(
     dataset: str, data_dir: Path, mirror: str | None, limit: int | None
-) -> tuple[preparing.Source, dict[str, Any]]:
-    """The data, ready, and what to say of it. Raises `NoData`, and `Impossible` for a limit beyond it."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The data, ready: as fields of `Settings`, and what to say of it.
+
+    Raises `NoData`, and `Impossible` for a limit beyond it.
+    """
     source = preparing.prepare(dataset, data_dir, mirror, say=lambda line: click.echo(line, err=True))
     train, test = preparing.samples(source, "train"), preparing.samples(source, "t10k")
     if limit and limit > train:
         raise Impossible(f"--limit {limit}: {source.name} has {train} samples to train on")
-    return source, {"name": source.name, "train": limit or train, "test": test, "why": source.why}
+    said = {"name": source.name, "train": limit or train, "test": test, "why": source.why}
+    return {"folder": source.folder, "dataset": source.name, "limit": limit}, said
 
 
-def check_batches(world_size: int, batch_size: int, accumulate: int, samples: int) -> None:
-    """Raise `Impossible` for a batch that cannot be shared out, and for steps that would be left incomplete."""
+def check_shares(world_size: int, batch_size: int) -> None:
+    """Raise `Impossible` for a batch that cannot be shared out."""
     if batch_size < world_size:
         raise Impossible(
             f"--batch-size {batch_size} for {world_size} ranks: it is for all together, so at least one each"
         )
+
+
+def check_accumulation(accumulate: int, batch_size: int, samples: int) -> None:
+    """Raise `Impossible` for batches that would be left over, whose gradients no step takes."""
     batches = math.ceil(samples / batch_size)
     if batches % accumulate:
         divisors = ", ".join(str(number) for number in range(1, batches + 1) if batches % number == 0)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from playground.cli.options import help_of, options, speaker, world_options
-from playground.cli.recipe import averaging, check_batches, prepared, training_options
+from playground.cli.recipe import averaging, check_accumulation, check_shares, prepared, training_options
 from playground.lessons import Lesson, module_of, run_training
 from playground.runtime import server
 from playground.runtime.entry import World
@@ -46,18 +46,17 @@ def train_and_show(
     """Prepare the data, train, show every epoch and that the replicas agree. `recipe`: fields of `Settings`."""
     started = time.perf_counter()
     world = World(size, usual_size=lesson.ranks, backend=backend, timeout=timeout, init_method=init_method)
-    check_batches(world.size, recipe["batch_size"], 1, 0)
+    check_shares(world.size, recipe["batch_size"])
     server.preload(f"playground.lessons.{module_of(lesson.name)}")
     if recipe["loader"] == "per-sample":
         server.preload("torchvision.transforms")
     world.warm_up()
-    source, data = prepared(dataset, data_dir, mirror, limit)
-    check_batches(world.size, recipe["batch_size"], recipe["accumulate"], data["train"])
+    settings, data = prepared(dataset, data_dir, mirror, limit)
+    check_accumulation(recipe["accumulate"], recipe["batch_size"], data["train"])
     say = speaker(world, silent=as_json)
     say(f"{lesson.name}: {world}, {results.data_text(data)}")
-    settings = {"folder": source.folder, "dataset": source.name, "limit": limit, **recipe}
     with TrainingProgress(say) as progress:
-        outcome = world.run(run_training, lesson.name, settings, on_report=progress)[0]
+        outcome = world.run(run_training, lesson.name, settings | recipe, on_report=progress)[0]
     best = max(outcome["epochs"], key=lambda epoch: epoch["test_accuracy"])
     say(f"best test accuracy {best['test_accuracy']:.2%}, after epoch {best['epoch']}")
     if not math.isfinite(outcome["epochs"][-1]["loss"]):

@@ -5,7 +5,7 @@ Whatever is to be compared starts from the same weights, sees the same batches, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from playground.runtime import device, report
 from playground.training.data import Batch, Images
 from playground.training.net import Net
 from playground.training.partition import share
+from playground.training.replicas import flat
 from playground.training.settings import Settings
 from playground.training.sync import Sync
 
@@ -95,10 +96,6 @@ def side_by_side(settings: Settings, steps: int, *runs: OneProcess | Replica) ->
     for images, labels in batches(settings, steps):
         for run in runs:
             run.step(images, labels)
-
-
-def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 def parameters(run: OneProcess | Replica) -> torch.Tensor:

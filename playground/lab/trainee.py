@@ -7,22 +7,23 @@ between two trainees then comes from what they were made with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.measure.timing import synchronise
+from playground.lab.side_by_side import weighted
+from playground.measure.timing import slowest, synchronise
 from playground.runtime import device, report
 from playground.training.data import Batch, Images
 from playground.training.net import MODELS
 from playground.training.partition import share
+from playground.training.replicas import flat
 from playground.training.settings import Settings
 
 
@@ -59,7 +60,7 @@ class Trainee:
         """What this rank has to do with the mean loss over `batches` batches: the mean of all ranks' is that."""
         images, labels = batch
         samples = batches * self.settings.batch_size
-        return F.nll_loss(model(images), labels, reduction="sum") * dist.get_world_size() / samples
+        return weighted(model(images), labels, samples)
 
     def backward(self, number: int) -> float:
         """Leave in every `param.grad` its mean over all ranks for one batch. This rank's part of the loss."""
@@ -81,15 +82,15 @@ class Trainee:
         """The mean over all ranks of their own gradients, flat, added up in float64."""
         self.draw_masks(number)
         module = self.ddp.module
-        mean = flat(torch.autograd.grad(self.loss(module, self.batch(number)), self.params))
+        mean = flat(torch.autograd.grad(self.loss(module, self.batch(number)), self.params)).double()
         dist.all_reduce(mean)
         return mean / dist.get_world_size()
 
     def gradients(self) -> torch.Tensor:
-        return flat(param.grad for param in self.params)
+        return flat(param.grad for param in self.params).double()
 
     def parameters(self) -> torch.Tensor:
-        return flat(self.params)
+        return flat(self.params).double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +113,6 @@ class Lab:
         return Trainee(fresh(self.model, self.settings), self.settings, cap or self.caps[-1], **options)
 
 
-def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All elements in a row, float64."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
-
-
 def errors(values: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
     """How far `values` are from `right`: the largest difference, and the norm of all relative to that of `right`."""
     difference = values - right
@@ -125,7 +121,7 @@ def errors(values: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
 
 def medians(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
     """Seconds of each call on its slowest rank, the median over rounds. In each round all are called in turn."""
-    seconds = torch.zeros(len(calls), rounds, dtype=torch.float64, device=device())
+    seconds = [[0.0] * rounds for _ in calls]
     for turn in range(rounds):
         for place in range(len(calls)):
             number = (turn + place) % len(calls)  # who comes first changes too
@@ -134,6 +130,5 @@ def medians(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
             started = time.perf_counter()
             calls[number]()
             synchronise()
-            seconds[number, turn] = time.perf_counter() - started
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return [median(times) for times in seconds.tolist()]
+            seconds[number][turn] = time.perf_counter() - started
+    return [median(slowest(times)) for times in seconds]

@@ -7,6 +7,7 @@ that returns plain data. This table is all the command line needs to know before
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -111,6 +112,7 @@ def module_of(lesson: str) -> str:
     return lesson.replace("-", "_")
 
 
+@functools.cache
 def about(lesson: str) -> dict[str, str]:
     """What a lesson says about itself (under "") and, in one paragraph each, about its steps; without importing it."""
     module = ast.parse((Path(__file__).parent / f"{module_of(lesson)}.py").read_text(encoding="utf-8"))

@@ -28,9 +28,8 @@ from playground.measure import environment
 from playground.runtime import device, report
 from playground.runtime.agreement import check_agreed
 from playground.training.data import Batch, Images, partition_dataset
-from playground.training.loop import everybodys
 from playground.training.net import MODELS
-from playground.training.replicas import broadcast_parameters, largest_difference
+from playground.training.replicas import broadcast_parameters, flat, largest_difference, rank_by_rank
 from playground.training.rungs import RUNGS
 from playground.training.settings import Settings
 
@@ -105,7 +104,7 @@ def race(climbers: Sequence[Climber], batches: Iterator[Batch], rounds: int, set
             torch.manual_seed(settings.seed + 1 + step * size + rank)
             parts = climbers[number].step(images, labels, settings.batch_size)
             seconds[number, step, :-1] = torch.tensor(parts, dtype=torch.float64)
-    return everybodys(seconds.to(device())).cpu()
+    return rank_by_rank(seconds.to(device())).cpu()
 
 
 def row(climber: Climber, seconds: torch.Tensor, ddp: Climber) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def row(climber: Climber, seconds: torch.Tensor, ddp: Climber) -> dict[str, Any]
     p50, p95 = (parts.sum(-1).amax(0).quantile(quantile).item() for quantile in (0.5, 0.95))
     last = parts[..., PARTS.index("exposed")].argmin(0)
     of_last = dict(zip(PARTS, parts[last, range(len(last))].quantile(0.5, dim=0).tolist(), strict=True))
-    messages, element = climber.messages, flat(climber).element_size()
+    messages, element = climber.messages, flat(climber.model.parameters()).element_size()
     return {
         "rung": climber.way,
         "p50": p50,
@@ -140,14 +139,10 @@ def outcome(climber: Climber, ddp: Climber) -> dict[str, float]:
     From its they are off by rounding, 1e-8, since sums in another order round otherwise. In many steps rounding now and
     then decides which of two numbers a ReLU or max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)
     """
-    difference = (flat(climber) - flat(ddp)).abs().max().double()
-    of_ranks = everybodys(torch.stack([torch.full_like(difference, climber.loss), difference]))
+    difference = (flat(climber.model.parameters()) - flat(ddp.model.parameters())).abs().max().double()
+    of_ranks = rank_by_rank(torch.stack([torch.full_like(difference, climber.loss), difference]))
     return {
         "loss": of_ranks[:, 0].sum().item(),
         "difference_to_ddp": of_ranks[:, 1].max().item(),
         "replicas_max_difference": largest_difference(climber.model),
     }
-
-
-def flat(climber: Climber) -> torch.Tensor:
-    return torch.cat([param.detach().flatten() for param in climber.model.parameters()])

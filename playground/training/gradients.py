@@ -76,10 +76,11 @@ def learning(model: nn.Module) -> list[nn.Parameter]:
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
     """The gradient of every parameter that learns, zero where this rank has none."""
-    for param in learning(model):
+    params = learning(model)
+    for param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
-    return [param.grad for param in learning(model) if param.grad is not None]
+    return [param.grad for param in params if param.grad is not None]
 
 
 def buckets(tensors: Sequence[torch.Tensor], cap: float = float("inf")) -> Iterator[list[torch.Tensor]]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from playground.training.data import Batch
-from playground.training.replicas import largest_difference
+from playground.training.replicas import largest_difference, rank_by_rank
 from playground.training.settings import Settings
 from playground.training.sync import Sync
 
@@ -48,7 +48,7 @@ def train(
         started = time.perf_counter()
         trained = train_epoch(model, train_set, optimizer, settings, sync, Progress(tell, epoch))
         seconds = time.perf_counter() - started
-        epochs.append(summary(epoch, everybodys(trained), everybodys(test(model, test_set)), seconds))
+        epochs.append(summary(epoch, rank_by_rank(trained), rank_by_rank(test(model, test_set)), seconds))
         tell(finished=epochs[-1])
     return {"epochs": epochs, "replicas_max_difference": largest_difference(model)}
 
@@ -104,13 +104,6 @@ def right_answers(output: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
     """[how many of the samples have their label as the most likely class, how many there are]"""
     right = (output.argmax(1) == labels).sum()
     return [right, torch.full_like(right, len(labels))]
-
-
-def everybodys(counts: torch.Tensor) -> torch.Tensor:
-    """The `counts` of every rank, a row each."""
-    rows = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, counts)
-    return torch.stack(rows)
 
 
 def summary(epoch: int, trained: torch.Tensor, tested: torch.Tensor, seconds: float) -> dict[str, Any]:

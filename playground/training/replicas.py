@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,11 +38,21 @@ def largest_difference(model: nn.Module) -> float:
     Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
     NaN on all ranks is no difference).
     """
-    mine = torch.cat([param.detach().flatten() for param in model.parameters()])
+    mine = flat(model.parameters())
     root = mine.clone()
     dist.broadcast(root, src=0)
     same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
     difference = (mine - root).abs().masked_fill(same_bits, 0).max()
-    everybodys = [torch.zeros_like(difference) for _ in range(dist.get_world_size())]
-    dist.all_gather(everybodys, difference)
-    return torch.stack(everybodys).max().item()
+    return rank_by_rank(difference).max().item()
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All their elements in a row."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def rank_by_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """Every rank's `tensor`, of one shape on all: [rank, …]. All must call this."""
+    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, tensor)
+    return torch.stack(rows)
