@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint stress clean
+.PHONY: demo test lint stress gpu clean
 
 demo: .venv/.installed
 	$(BIN)/python -m playground sgd
@@ -17,6 +17,10 @@ lint: .venv/.installed-dev
 
 stress: .venv/.installed-dev
 	$(BIN)/python -m pytest -m stress
+
+# Every lesson on nccl and the tests that need a GPU, in one table.
+gpu: .venv/.installed-dev
+	$(BIN)/python tests/on_gpu.py
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv

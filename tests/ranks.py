@@ -289,7 +289,7 @@ def all_reduce_in_group(rank: int, size: int, members: list[int], names: list[st
     group = dist.new_group(members)
     after = {}
     for name in names:
-        tensor = torch.full((5,), rank + 1.0)
+        tensor = torch.full((5,), rank + 1.0, device=device())
         ALGORITHMS[name](tensor, group=group)
         assert (tensor == tensor[0]).all()
         after[name] = tensor[0].item()

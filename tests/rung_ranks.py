@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.messages import observed
+from playground.runtime import device
 from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
 from playground.training.gradients import ALL_REDUCES
 from playground.training.loop import train
@@ -185,9 +186,9 @@ def other_shapes(rank: int, size: int, how: str) -> None:
 
 def several_at_once(rank: int, size: int, name: str) -> list[float]:
     """Asynchronous all-reduces of tensors of many sizes, a synchronous one among them."""
-    tensors = [torch.full((length,), rank + 1.0 + length) for length in (1, 5, 100_000, 0, 3)]
+    tensors = [torch.full((length,), rank + 1.0 + length, device=device()) for length in (1, 5, 100_000, 0, 3)]
     works: list[Any] = [ALGORITHMS[name](tensor, async_op=True) for tensor in tensors]
-    last = torch.full((7,), rank + 1.0)
+    last = torch.full((7,), rank + 1.0, device=device())
     assert ALGORITHMS[name](last) is None
     assert all(work.wait() and work.is_completed() for work in works)
     assert all((tensor == tensor[0]).all() for tensor in [*tensors, last] if len(tensor))

@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 
 from playground.cli import cli
 from playground.lessons import LESSONS, PATH, Lesson, about
-from playground.runtime.devices import threads_per_rank
+from playground.runtime.host import threads_per_rank
 
 Run = Callable[..., Any]
 

@@ -1,25 +1,39 @@
-"""The same lessons on GPUs with nccl: `pytest -m gpu`."""
+"""The same lessons on GPUs with nccl: `pytest -m gpu`, or `make gpu` for a table of every lesson beside it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import backend_ranks
+import prove_ranks
 import pytest
 import ranks
+import rung_ranks
 import torch
+from test_join import by_hand, free_port
+from test_launch import session_ends
 
 from playground.algorithms import ALGORITHMS
-from playground.runtime.devices import SHARES_A_GPU, nccl_version
+from playground.lab import climber
+from playground.measure.plan import SHAPES
+from playground.runtime import RankFailed, RanksHung
+from playground.runtime.backends import BACKENDS
+from playground.runtime.backends.nccl import SHARES_A_GPU, dotted, nccl_version
 from playground.testing import World
 from playground.training.rungs import RUNGS
 
 pytestmark = pytest.mark.gpu
 
 Run = Callable[..., Any]
+Start = Callable[..., Any]
 Worlds = Callable[..., World]
+ENOUGH = 120.0
+"""Seconds: CUDA and NCCL start cold."""
+PAIR_MISSING = "needs two ranks: there is one GPU, and an NCCL before 2.30, which cannot share it"
 
 
 @pytest.fixture(scope="module")
@@ -29,50 +43,109 @@ def size() -> int:
     return 2 if gpus == 1 and nccl_version() >= SHARES_A_GPU else gpus
 
 
-def nccl(run_cli: Run, *words: Any) -> Any:
-    shown = run_cli(*words, "--backend", "nccl", "--json")
-    assert shown.code == 0, shown.err
-    return json.loads(shown.out)
-
-
-def test_hello(run_cli: Run, size: int) -> None:
-    document = nccl(run_cli, "hello", "-n", size)
-    assert document["device"] == "cuda"
-    assert [rank["device"] for rank in document["steps"][0]["ranks"]] == [
-        f"cuda:{rank % torch.cuda.device_count()}" for rank in range(size)
-    ]
-
-
-def test_p2p(run_cli: Run, size: int) -> None:
+@pytest.fixture
+def pair(size: int) -> int:
+    """Two ranks or more: with one alone nothing travels."""
     if size < 2:
-        pytest.skip("one GPU, and an NCCL that cannot share it between two ranks")
-    steps = {step["name"]: step["ranks"] for step in nccl(run_cli, "p2p", "-n", size)["steps"]}
+        pytest.skip(PAIR_MISSING)
+    return size
+
+
+@pytest.fixture
+def nccl(world: Worlds, size: int) -> World:
+    return world(size, backend="nccl", timeout=ENOUGH)
+
+
+def shown(run_cli: Run, *words: Any) -> Any:
+    """The document that a command prints, on nccl, having left cleanly."""
+    outcome = run_cli(*words, "--backend", "nccl", "--json")
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def steps_of(document: Any) -> dict[str, Any]:
+    return {step["name"]: step["ranks"] for step in document["steps"]}
+
+
+def test_hello_names_what_runs(run_cli: Run, size: int) -> None:
+    document = shown(run_cli, "hello", "-n", size)
+    gpus = torch.cuda.device_count()
+    assert document["device"] == "cuda"
+    for rank, told in enumerate(document["steps"][0]["ranks"]):
+        assert told["device"] == f"cuda:{rank % gpus}"
+        assert told["implementation"].startswith("ProcessGroupNCCL")
+        assert told["nccl"] == dotted(nccl_version())
+        assert torch.cuda.get_device_name(rank % gpus) in told["hardware"]
+        assert told["ranks_there"] == len(range(rank % gpus, size, gpus))
+        assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
+
+
+def test_p2p(run_cli: Run, pair: int) -> None:
+    steps = steps_of(shown(run_cli, "p2p", "-n", pair))
     for step in ("blocking", "immediate"):
-        assert [rank["after"] for rank in steps[step]] == [1.0, 1.0] + [0.0] * (size - 2)
+        assert [rank["after"] for rank in steps[step]] == [1.0, 1.0] + [0.0] * (pair - 2)
     assert all("recv" in rank["refused"] for rank in steps["any_source"])
-    assert steps["ring"][0]["after"] == size
+    partners = [rank ^ 1 if rank ^ 1 < pair else rank for rank in range(pair)]
+    assert [rank["after"] for rank in steps["exchange"]] == partners
+    assert steps["ring"][0]["after"] == pair
 
 
 def test_collectives(run_cli: Run, size: int) -> None:
-    steps = {step["name"]: step["ranks"] for step in nccl(run_cli, "collectives", "-n", size)["steps"]}
+    steps = steps_of(shown(run_cli, "collectives", "-n", size))
     everyone = [rank + 1.0 for rank in range(size)]
     assert [rank["after"] for rank in steps["all_reduce"]] == [sum(everyone)] * size
     assert [rank["after"] for rank in steps["all_gather"]] == [everyone] * size
     assert [rank["after"] for rank in steps["reduce_scatter"]] == [sum(everyone) * (rank + 1) for rank in range(size)]
-    assert "refused" in steps["monitored_barrier"][0]
+    assert "monitored" in steps["monitored_barrier"][0]["refused"]
     reduced = steps["reduce_operations"][0]["after"]
     assert reduced["AVG"] == sum(everyone) / size
     assert reduced["PREMUL_SUM"] == 2 * sum(everyone)
     assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())
 
 
-def test_our_all_reduce(size: int, world: Worlds) -> None:
-    if size < 2:
-        pytest.skip("one GPU, and an NCCL that cannot share it between two ranks")
+def test_our_all_reduce(pair: int, nccl: World) -> None:
     names = sorted(ALGORITHMS)
     for numel in (0, 1, 5, 1_000_003):
-        right = world(size, backend="nccl").run(ranks.all_reduce_large, numel, names)
-        assert right == [dict.fromkeys(names, True)] * size
+        assert nccl.run(ranks.all_reduce_large, numel, names) == [dict.fromkeys(names, True)] * pair
+
+
+def test_our_all_reduce_in_a_subgroup(pair: int, nccl: World) -> None:
+    names = sorted(ALGORITHMS)
+    members = list(range(pair - pair % 2))
+    expected = float(sum(rank + 1 for rank in members))
+    for rank, after in enumerate(nccl.run(ranks.all_reduce_in_group, members, names)):
+        assert after == dict.fromkeys(names, expected if rank in members else rank + 1.0)
+
+
+@pytest.mark.parametrize("name", ["ring", "halving-doubling", "binary-tree"])
+def test_asynchronous_all_reduces_take_turns(name: str, pair: int, nccl: World) -> None:
+    total = sum(range(pair + 1))
+    for result in nccl.run(rung_ranks.several_at_once, name):
+        assert result == [*(float(total + pair * length) for length in (1, 5, 100_000, 3)), float(total)]
+
+
+def test_the_allreduce_lesson(run_cli: Run, pair: int) -> None:
+    document = shown(run_cli, "allreduce", "-n", pair)
+    assert document["cost"]["reduce-broadcast"]["in_all"] == 2 * (pair - 1) * pair * 8
+    for steps in steps_of(document).values():
+        assert all(rank["after"] == steps[0]["after"] for rank in steps)
+
+
+def test_bench_of_everything(run_cli: Run, size: int) -> None:
+    words = ("--collective", "all", "--algorithm", "all", "--limit", "-b", "4K", "-e", "1M", "--iterations", 3)
+    document = shown(run_cli, "bench", "-n", size, *words)
+    rows = document["rows"]
+    assert {row["collective"] for row in rows} == set(SHAPES)
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
+    assert all(row["limit_percent"] > 0 for row in rows)
+    assert document["environment"]["nccl"] == dotted(nccl_version())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
+    words = ("--op", "avg", "--dtype", dtype, "-b", "64K", "-e", "64K", "--iterations", 2)
+    rows = shown(run_cli, "bench", "-n", size, *words)["rows"]
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +160,101 @@ def test_our_all_reduce(size: int, world: Worlds) -> None:
 )
 def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Path) -> None:
     data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 8, "--lr", 0.05)
-    document = nccl(run_cli, *words, "-n", size, *data)
+    document = shown(run_cli, *words, "-n", size, *data)
     assert document["replicas_max_difference"] == 0.0
     assert document["epochs"][-1]["loss"] < document["epochs"][0]["loss"] - 0.1
+
+
+def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 5)
+    rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
+    assert [rung["rung"] for rung in rungs] == [*RUNGS, "ddp"]
+    assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
+    assert min(rung[part] for rung in rungs for part in climber.PARTS) > 0
+
+
+def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
+    document = shown(run_cli, "ddp", "--lab", "-n", size, "--dataset", "digits", "--data-dir", data_dir)
+    assert document["lesson"] == "ddp"
+
+
+def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -> None:
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 3)
+    outcome = run_cli("prove", "--backend", "nccl", "-n", size, *words)
+    assert outcome.code == 0, outcome.err
+    assert f"{size} rank" in outcome.out.splitlines()[-1]
+    assert size == 1 or "broken in" in outcome.out.splitlines()[-1]
+
+
+def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
+    for differences in nccl.run(prove_ranks.beside_torch_s_own):
+        assert max(differences.values()) <= 1e-10, differences
+
+
+def test_data_parallel_on_every_gpu(run_cli: Run) -> None:
+    gpus = torch.cuda.device_count()
+    outcome = run_cli("data-parallel", "--devices", ",".join(f"cuda:{number}" for number in range(gpus)), "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["devices"] == [f"cuda:{number}" for number in range(gpus)]
+
+
+def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, size: int) -> None:
+    run = start_cli("collectives", "--backend", "nccl", "-n", size, "--json")
+    out, err = run.communicate(timeout=ENOUGH)
+    assert (run.returncode, json.loads(out)["world_size"]) == (0, size), err
+    assert session_ends(run.pid, within=5)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("raise", "failed: ValueError: this rank has had enough"), ("kill", "was killed by SIGKILL")],
+)
+def test_the_rank_that_failed_is_named(how: str, reason: str, pair: int, nccl: World) -> None:
+    with pytest.raises(RankFailed) as caught:
+        nccl.run(ranks.go_wrong, how, pair - 1)
+    assert str(caught.value).startswith(f"rank {pair - 1} of {pair} {reason}")
+
+
+def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) -> None:
+    with pytest.raises(RanksHung, match=r"time\.sleep\(1000\)"):
+        world(pair, backend="nccl", timeout=30).run(ranks.go_wrong, "hang", 1)
+
+
+def test_a_joined_world(start_cli: Start, pair: int) -> None:
+    port = free_port()
+    runs = [
+        start_cli("collectives", "--backend", "nccl", "--json", **by_hand(rank, pair, port), LOCAL_RANK=str(rank))
+        for rank in range(pair)
+    ]
+    outcomes = [run.communicate(timeout=ENOUGH) for run in runs]
+    assert [run.returncode for run in runs] == [0] * pair, outcomes
+    assert json.loads(outcomes[0][0])["world_size"] == pair
+    assert [out for out, _ in outcomes[1:]] == [""] * (pair - 1)
+
+
+def test_a_joined_world_with_a_rank_missing(start_cli: Start) -> None:
+    environ = by_hand(0, 2, free_port()) | {"LOCAL_WORLD_SIZE": "1"}
+    alone = start_cli("hello", "--backend", "nccl", "--timeout", "3", **environ)
+    _, err = alone.communicate(timeout=ENOUGH)
+    assert alone.returncode == 1
+    assert "rank 0 of 2 waited 3 s at 127.0.0.1:" in err
+    assert err.endswith("rank 1 did not come\n")
 
 
 def test_more_ranks_than_an_old_nccl_allows(run_cli: Run) -> None:
     if nccl_version() >= SHARES_A_GPU:
         pytest.skip("this NCCL shares a GPU")
-    shown = run_cli("hello", "--backend", "nccl", "-n", torch.cuda.device_count() + 1)
-    assert (shown.code, shown.out) == (2, "")
-    assert "wants a GPU for each rank" in shown.err
+    refused = run_cli("hello", "--backend", "nccl", "-n", torch.cuda.device_count() + 1)
+    assert (refused.code, refused.out) == (2, "")
+    assert "wants a GPU for each rank" in refused.err
+
+
+def test_an_operation_that_never_ends_is_ended_and_explained(pair: int, nccl: World) -> None:
+    """The other rank gives signs of life, so that it is the operation's own timeout that passes."""
+    with pytest.raises(RankFailed, match=r"(?i)watchdog|timed out|timeout"):
+        nccl.run(backend_ranks.wait_for_one_who_is_busy)
+
+
+def test_gloo_leaves_the_gpus_alone(world: Worlds) -> None:
+    assert world(2).run(backend_ranks.uses_cuda) == [False, False]
+    assert BACKENDS["gloo"].check(2) == ""

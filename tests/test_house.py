@@ -37,7 +37,7 @@ def room(module: str) -> str:
 
 ALLOWED = {
     "runtime": {"runtime"},
-    "algorithms": {"algorithms"},
+    "algorithms": {"algorithms", "runtime"},
     "training": {"training", "algorithms", "runtime"},
     "measure": {"measure", "algorithms", "runtime"},
     "data_parallel": {"data_parallel", "runtime"},
@@ -61,6 +61,15 @@ def test_imports_stay_within_bounds(module: str) -> None:
     processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
     if module != "playground.runtime.server":  # which alone makes processes; others may talk to them
         assert all(name.startswith("multiprocessing.connection") for name in processes)
+
+
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if "runtime.backends" not in name))
+def test_no_backend_is_compared_by_name(module: str) -> None:
+    """What depends on the backend is asked of it."""
+    names = {"gloo", "nccl"}
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Compare, ast.Match)):
+            assert not names & {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -59,6 +59,33 @@ def test_a_rank_that_waits_for_nobody_says_so(start_cli: Start) -> None:
     assert alone.returncode == 1
     assert err.count("\n") == 1
     assert "rank 0 of 2 waited 1 s at 127.0.0.1:" in err
+    assert err.endswith(": rank 1 did not come\n")
+
+
+def test_all_who_came_say_who_is_missing(start_cli: Start) -> None:
+    port = free_port()
+    here = [start_cli("hello", "--timeout", "3", **by_hand(rank, 4, port)) for rank in (0, 2)]
+    for rank, process in zip((0, 2), here, strict=True):
+        _, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (
+            1, f"playground: rank {rank} of 4 waited 3 s at 127.0.0.1:{port}: ranks 1, 3 did not come\n"
+        )  # fmt: skip
+
+
+def test_nobody_serves_the_store(start_cli: Start) -> None:
+    port = free_port()
+    alone = start_cli("hello", "--timeout", "1", **by_hand(1, 2, port))
+    _, err = alone.communicate(timeout=30)
+    explained = f"rank 1 of 2 waited 1 s at 127.0.0.1:{port}: rank 0, which is to serve the store there, did not come"
+    assert (alone.returncode, err) == (1, f"playground: {explained}\n")
+
+
+def test_a_file_without_everyone(start_cli: Start, tmp_path: Path) -> None:
+    words = ("--init-method", f"file://{tmp_path}/meet", "--timeout", "1")
+    alone = start_cli("hello", *words, RANK="1", WORLD_SIZE="2")
+    _, err = alone.communicate(timeout=30)
+    explained = f"rank 1 of 2 waited 1 s at {tmp_path}/meet: rank 0 did not come"
+    assert (alone.returncode, err) == (1, f"playground: {explained}\n")
 
 
 def test_a_taken_master_port_is_explained(run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

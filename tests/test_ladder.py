@@ -226,12 +226,3 @@ def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir:
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert shown.err.count("\n") == 1
-
-
-@pytest.mark.gpu
-def test_on_gpus(ladder: Run) -> None:
-    import torch
-
-    document = ladder("--backend", "nccl", "-n", torch.cuda.device_count())
-    assert max(by_name(document, "difference_to_ddp").values()) < 1e-4
-    assert min(rung[part] for rung in document["rungs"] for part in climber.PARTS) > 0

@@ -17,7 +17,7 @@ import ranks
 
 from playground import launch
 from playground.runtime import Impossible, RankFailed, RanksHung
-from playground.runtime.devices import cores
+from playground.runtime.host import cores
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])

@@ -158,21 +158,6 @@ def test_our_batch_norm_s_arithmetic(world: Worlds) -> None:
         world(2).run(prove_ranks.one_value)
 
 
-@pytest.mark.gpu
-def test_our_batch_norm_is_torch_s_on_gpus(world: Worlds) -> None:
-    size = min(2, torch.cuda.device_count())
-    for differences in world(size, backend="nccl").run(prove_ranks.beside_torch_s_own):
-        assert max(differences.values()) <= 1e-10, differences
-
-
-@pytest.mark.gpu
-def test_proof_on_gpus(run_cli: Run, data_dir: Path) -> None:
-    size = min(2, torch.cuda.device_count())
-    data = ("--dataset", "digits", "--data-dir", data_dir)
-    shown = run_cli("prove", "--backend", "nccl", "-n", size, "--steps", 3, *data)
-    assert shown.code == 0, shown.err
-
-
 def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
     return run_cli("prove", "--dataset", "digits", "--data-dir", data_dir, *words)
 

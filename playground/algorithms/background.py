@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import torch
-
 _thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="all-reduce")
 _last: Future[None] = Future()
 _last.set_result(None)
@@ -31,17 +29,23 @@ class Work:
         return self.future.done()
 
 
-def start(call: Callable[[], None], tensor: torch.Tensor) -> Work:
-    """Begin `call` after all that was started before. On a GPU its work queues up behind what the caller gave it."""
+def start(call: Callable[[], None], in_thread: bool) -> Work:
+    """Begin `call` after all that was started before.
+
+    Where the backend does not allow a second thread (nccl), the call itself only queues work for the GPU, and returns
+    before that is done: it is made here and now. In either case what it raises is raised by `wait`.
+    """
     global _last
-    stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
-
-    def on_stream() -> None:
-        with torch.cuda.stream(stream):
-            call()
-
-    _last = _thread.submit(on_stream)
-    return Work(_last)
+    if in_thread:
+        _last = _thread.submit(call)
+        return Work(_last)
+    done: Future[None] = Future()
+    try:
+        call()
+        done.set_result(None)
+    except Exception as error:
+        done.set_exception(error)
+    return Work(done)
 
 
 def finish() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from playground.runtime.backends import backend_of
+
 TAG = 2017
 """Of our messages, so that none is taken for one the user has under way between the same two ranks."""
 
@@ -33,7 +35,7 @@ class Messages:
     def __init__(self, flat: torch.Tensor, group: Any) -> None:
         self.flat, self.group = flat, group
         self.rank, self.size = group.rank(), group.size()
-        self.batched = dist.get_backend(group) == "nccl"
+        self.batched = backend_of(group).batches_messages
 
     def start(self, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Started:
         """Start these messages. Until they are finished, do not write what is sent nor read what is received.

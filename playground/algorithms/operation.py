@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from playground.algorithms import background
 from playground.algorithms.messages import Messages
+from playground.runtime.backends import backend_of
 
 Op = dist.ReduceOp.RedOpType
 Add = Callable[[torch.Tensor, torch.Tensor], object]
@@ -49,9 +50,11 @@ class AllReduce:
         """
         op = kind(op)
         check(tensor.dtype, op)
-        call = functools.partial(self.run, tensor, op, group or dist.group.WORLD)
+        group = group or dist.group.WORLD
+        call = functools.partial(self.run, tensor, op, group)
         if async_op:
-            return background.start(call, tensor)
+            member = group != dist.GroupMember.NON_GROUP_MEMBER
+            return background.start(call, in_thread=not member or backend_of(group).allows_threads)
         background.finish()
         call()
         return None

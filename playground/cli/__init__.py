@@ -60,8 +60,6 @@ def main() -> NoReturn:
 def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 130 interrupted."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    # What torch logs in C++ it also raises, and then it is told once, by us. Setting the variable brings the log back.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         leave(cli.main(prog_name="playground", standalone_mode=False) or 0)
     except click.ClickException as error:

@@ -14,6 +14,7 @@ from playground.cli.options import help_of, json_option, options, plot_option, s
 from playground.cli.recipe import data_options, prepared
 from playground.lessons import LESSONS, about, run_steps, run_training
 from playground.runtime import server
+from playground.runtime.backends import backend_for
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible
 from playground.show import data_parallel as show, plots, results
@@ -57,7 +58,7 @@ def command(
     server.preload("playground.lessons.data_parallel", "playground.lessons.data_parallel_limits")
     server.warm_up()
     names, output = places(devices, output_device)
-    world = World(None, usual_size=1, backend=backend_of(names), timeout=timeout)
+    world = World(None, usual_size=1, backend=backend_for(names[0].split(":")[0]).name, timeout=timeout)
     if world.place:
         raise Impossible(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     if plot:
@@ -88,10 +89,6 @@ def places(devices: str, output_device: str | None) -> tuple[list[str], str]:
     if len(set(found)) < len(found):
         raise Impossible(f"--devices {devices}: a device named twice would count twice, name each once")
     return list(map(str, found)), str(one_of(output_device, found))
-
-
-def backend_of(names: list[str]) -> str:
-    return "nccl" if names[0].startswith("cuda") else "gloo"
 
 
 def asked_ways(gather: str | None, names: list[str], output: str | None) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from playground.lessons import about
-from playground.runtime import devices
+from playground.runtime.backends import BACKENDS
 from playground.runtime.entry import World
 from playground.runtime.launch import MOST_RANKS
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
@@ -54,8 +54,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 world_options = options(
     click.option("-n", "--world-size", "size", type=click.IntRange(1, MOST_RANKS), help="Number of ranks."),
     click.option(
-        "--backend", type=click.Choice(devices.BACKENDS), default="gloo", show_default=True,
-        help="gloo: CPU; nccl: GPUs.",
+        "--backend", type=click.Choice(tuple(BACKENDS)), default="gloo", show_default=True,
+        help=f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
     ),
     timeout_option,
     seed_option,

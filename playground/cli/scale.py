@@ -15,9 +15,10 @@ from playground.cli.options import Finite, json_option, options, plot_option, sp
 from playground.measure import fit as fitting, predict
 from playground.measure.costs import COSTS
 from playground.measure.model import Machine
-from playground.runtime import devices, server
+from playground.runtime import server
 from playground.runtime.entry import World
 from playground.runtime.errors import Impossible
+from playground.runtime.host import cores
 from playground.show import plots, results, scale as show
 
 LEAST, USUAL, MOST = 4, 8, 16
@@ -108,13 +109,13 @@ def measured_content(world: World, say: Callable[[str], None]) -> dict[str, Any]
             f"{world.size} ranks, {world.local_size} of them here: measuring takes {LEAST} to {MOST} on one host; "
             f"for a cluster give --alpha and --beta"
         )
-    (fitted, held_out), cores = fitting.groups(world.size), devices.cores()
+    fitted, held_out = fitting.groups(world.size)
     say(f"scale: {world}; groups of {listed(fitted)} to fit, of {listed(held_out)} to check, {MEASURED:g} s …")
     server.preload("playground.measure.samples")
     world.warm_up()
     plan = dict.fromkeys(fitted, fitting.FITTED_SIZES) | dict.fromkeys(held_out, fitting.HELD_OUT_SIZES)
     samples = fitting.samples_of(world.run(start, plan, MEASURED))
-    host = fitting.fit([sample for sample in samples if sample.size in fitted], cores)
+    host = fitting.fit([sample for sample in samples if sample.size in fitted], cores())
     points = [
         asdict(sample) | {"error": fitting.error(host, sample), "fitted": sample.size in fitted} for sample in samples
     ]

@@ -133,7 +133,7 @@ def run_steps(
     """
     import torch
 
-    from playground.runtime.devices import refusal
+    from playground.runtime.backends import refusal
 
     torch.manual_seed(seed)
     module = import_module(f"playground.lessons.{module_of(lesson)}")

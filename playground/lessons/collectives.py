@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device
-from playground.runtime.devices import refusal
+from playground.runtime.backends import refusal
 
 
 def mine(rank: int) -> torch.Tensor:

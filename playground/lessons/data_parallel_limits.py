@@ -41,7 +41,7 @@ def copying(rank: int, size: int, devices: list[str], batch_size: int, steps: in
         train_step(*step, optimizer_of(model, account, places[0]))
     moves = [move for move in account.moves if move.part in ("replicate", "reduce")]
     optimizer = optimizer_of(model)
-    seconds = median(timed(lambda: train_step(*step, optimizer), steps))
+    seconds = median(timed(lambda: train_step(*step, optimizer), places, steps))
     rows = [
         {
             "device": str(place),
@@ -78,7 +78,7 @@ def averaging(rank: int, size: int, batch_size: int, steps: int) -> dict[str, An
 
     with observed(count):
         step("ring")
-    return {"seconds": median(timed(lambda: step("backend"), steps)), "sent": sent}
+    return {"seconds": median(timed(lambda: step("backend"), [device()], steps)), "sent": sent}
 
 
 def threads(rank: int, size: int, devices: list[str]) -> dict[str, dict[str, float]]:
@@ -89,8 +89,8 @@ def threads(rank: int, size: int, devices: list[str]) -> dict[str, dict[str, flo
         replicas = replicate(model, places)
         given = [(inputs.to(place),) for place in places]
         times[name] = {
-            "alone": median(timed(lambda: parallel_apply(replicas[:1], given[:1], None, places[:1]))),  # noqa: B023
-            "together": median(timed(lambda: parallel_apply(replicas, given, None, places))),  # noqa: B023
+            "alone": median(timed(lambda: parallel_apply(replicas[:1], given[:1], None, places[:1]), places[:1])),  # noqa: B023
+            "together": median(timed(lambda: parallel_apply(replicas, given, None, places), places)),  # noqa: B023
         }
     return times
 
@@ -100,9 +100,9 @@ def processes(rank: int, size: int) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     times: dict[str, dict[str, float]] = {}
     for name, (model, inputs) in work(device()).items():
-        alone = timed(lambda: model(inputs)) if rank == 0 else [0.0]  # noqa: B023
+        alone = timed(lambda: model(inputs), [device()]) if rank == 0 else [0.0]  # noqa: B023
         dist.barrier()
-        together = timed(lambda: (model(inputs), dist.barrier()))  # noqa: B023
+        together = timed(lambda: (model(inputs), dist.barrier()), [device()])  # noqa: B023
         times[name] = {"alone": median(alone), "together": median(together)}
     return times
 
@@ -117,14 +117,15 @@ def work(place: torch.device) -> dict[str, tuple[nn.Module, torch.Tensor]]:
     }
 
 
-def timed(run: Callable[[], Any], rounds: int = ROUNDS) -> list[float]:
-    """Seconds of each of `rounds` calls, after one that is not counted. Work on GPUs is waited for."""
+def timed(run: Callable[[], Any], places: Sequence[torch.device], rounds: int = ROUNDS) -> list[float]:
+    """Seconds of each of `rounds` calls, after one that is not counted. What each of `places` does is waited for."""
     times = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
         run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        for place in places:
+            if place.type == "cuda":
+                torch.cuda.synchronize(place)
         times.append(time.perf_counter() - started)
         report(step="timed")
     return times[1:]

@@ -20,13 +20,19 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device
-from playground.runtime.devices import dotted, nccl_version
+from playground.runtime.backends import backend_of
 
 
 def who_am_i(rank: int, size: int) -> dict[str, Any]:
-    """Everything a rank knows about itself. `heard_from` is the proof that the world is one: all ranks it met."""
-    heard_from: list[Any] = [None] * size
-    dist.all_gather_object(heard_from, rank)
+    """Everything a rank knows about itself. `heard_from` is the proof that the world is one: all ranks it met.
+
+    `implementation` is the class behind the backend's name (for nccl, torch has two); `ranks_there` says how many ranks
+    share this rank's hardware: the GPU, or the CPUs of its host.
+    """
+    backend = backend_of()
+    mine = (socket.gethostname(), backend.hardware())
+    everybodys: list[Any] = [None] * size
+    dist.all_gather_object(everybodys, (rank, mine))
     return {
         "rank": dist.get_rank(),
         "size": dist.get_world_size(),
@@ -37,6 +43,9 @@ def who_am_i(rank: int, size: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "backend": dist.get_backend(),
         "torch": str(torch.__version__),  # plain data: torch has a class of its own for this
-        "nccl": dotted(nccl_version()),
-        "heard_from": heard_from,
+        "implementation": backend.implementation(),
+        **backend.libraries(),
+        "hardware": backend.hardware() or "CPU",
+        "ranks_there": sum(there == mine for _, there in everybodys),
+        "heard_from": [other for other, _ in everybodys],
     }

@@ -19,8 +19,9 @@ from playground.measure.collectives import Task
 from playground.measure.plan import ELEMENT, SHAPES, Plan
 from playground.measure.timing import Contestant, percentile, race
 from playground.measure.wire import Wire, wire
-from playground.runtime import Impossible, device, devices, report
+from playground.runtime import Impossible, device, report
 from playground.runtime.agreement import check_agreed, everybodys
+from playground.runtime.backends import refusal
 
 
 def run(rank: int, size: int, plan: Plan) -> None:
@@ -66,7 +67,7 @@ def try_out(plan: Plan, collective: str, rank: int, size: int) -> None:
         try:
             Task(plan, collective, 1, rank, size).call(algorithm)()
         except (RuntimeError, ValueError) as error:
-            if not (words := devices.refusal(error)):
+            if not (words := refusal(error)):
                 raise
             what = f"{collective} of {plan.dtype}" + f" with {plan.op}" * SHAPES[collective].reduces
             raise Impossible(

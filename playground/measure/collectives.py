@@ -112,14 +112,14 @@ class Task:
     def wrong(self, call: Callable[[], object]) -> int:
         """How many elements of what this rank ends with are wrong, every one compared.
 
-        Only an average may be off by what rounding can do, once a rank: backends divide before or after they add.
+        Only an average may be off by what rounding can do, see `slack_of_average`.
         """
         self.memory.received.fill_(known.NOBODYS)
         known.fill(self.memory.given, known.given(self.rank, self.size, self.dtype, self.data_for))
         call()
         slack = 0.0
         if self.data_for == dist.ReduceOp.AVG:
-            slack = self.size * torch.finfo(self.dtype).eps / 2
+            slack = slack_of_average(self.size, self.dtype)
         found = zip(self.memory.pieces_received, self.collective.expected(self.rank, self.size), strict=False)
         return sum(
             known.wrong(piece, self.pattern(whose), which * self.count, slack) for piece, (whose, which) in found
@@ -129,3 +129,12 @@ class Task:
         if whose == ALL:
             return known.reduced(self.size, self.dtype, self.data_for)
         return known.given(whose, self.size, self.dtype, self.data_for)
+
+
+def slack_of_average(size: int, dtype: torch.dtype) -> float:
+    """How far an average over `size` ranks may be off, relative to its value: half an epsilon for every rounding.
+
+    A backend divides after it has added, or multiplies by 1/N before (nccl), and then 1/N itself is rounded too: N + 1
+    roundings one after the other, of 1/N, of a product and of N - 1 sums.
+    """
+    return (1 + torch.finfo(dtype).eps / 2) ** (size + 1) - 1

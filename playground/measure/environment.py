@@ -8,25 +8,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from playground.runtime import devices
+from playground.runtime.backends import backend_of, device
+from playground.runtime.host import cores
 
 
 def describe() -> dict[str, Any]:
     """Plain data, asked of one rank."""
     import torch
 
-    used = range(torch.cuda.device_count() if devices.device().type == "cuda" else 0)
+    used = range(torch.cuda.device_count() if device().type == "cuda" else 0)
     gpus = [torch.cuda.get_device_name(number) for number in used]
     return {
         "hardware": processor(),
-        "cores": devices.cores(),
+        "cores": cores(),
         "memory": memory("MemTotal"),
         "gpus": gpus,
         "os": platform.platform(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "cuda": torch.version.cuda if gpus else None,
-        "nccl": devices.dotted(devices.nccl_version()) if gpus else None,
+        **dict.fromkeys(("cuda", "nccl", "driver")),
+        **backend_of().libraries(),
     }
 
 

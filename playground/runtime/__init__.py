@@ -4,7 +4,7 @@
 `device()` says where tensors live and `report()` tells the launcher how far the rank is.
 """
 
-from playground.runtime.devices import device
+from playground.runtime.backends import device
 from playground.runtime.errors import Impossible, NeverMet, PlaygroundError, RankFailed, RanksHung
 from playground.runtime.launch import launch
 from playground.runtime.rank import report

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from playground.runtime import devices, rendezvous, server
+from playground.runtime import backends, host, rendezvous, server
 from playground.runtime.environment import place_from_environment
 from playground.runtime.errors import Impossible
 from playground.runtime.launch import launch
@@ -40,8 +41,10 @@ class World:
         self.local_size = self.place.local_size if self.place else self.size
         if self.place is None:
             rendezvous.check_method(init_method)
-        self.notice = devices.check_backend(backend, self.local_size)
-        self.device = "cuda" if backend == "nccl" else "cpu"
+        its = backends.named(backend)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", its.log_level)  # read when torch is imported, here or in the ranks
+        self.notice = its.check(self.local_size, joined=self.place is not None)
+        self.device = its.device_type
 
     def warm_up(self) -> None:
         """Have the ranks' common imports begin, if they are ours to start."""
@@ -54,7 +57,7 @@ class World:
         return self.place is None or self.place.rank == 0
 
     def __str__(self) -> str:
-        threads = devices.threads_per_rank(self.local_size)
+        threads = host.threads_per_rank(self.local_size)
         ranks = f"{self.size} rank{'s' * (self.size > 1)} x {threads} thread{'s' * (threads > 1)}"
         return ", ".join(filter(None, [f"{self.backend} on {self.device}", ranks, self.notice]))
 

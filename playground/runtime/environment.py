@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from playground.runtime.errors import Impossible
-from playground.runtime.rendezvous import CLIENTS_ONLY, Meeting, is_loopback, take_apart
+from playground.runtime.rendezvous import Meeting, is_loopback, take_apart
+
+SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
+"""The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +43,15 @@ def place_from_environment(environ: Mapping[str, str] = os.environ, init_method:
         )
     size = whole("WORLD_SIZE", environ, 1, 2**31)
     rank = whole("RANK", environ, 0, size)
-    if init_method in (None, "env://"):
-        meeting = Meeting(
-            init_method="env://",
-            host=environ["MASTER_ADDR"],
-            port=whole("MASTER_PORT", environ, 1, 65536),
-            local=is_loopback(environ["MASTER_ADDR"]),
-        )
+    path = ""
+    if init_method is None or init_method == "env://":
+        host, port = environ["MASTER_ADDR"], whole("MASTER_PORT", environ, 1, 65536)
     else:
-        assert init_method is not None
-        scheme, host, port, _ = take_apart(init_method)
-        meeting = Meeting(init_method=init_method, host=host, port=port, local=scheme == "tcp" and is_loopback(host))
-    if meeting.local and environ.get(CLIENTS_ONLY) != "True":
-        meeting = replace(meeting, served=True)
+        _, host, port, path = take_apart(init_method)
+    meeting = Meeting(
+        host=host, port=port, local=not path and is_loopback(host), path=path,
+        served=environ.get(SERVED_BY_TORCHRUN) != "True",
+    )  # fmt: skip
     # Nobody said how many ranks share this host: all of them if they meet on loopback, else none that we know of.
     local_size = size if meeting.local else 1
     if "LOCAL_WORLD_SIZE" in environ:

@@ -1,18 +1,34 @@
-"""What a rank asks of the host it runs on, so that ranks do not stand in each other's way.
+"""The host a rank runs on: its cores, and what a rank asks of it, so that ranks do not stand in each other's way.
 
-None of it changes a result, and it serves the backend's own collectives as it does ours. Where it is not to be had it
-is not asked for; nor with PLAYGROUND_TUNING=0 in the environment, which shows what it is worth.
+None of that changes a result, and it serves the backend's own collectives as it does ours. A host that refuses (gVisor
+knows one scheduling policy only) is not insisted upon; and with PLAYGROUND_TUNING=0 in the environment nothing is asked
+for, which shows what it is worth.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT, FROM_THE_HEAP = 128 * 2**20, 32 * 2**20
 """Bytes. The second is the largest that every glibc takes."""
+
+
+@functools.cache
+def cores() -> int:
+    """CPU cores this process may use when it first asks (its affinity mask, not what the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """Each rank's share of the cores, at least one: more threads than cores only wait for each other."""
+    return max(1, cores() // local_ranks)
 
 
 def tuned() -> bool:
@@ -28,7 +44,8 @@ def use_batch_scheduling() -> None:
     Source: sched(7), SCHED_BATCH
     """
     if tuned() and hasattr(os, "SCHED_BATCH"):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def keep_freed_memory() -> None:
@@ -55,4 +72,5 @@ def keep_to_one_core() -> None:
         return
     rank, ranks, cores = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), os.sched_getaffinity(0)
     if ranks > len(cores) and ranks % len(cores) == 0:
-        os.sched_setaffinity(0, {sorted(cores)[rank % len(cores)]})
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {sorted(cores)[rank % len(cores)]})

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from playground.runtime import devices, rendezvous
+from playground.runtime import backends, rendezvous
 from playground.runtime.agreement import everybodys
 from playground.runtime.environment import Place
 from playground.runtime.rank import Progress, failure, report_to
@@ -35,14 +35,14 @@ def join(
     Raises what `launch` raises. After a failure the process must end at once (`os._exit`): a process group whose
     peers are gone cannot be taken down in order.
     """
-    devices.check_backend(backend, place.local_size)
+    backends.named(backend).check(place.local_size, joined=True)
     if on_report:
         report_to(partial(on_report, place.rank))
     try:
         return init_process(
             place.rank, place.size, fn, backend,
             args=args, meeting=place.meeting, listener=host_of_the_store(place), timeout=timeout,
-            local_rank=place.local_rank, local_size=place.local_size, before_leaving=share,
+            local_rank=place.local_rank, local_size=place.local_size, joined=True, before_leaving=share,
         )  # fmt: skip
     except Exception as error:
         raise failure(error, place.rank, place.size) from error
@@ -50,7 +50,7 @@ def join(
 
 def host_of_the_store(place: Place) -> socket.socket | None:
     """The loopback socket to serve the store on, if that is up to this process and all ranks are on this host."""
-    if place.rank > 0 or not place.meeting.served:
+    if place.rank > 0 or not (place.meeting.served and place.meeting.local):
         return None
     return rendezvous.listen(place.meeting.host, place.meeting.port)
 

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from playground.runtime import devices, rank as rank_process, rendezvous, server
+from playground.runtime import backends, rank as rank_process, rendezvous, server
 from playground.runtime.errors import Impossible
 from playground.runtime.rank import Progress
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
@@ -50,7 +50,7 @@ def launch(
                 settings = (number, size, backend, work, meeting, listener if number == 0 else None)
                 name = f"rank {number} of {size}"
                 process, line = server.start(name, rank_process.main, *settings, timeout + HEAD_START)
-                ranks.append(Rank(number, size, process, line))
+                ranks.append(Rank(number, size, process, line, backends.named(backend)))
         watch(ranks, timeout, on_report or (lambda rank, event: None))
         dismiss(ranks)
         return [pickle.loads(rank.result or b"") for rank in ranks]
@@ -64,7 +64,7 @@ def check(size: int, backend: str, timeout: float) -> None:
         raise Impossible(f"a world of {size} ranks: one host takes 1 to {MOST_RANKS}; torchrun takes more on several")
     if not 0 < timeout < 1e6:
         raise Impossible(f"a timeout of {timeout} s: use a number of seconds above 0 and below a million")
-    devices.check_backend(backend, size)
+    backends.named(backend).check(size)
 
 
 def pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -1,4 +1,4 @@
-"""How ranks meet: our own store, env://, tcp://, file://.
+"""How ranks meet, at a store: our own, or one at env://, tcp:// or file://. And how they part.
 
 On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the store on that very
 socket. So there is no port to collide with, no moment in which somebody else can take it, and nothing that listens
@@ -13,12 +13,14 @@ import ipaddress
 import os
 import socket
 import sys
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from playground.runtime.errors import Impossible
+from playground.runtime.backends import BACKENDS
+from playground.runtime.errors import Impossible, NeverMet
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -27,21 +29,34 @@ DEFAULT_TIMEOUT = 60.0
 """Seconds that ranks wait for each other, at the meeting and in any operation."""
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 GET_ADDRESS = 0x8915  # SIOCGIFADDR
-CLIENTS_ONLY = "TORCHELASTIC_USE_AGENT_STORE"  # tells torch that the store is served already, by torchrun or by us
+LAST_ONE_OUT = timedelta(seconds=15)
+"""How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom it waited for."""
+MOST_NAMED = 8
+"""Of missing ranks: more would not fit a line."""
+NOBODY = "nobody"
+"""A word and not an empty one: torch's older store takes 0.2 s to hand out what is empty."""
+TO_BE_READ = 0.5
+"""Seconds for which rank 0, when it has given up, goes on serving the store: all others read there who is missing."""
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
     """Where the ranks of one world meet."""
 
-    init_method: str | None = None
-    """None for a store of our own, else env://, tcp://HOST:PORT or file:///PATH."""
     host: str = "127.0.0.1"
     port: int = 0
     local: bool = True
     """All ranks are on this host: nothing may listen anywhere but on loopback."""
-    served: bool = False
-    """The store of an env:// or tcp:// meeting is served on a socket we bound, so torch need not start it."""
+    served: bool = True
+    """Rank 0 serves the store; otherwise torchrun has done so already."""
+    path: str = ""
+    """Of the file that is the store, for file://."""
+
+    @property
+    def place(self) -> str:
+        """Where that is, in a message."""
+        return self.path or f"{bracketed(self.host)}:{self.port}"
 
 
 def arrange(init_method: str | None = None) -> tuple[Meeting, socket.socket | None]:
@@ -52,13 +67,12 @@ def arrange(init_method: str | None = None) -> tuple[Meeting, socket.socket | No
     check_method(init_method)
     if init_method is None or init_method == "env://":
         listener = listen("127.0.0.1", 0)
-        return Meeting(init_method=init_method, port=listener.getsockname()[1], served=True), listener
-    scheme, host, port, _ = take_apart(init_method)
+        return Meeting(port=listener.getsockname()[1]), listener
+    scheme, host, port, path = take_apart(init_method)
     if scheme == "file":
-        return Meeting(init_method=init_method), None
+        return Meeting(path=path), None
     listener = listen(host, port)
-    port = listener.getsockname()[1]
-    return Meeting(init_method=f"tcp://{bracketed(host)}:{port}", host=host, port=port, served=True), listener
+    return Meeting(host=host, port=listener.getsockname()[1]), listener
 
 
 def check_method(init_method: str | None) -> None:
@@ -135,32 +149,84 @@ def interface_towards(host: str) -> str | None:
     return None
 
 
-def meet(
-    meeting: Meeting, listener: socket.socket | None, rank: int, size: int, timeout: timedelta
-) -> tuple[dict[str, Any], dist.Store | None]:
-    """(what `init_process_group` needs to reach the meeting, the store this process serves).
+def connect(meeting: Meeting, listener: socket.socket | None, rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """The store of this meeting, through which the ranks find each other. It goes when the rank that serves it does.
 
-    Rank 0 serves the store if it is handed the `listener`; the store lives as long as somebody holds it.
+    The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
+    `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
+    Raises `NeverMet` if nobody serves the store in time.
     """
     import torch.distributed as dist
 
-    if meeting.local:
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
-    elif "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(meeting.host)):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-    if meeting.init_method is None:
-        # Not libuv: in older torch (2.6) its store cannot take over a socket that is listening already.
-        fd = {"master_listen_fd": listener.detach(), "use_libuv": False} if listener and rank == 0 else {}
+    for backend in BACKENDS.values():
+        if meeting.local:
+            os.environ[backend.interface_variable] = LOOPBACK_INTERFACE
+    variable = BACKENDS["gloo"].interface_variable
+    if not meeting.local and variable not in os.environ and (name := interface_towards(meeting.host)):
+        os.environ[variable] = name
+    if meeting.path:
+        return dist.FileStore(meeting.path, size)
+    os.environ.update(MASTER_ADDR=meeting.host, MASTER_PORT=str(meeting.port))
+    serves = meeting.served and rank == 0
+    # Not libuv: in older torch (2.6) its store cannot take over a socket that is listening already.
+    fd = {"master_listen_fd": listener.detach(), "use_libuv": False} if serves and listener else {}
+    try:
         store = dist.TCPStore(
-            meeting.host, meeting.port, size, is_master=bool(fd), timeout=timeout, wait_for_workers=False, **fd
+            meeting.host, meeting.port, size, is_master=serves, timeout=timeout, wait_for_workers=False, **fd
         )
-        return {"store": store}, store
-    if meeting.port:
-        os.environ.update(MASTER_ADDR=meeting.host, MASTER_PORT=str(meeting.port))
-    if not meeting.served:
-        return {"init_method": meeting.init_method}, None
-    os.environ[CLIENTS_ONLY] = "True"
-    if rank > 0 or listener is None:
-        return {"init_method": meeting.init_method}, None
-    _, served = meet(replace(meeting, init_method=None), listener, rank, size, timeout)
-    return {"init_method": meeting.init_method}, served
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        who = "rank 0, which is to serve the store there," if meeting.served else "torchrun, which serves the store,"
+        raise NeverMet(
+            f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {meeting.place}: {who} did not come"
+            if not serves
+            else f"rank 0 of {size} cannot serve the store at {meeting.place}: {first_line(error)}"
+        ) from error
+    # torchrun's store may have seen an earlier attempt of the same world
+    return dist.PrefixStore(f"attempt {os.environ.get(ATTEMPT, 0)}", store)
+
+
+def await_everyone(store: dist.Store, meeting: Meeting, rank: int, size: int, timeout: timedelta) -> None:
+    """Return when every rank has come this far. Raises `NeverMet`, and says who is missing, if that takes too long.
+
+    A backend would wait for them as well, but without end (nccl), or without a word on who is missing (gloo).
+    """
+    import torch.distributed as dist
+
+    store.set(f"rank {rank} is here", "")
+    if store.add("here", 1) == size:
+        store.set("missing", NOBODY)
+    try:
+        store.wait(["missing"], timeout)
+    except dist.DistNetworkError as error:
+        raise NeverMet(
+            f"rank {rank} of {size} lost the store at {meeting.place}: whoever served it has gone"
+        ) from error
+    except RuntimeError:  # a file's store has no error of its own
+        absent = [str(other) for other in range(size) if not store.check([f"rank {other} is here"])]
+        who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent[:MOST_NAMED])}{', …' * (len(absent) > MOST_NAMED)}"
+        store.set("missing", who)  # whoever gives up first says it for all
+        if rank == 0:
+            time.sleep(TO_BE_READ)
+    if (who := store.get("missing").decode()) != NOBODY:
+        raise NeverMet(
+            f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {meeting.place}: {who} did not come"
+        )
+
+
+def leave_last_if_serving(store: dist.Store, rank: int, size: int) -> None:
+    """Tell the others, in the store, that this rank has left; rank 0, who may be serving it, waits for all of them.
+
+    They use it until they have left: nccl has threads that ask it whether the others are well.
+    """
+    import torch.distributed as dist
+
+    # Results are in. If somebody has been killed since, their launcher says so.
+    with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+        if store.add("gone", 1) == size:
+            store.set("everyone is gone", "")
+        if rank == 0:
+            store.wait(["everyone is gone"], LAST_ONE_OUT)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

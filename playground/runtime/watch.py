@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from playground.runtime.backends import Backend
 from playground.runtime.errors import Impossible, LostPeer, PlaygroundError, RankFailed, RanksHung
 from playground.runtime.rank import Progress
 from playground.runtime.server import UNGUARDED
@@ -36,6 +37,7 @@ class Rank:
     size: int
     process: Any
     line: Connection
+    backend: Backend
     up: bool = False
     result: bytes | None = None
     stack: str = UNHEARD
@@ -69,14 +71,14 @@ class Rank:
         if code == UNGUARDED:
             self.fail(Impossible("ranks import this script: put its launch() under if __name__ == '__main__':"))
         else:
-            self.fail(RankFailed(self.number, self.size, how_it_ended(code)))
+            self.fail(RankFailed(self.number, self.size, how_it_ended(code, self.backend)))
 
     def order(self, word: str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(word)
 
 
-def how_it_ended(code: int | None) -> str:
+def how_it_ended(code: int | None, backend: Backend) -> str:
     """The end of a process that was not told to end, in words."""
     if code is None:
         return "hung up on its launcher but is still there"
@@ -85,7 +87,7 @@ def how_it_ended(code: int | None) -> str:
     if code >= 0:
         return f"exited with code {code} without a result"
     names = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {names.get(-code, f'signal {-code}')}"
+    return backend.deaths.get(-code, f"was killed by {names.get(-code, f'signal {-code}')}")
 
 
 def watch(ranks: list[Rank], timeout: float, on_report: Progress) -> None:
@@ -152,19 +154,35 @@ def ignore(rank: int, event: dict[str, Any]) -> None:
 
 
 def dismiss(ranks: list[Rank]) -> None:
-    """Let the ranks go, rank 0 last because it serves the store. Raise if one cannot leave cleanly."""
-    for group in (ranks[1:], ranks[:1]):
-        for rank in group:
-            rank.order("leave")
-        for rank in group:
-            rank.process.join(LEAVE_LIMIT)
+    """Let the ranks go, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
+    for rank in ranks:
+        rank.order("leave")
+    staying: dict[Any, Rank] = {rank.process.sentinel: rank for rank in ranks}
+    lines: dict[Any, Rank] = {rank.line: rank for rank in ranks}
+    end = time.monotonic() + LEAVE_LIMIT
+    while staying:
+        ready = wait([*staying, *lines], max(0.0, end - time.monotonic()))
+        if not ready:
+            # rank 0 waits for the others: if one of them is still there, it is that one
+            last = max(staying.values(), key=lambda rank: rank.number)
+            raise not_clean(last, f"still there after {LEAVE_LIMIT:g} s")
+        for line in lines.keys() & set(ready):
+            try:
+                lines[line].hear()
+            except (EOFError, OSError):  # it is about to end
+                del lines[line]
+            else:
+                if failure := lines[line].failure:
+                    raise failure
+        for sentinel in staying.keys() & set(ready):
+            rank = staying.pop(sentinel)
+            rank.process.join()
             if rank.process.exitcode != 0:
-                how = (
-                    f"exit code {rank.process.exitcode}"
-                    if rank.process.exitcode
-                    else f"still there after {LEAVE_LIMIT:g} s"
-                )
-                raise RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
+                raise not_clean(rank, how_it_ended(rank.process.exitcode, rank.backend))
+
+
+def not_clean(rank: Rank, how: str) -> RankFailed:
+    return RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
 
 
 def stop(ranks: list[Rank]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.runtime import devices, host
-from playground.runtime.errors import NeverMet
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Meeting, meet
+from playground.runtime import backends, host
+from playground.runtime.errors import RankFailed
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Meeting, await_everyone, connect, leave_last_if_serving
 
 
 def init_process(
@@ -27,36 +27,41 @@ def init_process(
     listener: socket.socket | None = None,
     local_rank: int | None = None,
     local_size: int | None = None,
+    joined: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     before_leaving: Callable[[Any], Any] = lambda result: result,
 ) -> Any:
     """Join the world as `rank` of `size`, run `fn(rank, size, *args)`, leave, return what `fn` returned.
 
-    `timeout` (seconds) holds for the meeting and for every operation of the group. `before_leaving(result)` runs
-    while the group still stands and decides what is returned: there the ranks wait for each other, because the
-    store goes when rank 0 does. If `fn` raises, the group is left as it is: destroying it beside a peer that is
-    still waiting can itself hang (pytorch/torchtitan#1342), so whoever started this process must end it.
+    `timeout` (seconds) holds for the meeting and for every operation of the group; `joined` says that the world is not
+    of our making. `before_leaving(result)` runs while the group still stands and decides what is returned: there the
+    ranks wait for each other, because all leave together. (A communicator of nccl ends only when its peers' do.) If
+    `fn` raises, the group is left as it is: destroying it beside a peer that is still waiting can itself hang
+    (pytorch/torchtitan#1342), so whoever started this process must end it.
 
-    Raises `NeverMet` if the ranks do not find each other in time.
+    Raises `NeverMet` if the ranks do not find each other in time, `RankFailed` if the backend then fails.
     """
     local_rank = rank if local_rank is None else local_rank
     local_size = size if local_size is None else local_size
-    torch.set_num_threads(devices.threads_per_rank(local_size))
+    torch.set_num_threads(host.threads_per_rank(local_size))
     # where torch and others look for it, whoever started this process
     os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_size))
     host.use_batch_scheduling()
     host.keep_freed_memory()
-    device = devices.claim(backend, local_rank, local_size)
+    its = backends.named(backend)
+    device = its.claim_device(local_rank, local_size, joined)
     patience = timedelta(seconds=timeout)
+    store = connect(meeting, listener, rank, size, patience)
+    await_everyone(store, meeting, rank, size, patience)
     try:
-        arguments, _served = meet(meeting, listener, rank, size, patience)
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=patience, device_id=device, **arguments)
-    except (dist.DistStoreError, dist.DistNetworkError) as error:
-        first_line = str(error).splitlines()[0]
-        where = f"{meeting.host}:{meeting.port}" if meeting.port else meeting.init_method
-        raise NeverMet(
-            f"rank {rank} of {size} waited {timeout:g} s at {where} and did not meet all the others ({first_line})"
-        ) from error
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=patience,
+            device_id=device,
+        )  # fmt: skip
+    except dist.DistError as error:
+        raise RankFailed(rank, size, f"could not enter the world: {its.why_no_world(error)}") from error
     result = before_leaving(fn(rank, size, *args))
+    its.drain()
     dist.destroy_process_group()
+    leave_last_if_serving(store, rank, size)
     return result

@@ -1,0 +1,49 @@
+"""The backends, by name: what differs between them is asked of these objects, and nowhere are their names compared.
+
+The backend decides the device: `gloo` moves tensors in CPU memory, `nccl` in the memory of `cuda:LOCAL_RANK`.
+gloo on CUDA tensors is not offered: wrong results are on record (pytorch/pytorch#170239).
+A new backend is one file beside these, and its line below. Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playground.runtime.backends.backend import Backend
+from playground.runtime.backends.gloo import Gloo
+from playground.runtime.backends.nccl import Nccl
+from playground.runtime.errors import Impossible
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl())}
+
+
+def named(name: str) -> Backend:
+    """The backend of that name. Raises `Impossible` for one that is unknown."""
+    if name not in BACKENDS:
+        raise Impossible(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def backend_of(group: Any = None) -> Backend:
+    """The backend of a process group, of the world by default."""
+    import torch.distributed as dist
+
+    return BACKENDS[dist.get_backend(group)]
+
+
+def backend_for(device_type: str) -> Backend:
+    """The backend that moves tensors of this kind of device ("cpu" or "cuda")."""
+    return next(backend for backend in BACKENDS.values() if backend.device_type == device_type)
+
+
+def device() -> Any:
+    """Where this rank's tensors live (a `torch.device`): decided by the backend of the world it is in."""
+    return backend_of().device()
+
+
+def refusal(error: Exception) -> str:
+    """The backend's own words if `error` says that it cannot do an operation at all; empty for any other error."""
+    return backend_of().refusal(error)
+
+
+__all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "named", "refusal"]

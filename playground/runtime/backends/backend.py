@@ -1,0 +1,87 @@
+"""What the playground asks of a backend: everything in which one differs from another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Backend:
+    """A backend of torch.distributed. What is written here holds for one that asks for nothing special."""
+
+    name: str
+    """What `init_process_group` calls it."""
+    device_type: str
+    """Where its tensors live: "cpu" or "cuda"."""
+    summary: str
+    """A few words for --help."""
+    interface_variable: str
+    """The environment variable that names the network interface it may use."""
+    log_level = "FATAL"
+    """Of torch's C++ log (TORCH_CPP_LOG_LEVEL). What is logged is also raised as an exception, and told once, by us."""
+    batches_messages = False
+    """Whether the messages of one step must be started together, by `batch_isend_irecv`."""
+    allows_threads = True
+    """Whether a second thread may communicate while the first one does."""
+    deaths: Mapping[int, str] = MappingProxyType({})
+    """What it means when a rank is killed by one of these signals, where that is more than the signal's name."""
+    refusals: tuple[str, ...] = (
+        "does not support",
+        "not supported",
+        "only implemented for",
+        "Cannot use ReduceOp",
+        "can't be cast",
+        "[Uu]nsupported",
+        "Unhandled ReduceOp",
+        "Invalid data type",
+    )
+    """What torch 2.6 to 2.15 say, in this backend, of an operation that it does not have (regular expressions)."""
+
+    def check(self, local_ranks: int, joined: bool = False) -> str:
+        """What to tell the user about `local_ranks` ranks on this machine, usually nothing.
+
+        `joined`: somebody else has started the ranks and may have given each of them a device of its own.
+        Raises `Impossible` for what this machine cannot do.
+        """
+        return ""
+
+    def claim_device(self, local_rank: int, local_ranks: int, joined: bool = False) -> torch.device | None:
+        """Make a device this rank's own, before the world is entered; None if there is nothing to choose."""
+        return None
+
+    def device(self) -> torch.device:
+        """Where this rank's tensors live, inside a world."""
+        import torch
+
+        return torch.device(self.device_type)
+
+    def drain(self) -> None:
+        """Wait for whatever the device still has to do, so that the process group may be destroyed."""
+
+    def refusal(self, error: Exception) -> str:
+        """Its own words if `error` says that it cannot do an operation at all; empty for any other error."""
+        first_line = str(error).splitlines()[0] if str(error) else ""
+        return first_line if re.search("|".join(self.refusals), first_line) else ""
+
+    def why_no_world(self, error: Exception) -> str:
+        """In one line, why this backend could not form a process group."""
+        return str(error).strip().splitlines()[-1]
+
+    def implementation(self) -> str:
+        """The class in torch that does the work, inside a world. One name may stand for several, as nccl does."""
+        import torch.distributed as dist
+
+        return type(dist.group.WORLD._get_backend(self.device())).__name__
+
+    def libraries(self) -> dict[str, Any]:
+        """Versions of what it is built on, beside torch: plain data."""
+        return {}
+
+    def hardware(self) -> str:
+        """The device that this rank uses, inside a world; empty for the CPU."""
+        return ""

@@ -1,0 +1,174 @@
+"""nccl: between GPUs, a GPU for each rank, or, from NCCL 2.30 on, one for several.
+
+What is asked here before any rank starts does not initialise CUDA in the asking process.
+Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from playground.runtime.backends.backend import Backend
+from playground.runtime.errors import Impossible
+
+if TYPE_CHECKING:
+    import torch
+
+SHARES_A_GPU = (2, 30)
+"""The first NCCL that lets several ranks use one GPU, and only when it is told to."""
+MAY_SHARE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+SHARES = MAY_SHARE | {"NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
+"""Ranks on one GPU must all have room for their kernels at once, or they wait for each other for ever; and NVLS, the
+reduction inside the switch, ends a program that shares."""
+TWO_ON_ONE_GPU = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
+
+
+class Nccl(Backend):
+    name = "nccl"
+    device_type = "cuda"
+    summary = "GPUs"
+    interface_variable = "NCCL_SOCKET_IFNAME"
+    log_level = "ERROR"  # when its watchdog ends a rank, what it logs is all there is to be known
+    batches_messages = True
+    allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
+    deaths = MappingProxyType(
+        {
+            signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, "
+            "because not every rank took part in it; the log above names the operation"
+        }
+    )
+    refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
+
+    def check(self, local_ranks: int, joined: bool = False) -> str:
+        """As in `Backend`. Refused: a torch without NCCL, a driver too old for it, no GPU, and more ranks than GPUs
+        where NCCL is too old to share one."""
+        import torch
+
+        if not torch.distributed.is_nccl_available():
+            raise Impossible(f"backend nccl is not part of this torch ({torch.__version__}): use --backend gloo")
+        check_driver(torch.version.cuda)
+        gpus = torch.cuda.device_count()
+        if not gpus:
+            raise Impossible("backend nccl needs a GPU and this machine shows none: use --backend gloo")
+        if local_ranks <= gpus or only_nccl_can_tell(gpus, joined):
+            return ""
+        several = f"{gpus} GPU{'s' * (gpus > 1)}"
+        version = nccl_version()
+        if version < SHARES_A_GPU:
+            raise Impossible(
+                f"{local_ranks} ranks on {several}: NCCL {dotted(version)} wants a GPU for each rank "
+                f"(sharing needs {dotted(SHARES_A_GPU)}): use -n {gpus} or --backend gloo"
+            )
+        return f"{local_ranks} ranks share {several} (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL {dotted(version)})"
+
+    def claim_device(self, local_rank: int, local_ranks: int, joined: bool = False) -> torch.device:
+        import torch
+
+        gpus = torch.cuda.device_count()
+        if local_ranks > gpus:
+            for name, value in (MAY_SHARE if only_nccl_can_tell(gpus, joined) else SHARES).items():
+                os.environ.setdefault(name, value)
+        torch.cuda.set_device(local_rank % gpus)
+        return torch.device("cuda", local_rank % gpus)
+
+    def device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def drain(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def why_no_world(self, error: Exception) -> str:
+        if any(words in str(error) for words in TWO_ON_ONE_GPU):
+            return (
+                f"several ranks use one GPU, and NCCL {dotted(nccl_version())} "
+                f"{'was told not to share it' if nccl_version() >= SHARES_A_GPU else 'cannot share it'} "
+                f"(sharing needs {dotted(SHARES_A_GPU)}): start one rank for each GPU"
+            )
+        return super().why_no_world(error)
+
+    def libraries(self) -> dict[str, Any]:
+        import torch
+
+        return {"cuda": torch.version.cuda, "nccl": dotted(nccl_version()), "driver": driver_version()}
+
+    def hardware(self) -> str:
+        """The GPU's name and, since two of them may have one name, its UUID."""
+        import torch
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return f"{properties.name} {properties.uuid}"
+
+
+def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
+    """Whether the one GPU in sight may be this rank's own: Slurm can show each of its tasks a different one."""
+    return joined and gpus == 1
+
+
+def check_driver(built_for: str | None) -> None:
+    """Raise `Impossible` if the GPU's driver is too old for the CUDA that torch was built for ("13.2").
+
+    A driver runs programs built for its own major version or an older one.
+    Source: https://docs.nvidia.com/deploy/cuda-compatibility
+    """
+    supported = driver_supports()
+    if built_for and supported and supported[0] < int(built_for.split(".")[0]):
+        raise Impossible(
+            f"backend nccl: this torch was built for CUDA {built_for}, and the GPU's driver only knows CUDA "
+            f"{dotted(supported)}: update the driver, install a torch built for CUDA {supported[0]}, "
+            f"or use --backend gloo"
+        )
+
+
+def driver_supports() -> tuple[int, int] | None:
+    """The newest CUDA that the GPU's driver knows, e.g. (13, 0); None where there is no driver."""
+    version = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
+            return version.value // 1000, version.value % 1000 // 10
+    return None
+
+
+def driver_version() -> str:
+    """The GPU driver's own version, e.g. "580.65.06"; empty where it does not say."""
+    text = ctypes.create_string_buffer(80)
+    with contextlib.suppress(OSError, AttributeError):
+        management = ctypes.CDLL("libnvidia-ml.so.1")
+        if management.nvmlInit_v2() == 0:
+            management.nvmlSystemGetDriverVersion(text, len(text))
+            management.nvmlShutdown()
+    return text.value.decode()
+
+
+def nccl_version() -> tuple[int, ...]:
+    """The NCCL that is loaded, e.g. (2, 30, 7); (0,) where torch was built without it.
+
+    `torch.cuda.nccl.version()` is the one that torch was compiled with: a newer library, installed or preloaded, goes
+    unnoticed. It is asked only where NCCL is no library of its own, but part of torch's.
+    """
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        return (0,)
+    return loaded_version() or tuple(torch.cuda.nccl.version())
+
+
+def loaded_version() -> tuple[int, ...] | None:
+    """What the library itself says; None if there is none to be found."""
+    version = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version)) == 0:
+            return version.value // 10_000, version.value // 100 % 100, version.value % 100
+    return None
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
