@@ -1,15 +1,15 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
-    lessons/        the path: hello, p2p, collectives, allreduce, data-parallel, sgd, ladder, ddp, prove
-    algorithms/     our own all-reduce, seven ways
-    data_parallel/  DataParallel by its parts: scatter, replicate, parallel_apply, gather
-    runtime/        N processes become one world: launch(), init_process(), how ranks meet, what can go wrong
-    training/       what lessons that train share: partition, data, net, the rungs of averaging gradients, the loop
-    lab/            ways of training side by side: what ladder, prove and the lab of ddp note and time
-    measure/        the benchmark of collectives, and the model that predicts them
-    show/           results as text, JSON and figures, progress
-    testing         the pytest plugin: real ranks for your own tests
-    cli/            python -m playground
+    lessons/      the path, a folder for each chapter: hello, p2p, collectives, all_reduce, data_parallel, sgd, ladder,
+                  ddp, prove
+    tools/        bench measures collectives, scale predicts them
+    algorithms/   our own all-reduce, an algorithm a file, and what carries its messages
+    training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation
+    measurement/  timing side by side, and the machine it was done on
+    runtime/      N processes become one world: launch(), init_process(), rendezvous, backends, failures
+    console/      what every command shares: options, tables, progress, plots, JSON
+    app           the command line put together
+    testing       the pytest plugin: real ranks for your own tests
 
 From a script, a test or a notebook:
 

@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from playground.cli import main
+        from playground.app import main
     except KeyboardInterrupt:  # Ctrl-C while Python is still reading files
         sys.exit(130)
     main()

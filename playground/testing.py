@@ -38,7 +38,7 @@ class World:
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """What `fn(rank, size, *args)` returned on each rank, in rank order.
 
-        Raises `RankFailed` with the traceback of the rank that failed first, `RanksHung` with the stacks of all.
+        Raises `RankFailed` with the traceback of the rank that failed first, `RankTimeout` with the stacks of all.
         """
         return launch(fn, self.size, backend=self.backend, args=args, timeout=self.timeout)
 

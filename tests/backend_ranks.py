@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.algorithms import ALGORITHMS
+from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.runtime import device, report
 from playground.runtime.backends import BACKENDS
 
@@ -18,7 +18,8 @@ def our_all_reduce_as_on_nccl(rank: int, size: int, numel: int) -> dict[str, lis
     """Messages in batches, and no second thread: for each algorithm, whether it was right, synchronous and not."""
     BACKENDS["gloo"].batches_messages, BACKENDS["gloo"].allows_threads = True, False
     right: dict[str, list[bool]] = {}
-    for name, all_reduce in ALGORITHMS.items():
+    for name in ALGORITHMS:
+        all_reduce = load_all_reduce(name)
         mine = torch.arange(numel, dtype=torch.int64) * (rank + 1)
         expected = torch.arange(numel) * sum(range(size + 1))
         ours, beside = mine.clone(), mine.clone()
@@ -74,7 +75,7 @@ def wait_for_one_who_is_busy(rank: int, size: int) -> None:
 def uses_cuda(rank: int, size: int) -> bool:
     """Whether a rank on gloo, having worked, has touched a GPU."""
     tensor = torch.ones(1000)
-    for all_reduce in ALGORITHMS.values():
-        all_reduce(tensor)
+    for name in ALGORITHMS:
+        load_all_reduce(name)(tensor)
     dist.all_reduce(tensor)
     return torch.cuda.is_initialized()

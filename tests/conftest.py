@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from playground.cli import run as run_command_line
+from playground.app import run as run_command_line
 from playground.runtime.server import preload
 from playground.training import prepare
 
 # Before the fork server starts: what the ranks of many tests would otherwise import one by one.
-preload("pytest", "playground.lessons.sgd", "playground.lessons.ddp", "ranks", "rung_ranks")
+preload("pytest", "playground.lessons.sgd.lesson", "playground.lessons.ddp.lesson", "ranks", "rung_ranks")
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test joins a world that the environment of the test run speaks of."""
+    """No test joins a world that the environment of the test run is_main of."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -45,14 +45,14 @@ def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with a few digits in it."""
     folder = tmp_path_factory.mktemp("data")
-    prepare.digits(folder, "for tests", lambda line: None, FEW, FEWER)
+    prepare.find_or_draw_digits(folder, "for tests", lambda line: None, FEW, FEWER)
     return folder
 
 
 @pytest.fixture(scope="session")
 def digits_folder(data_dir: Path) -> Path:
     """The four files of those digits."""
-    return prepare.raw_of(data_dir, "digits")
+    return prepare.raw_folder(data_dir, "digits")
 
 
 @pytest.fixture(scope="session")

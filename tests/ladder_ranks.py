@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from playground.lab.climber import DDP, Climber, future, messages
-from playground.lessons import run_training
+from playground.lessons.ladder.lesson import run
+from playground.lessons.ladder.messages import Messages, count_messages, future_of
+from playground.lessons.ladder.results import LadderResult
+from playground.lessons.ladder.settings import DDP, LadderSettings
+from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.runtime.remote import Remote
 from playground.training.data import Images, partition_dataset
-from playground.training.gradients import ALL_REDUCES, AllReduce
-from playground.training.net import MODELS, Net
-from playground.training.rungs import RUNGS
-from playground.training.settings import Settings
-from playground.training.sync import AverageAfterBackward
+from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.gradients import AllReduce
+from playground.training.models import MODELS
+from playground.training.net import Net
+from playground.training.settings import BUCKET_CAP
 
 
 def by_itself(rank: int, size: int, folder: Path, steps: int, samples: int, batch_size: int, seed: int) -> float:
@@ -45,34 +49,37 @@ def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce) -> None:
     all_reduce(torch.cat([param.grad.flatten() for param in model.parameters()]))
 
 
-def with_a_forgetful_rung(rank: int, size: int, folder: Path) -> Any:
-    RUNGS["flat"] = lambda model, all_reduce, cap: AverageAfterBackward(forget_the_average, model, all_reduce)
-    return run_training(rank, size, "ladder", {"folder": folder, "batch_size": 16}, ("net", 2))["rungs"]
+def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> LadderResult:
+    forgetful = Remote(forget_the_average.__module__, forget_the_average.__name__)
+    GRAD_SYNCS["flat"] = replace(GRAD_SYNCS["flat"], code=forgetful)
+    return run(rank, size, settings)
 
 
-def messages_of_resnet18(rank: int, size: int, ways: list[str]) -> list[Any]:
-    start = MODELS["resnet18"]()
-    return [astuple(messages(way, start, Settings(folder=Path()))) for way in ways]
+def messages_of_resnet18(rank: int, size: int, names: list[str]) -> list[Messages]:
+    start = MODELS["resnet18"].code()
+    return [count_messages(name, start, dist.all_reduce, BUCKET_CAP) for name in names]
 
 
-def averaging_alone(rank: int, size: int, way: str) -> dict[str, list[int]]:
+def averaging_alone(rank: int, size: int, name: str) -> dict[str, list[int]]:
     """The messages that were counted for a step, and those that averaging without a backward really sends."""
     sent: list[int] = []
 
-    def noting(tensor: torch.Tensor, **how: Any) -> Any:
+    def recording(tensor: torch.Tensor, **options: Any) -> Any:
         sent.append(tensor.numel())
-        return dist.all_reduce(tensor, **how)
+        return dist.all_reduce(tensor, **options)
 
-    ALL_REDUCES["noting"] = noting
-    settings = Settings(folder=Path(), all_reduce="noting", bucket_cap=50_000)
-    climber = Climber(way, Net(), settings)
-    if way == DDP:
-        climber.sync.model.register_comm_hook(None, lambda _, bucket: future(noting(bucket.buffer(), async_op=True)))
-    climber.step(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), 2 * size)
+    settings = LadderSettings(folder=Path(), bucket_cap=50_000)
+    counted = count_messages(name, Net(), dist.all_reduce, settings.bucket_cap)
+    replica = TimedReplica(name, Net(), recording, settings)
+    if name == DDP:
+        replica.sync.model.register_comm_hook(
+            None, lambda _, bucket: future_of(recording(bucket.buffer(), async_op=True))
+        )
+    replica.step(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), 2)
     sent.clear()
-    climber.average()
-    return {"counted": climber.messages.lengths, "sent": sent}
+    replica.average_alone()
+    return {"counted": counted.lengths, "sent": sent}
 
 
-def with_different_steps(rank: int, size: int, folder: Path) -> None:
-    run_training(rank, size, "ladder", {"folder": folder, "batch_size": 16}, ("net", 2 + rank))
+def with_different_steps(rank: int, size: int, settings: LadderSettings) -> None:
+    run(rank, size, replace(settings, steps=settings.steps + rank))

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from playground.runtime.backends import BACKENDS
-from playground.runtime.backends.nccl import SHARES_A_GPU, dotted, driver_version, nccl_version
-from playground.runtime.errors import Impossible
+from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
+from playground.runtime.errors import UsageError
 
 DEADLINE = 600.0
 """Seconds for everything."""
@@ -124,7 +124,7 @@ def main() -> int:
     nccl = BACKENDS["nccl"]
     try:
         nccl.check(1)
-    except Impossible as why:
+    except UsageError as why:
         print(f"no GPU tier here: {why}", file=sys.stderr)
         return why.exit_code
     gpus, sharing = torch.cuda.device_count(), nccl_version() >= SHARES_A_GPU
@@ -133,7 +133,7 @@ def main() -> int:
     shared = f" shared by {ranks} ranks" if ranks > gpus else ""
     print(
         f"{gpus} x {', '.join(names)}{shared}; driver {driver_version()}, torch {torch.__version__}, "
-        f"CUDA {torch.version.cuda}, NCCL {dotted(nccl_version())}, Python {platform.python_version()}\n"
+        f"CUDA {torch.version.cuda}, NCCL {format_version(nccl_version())}, Python {platform.python_version()}\n"
     )
     print("| lesson | ranks | seconds | exit code | verdict |\n|---|---|---|---|---|", flush=True)
     end, all_fine = time.monotonic() + DEADLINE, True

@@ -4,58 +4,61 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.lab.side_by_side import OneProcess, apart, batches, net, on_any_rank, parameters
-from playground.lessons import prove, prove_breaks, run_training
+from playground.algorithms import ALL_REDUCES
+from playground.lessons.prove import failure_modes, lesson
+from playground.lessons.prove.differences import max_abs_diff, max_over_ranks, parameters
+from playground.lessons.prove.results import BreakResult, MaxAbs, Proof
+from playground.lessons.prove.settings import ProveSettings
 from playground.runtime import device
-from playground.training.batch_norm import SyncBatchNorm, Total, convert
-from playground.training.gradients import ALL_REDUCES
+from playground.runtime.remote import remote
+from playground.training.batch_norm import AllReduceSum, SyncBatchNorm, convert_sync_batchnorm
+from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
 from playground.training.replicas import flat
-from playground.training.rungs import RUNGS
-from playground.training.settings import Settings
-from playground.training.sync import Sync
+from playground.training.runner import run_training
 
 
-def with_a_lazy_rung(rank: int, size: int, settings: Settings) -> dict[str, Any]:
-    """The proof, with one more rung, which averages nothing."""
-    RUNGS["lazy"] = lambda model, all_reduce, cap: Sync(model)
-    return prove.run(rank, size, settings, 2)
+def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
+    """The proof, with two more gradient synchronisations in the table, which do nothing."""
+    nothing = remote("playground.training.sync:GradSync")
+    for name, rung in (("lazy", True), ("lazy-local", False)):
+        GRAD_SYNCS[name] = GradSyncSpec(name=name, summary="averages nothing", code=nothing, needs=(), rung=rung)
+    return lesson.run(rank, size, settings)
 
 
-def each_all_reduce(rank: int, size: int, settings: Settings) -> dict[str, Any]:
+def each_all_reduce(rank: int, size: int, settings: ProveSettings) -> dict[str, dict[str, MaxAbs]]:
     """One step of the proof in float64 with every all-reduce."""
     return {
-        name: prove.compared(replace(settings, all_reduce=name), 1, torch.float64)["steps"][0]["differences"]
+        name: lesson.compare(replace(settings, all_reduce=name, steps=1), torch.float64).steps[0].differences
         for name in ALL_REDUCES
     }
 
 
-def breaks(rank: int, size: int, settings: Settings, names: list[str]) -> dict[str, Any]:
-    return {name: getattr(prove_breaks, name)(rank, size, settings, 5) for name in names}
+def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, BreakResult]:
+    return failure_modes.run(rank, size, settings)
 
 
-def one_process(rank: int, size: int, settings: Settings, steps: int) -> list[float]:
-    run = OneProcess(net(settings.seed), settings)
-    for images, labels in batches(settings, steps):
+def one_process(rank: int, size: int, settings: ProveSettings) -> list[float]:
+    run = lesson.OneProcess(lesson.new_net(settings.seed), settings)
+    for images, labels in lesson.global_batches(settings):
         run.step(images, labels)
-    return list(parameters(run).tolist())
+    return list(parameters(run.model).tolist())
 
 
-def largest_of(rank: int, size: int) -> dict[str, Any]:
+def largest_of(rank: int, size: int) -> dict[str, list[float]]:
     nan, infinite = torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), 0.0])
     return {
-        "nested": on_any_rank([[float(rank), -1.0 - rank], [0.5]][:1]),
-        "nan": on_any_rank([apart(nan, 1.0) if rank == 0 else 0.0]),
-        "infinite": apart(infinite, infinite),
+        "of two": max_over_ranks([float(rank), -1.0 - rank]),
+        "nan": max_over_ranks([max_abs_diff(nan, 1.0) if rank == 0 else 0.0]),
+        "infinite": [max_abs_diff(infinite, infinite)],
     }
 
 
-def normalised(rank: int, size: int, shares: list[int], shape: list[int], like: dict[str, Any]) -> dict[str, float]:
+def normalised(rank: int, size: int, shares: list[int], shape: list[int], like: dict[str, object]) -> dict[str, float]:
     """Two steps of a BatchNorm made with `like` over the whole batch, and of ours over this rank's share: by what the
     outputs, the gradients, the running statistics, and the outputs outside training differ."""
     torch.manual_seed(0)
@@ -63,7 +66,7 @@ def normalised(rank: int, size: int, shares: list[int], shape: list[int], like: 
     whole = kind(3, **like).to(device(), torch.float64)
     for param in whole.parameters():
         nn.init.uniform_(param, 0.5, 2)
-    ours = convert(nn.Sequential(copy.deepcopy(whole)))[0]
+    ours = convert_sync_batchnorm(nn.Sequential(copy.deepcopy(whole)))[0]
     mine, differences = slice(sum(shares[:rank]), sum(shares[: rank + 1])), {}
     for step in ("first", "second"):
         inputs = (7 + 3 * torch.randn(sum(shares), 3, *shape, dtype=torch.float64)).to(device())
@@ -102,7 +105,7 @@ def far_from_zero(rank: int, size: int) -> float:
     return difference(SyncBatchNorm(2)(inputs[rank * 50 : rank * 50 + 50]).double(), right[rank * 50 : rank * 50 + 50])
 
 
-def half_precision(rank: int, size: int) -> dict[str, Any]:
+def half_precision(rank: int, size: int) -> dict[str, object]:
     inputs = torch.full((300, 1), 400.0 + rank, dtype=torch.float16)  # their sum is beyond float16
     output = SyncBatchNorm(1)(inputs)
     return {"type": str(output.dtype), "values": output.unique().tolist()}
@@ -115,7 +118,7 @@ def one_value(rank: int, size: int) -> None:
 def gradients_of_gradients(rank: int, size: int) -> bool:
     torch.manual_seed(0)
     numbers = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    cubes = Total.apply(numbers**3)
+    cubes = AllReduceSum.apply(numbers**3)
     [slope] = torch.autograd.grad((cubes**2).sum(), numbers, create_graph=True)
     [curve] = torch.autograd.grad(slope.sum(), numbers)
     # With x, y, … on the ranks: N losses (x³ + y³ + …)², so by x it is 6N x² (x³ + y³ + …); here all are equal.
@@ -127,7 +130,7 @@ def beside_torch_s_own(rank: int, size: int) -> dict[str, float]:
     """On GPUs: our SyncBatchNorm and torch's, on shares of 3 and 5 samples."""
     torch.manual_seed(rank)
     own = nn.BatchNorm2d(4).to(device(), torch.float64)
-    theirs, ours = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(own)), convert(own)
+    theirs, ours = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(own)), convert_sync_batchnorm(own)
     inputs = torch.randn(3 + 2 * rank, 4, 6, 6, dtype=torch.float64, device=device())
     results = [worked(layer, inputs, inputs.cos()) for layer in (ours, theirs)]
     (output, gradients), (their_output, their_gradients) = results
@@ -138,6 +141,6 @@ def beside_torch_s_own(rank: int, size: int) -> dict[str, float]:
     }
 
 
-def own_steps(rank: int, size: int, settings: dict[str, Any]) -> None:
-    """Each rank was told another number of steps."""
-    run_training(rank, size, "prove", settings, (rank + 1,))
+def own_steps(rank: int, size: int, settings: ProveSettings) -> None:
+    """Each rank is given another number of steps."""
+    run_training(rank, size, remote("playground.lessons.prove.lesson:run"), replace(settings, steps=rank + 1))

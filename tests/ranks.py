@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import ALGORITHMS
-from playground.algorithms.messages import Addressed, Messages, observed
-from playground.lessons import run_training
-from playground.runtime import device, host, report
+from playground.lessons import LESSONS
+from playground.runtime import host, report
 from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.grad_syncs import RUNGS
+from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, largest_difference
-from playground.training.rungs import RUNGS
-from playground.training.sync import Sync
+from playground.training.runner import run_training
+from playground.training.settings import TrainingSettings
+from playground.training.sync import GradSync, new_grad_sync
 
 
 def add_up(rank: int, size: int) -> float:
@@ -143,7 +143,7 @@ def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: i
         model = DistributedDataParallel(model)
     else:
         broadcast_parameters(model)
-    averaging = RUNGS[sync](model, dist.all_reduce, 1000) if sync in RUNGS else Sync(model)
+    averaging = new_grad_sync(sync, model, bucket_cap=1000) if sync in RUNGS else GradSync(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
     train_set = partition_dataset(Images(folder, "train", samples), batch_size)
@@ -182,7 +182,7 @@ def uneven_gradients(rank: int, size: int, sync: str) -> dict[str, Any]:
     model["all"].grad = torch.full((2,), float(rank))
     if rank > 0:
         model["some"].grad = torch.full((2,), 6.0)
-    RUNGS[sync](model, dist.all_reduce, 16).after_backward()
+    new_grad_sync(sync, model, bucket_cap=16).after_backward()
     return {name: None if param.grad is None else param.grad.tolist() for name, param in model.items()}
 
 
@@ -195,7 +195,7 @@ def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
         param.grad = torch.arange(param.numel(), dtype=param.dtype).view(param.shape) * (rank + 1)
     assert model["a"].grad is not None
     model["a"].grad = model["a"].grad.contiguous(memory_format=torch.channels_last)
-    RUNGS[sync](model, dist.all_reduce, 16).after_backward()
+    new_grad_sync(sync, model, bucket_cap=16).after_backward()
     return [(str(param.grad.dtype), param.grad.tolist()) for param in model.parameters() if param.grad is not None]
 
 
@@ -220,128 +220,17 @@ def broadcast_result(rank: int, size: int) -> list[float]:
 
 def own_settings(rank: int, size: int, folder: Path) -> None:
     """Rank 2 was started with another learning rate."""
-    run_training(rank, size, "sgd", {"folder": folder / str(rank), "lr": 0.1 if rank == 2 else 0.01})
+    settings = TrainingSettings(folder=folder / str(rank), lr=0.1 if rank == 2 else 0.01)
+    run_training(rank, size, LESSONS["sgd"].remote("run"), settings)
 
 
 def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
     """What the first random numbers of training are on this rank."""
-    from playground.training.loop import train
-    from playground.training.settings import Settings
-
     torch.manual_seed(0)
     train_set = partition_dataset(Images(folder, "train", 64), 16)
     test_set = partition_test_set(Images(folder, "t10k", 8))
     drawn: list[float] = []
     net = Net()
     net.conv2_drop.register_forward_hook(lambda module, args, output: drawn.append((output == 0).sum().item()))
-    train(net, train_set, test_set, Settings(folder=folder, epochs=1, batch_size=16))
+    train(GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=1, batch_size=16))
     return drawn
-
-
-def data_for(rank: int, shape: list[int], layout: str, dtype: str, seed: int) -> torch.Tensor:
-    """A tensor with this rank's numbers, small enough that no sum or product of eight of them overflows a float16."""
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    if layout == "every other" and shape:
-        shape = [*shape[:-1], 2 * shape[-1]]
-    numbers = torch.randint(-2, 3, shape, generator=generator)
-    if getattr(torch, dtype).is_floating_point or getattr(torch, dtype).is_complex:
-        numbers = numbers + torch.rand(shape, generator=generator) / 4
-    tensor = numbers.to(getattr(torch, dtype))
-    if layout == "transposed":
-        return tensor.t() if tensor.dim() == 2 else tensor.movedim(0, -1) if shape else tensor
-    return tensor[..., ::2] if layout == "every other" and shape else tensor
-
-
-def compare_all_reduce(rank: int, size: int, cases: list[Any]) -> list[dict[str, Any]]:
-    """Each case by our algorithm and by the backend: whether they agree, and the bits of ours."""
-    outcomes = []
-    for name, shape, layout, (dtype, op), seed in cases:
-        ours = data_for(rank, shape, layout, dtype, seed)
-        strides = ours.stride()
-        theirs = ours.clone(memory_format=torch.contiguous_format)
-        if op == "AVG":  # gloo has none that can be trusted
-            dist.all_reduce(theirs)
-            theirs /= size
-        else:
-            dist.all_reduce(theirs, getattr(dist.ReduceOp, op))
-        ALGORITHMS[name](ours, getattr(dist.ReduceOp, op))
-        assert ours.stride() == strides
-        rounding = {"float16": 2e-2, "bfloat16": 1e-1, "float64": 1e-12}.get(dtype, 1e-5)
-        exact = not (ours.is_floating_point() or ours.is_complex())
-        right = torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, rtol=rounding, atol=rounding)
-        bits = ours.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if ours.numel() else b""
-        outcomes.append({"right": right, "bits": bits})
-    return outcomes
-
-
-def all_reduce_large(rank: int, size: int, numel: int, names: list[str]) -> dict[str, bool]:
-    right = {}
-    for name in names:
-        ours = torch.arange(numel, dtype=torch.int32, device=device()) * (rank + 1)
-        theirs = ours.clone()
-        dist.all_reduce(theirs)
-        ALGORITHMS[name](ours)
-        right[name] = torch.equal(ours, theirs)
-    return right
-
-
-def all_reduce_in_group(rank: int, size: int, members: list[int], names: list[str]) -> dict[str, float]:
-    group = dist.new_group(members)
-    after = {}
-    for name in names:
-        tensor = torch.full((5,), rank + 1.0, device=device())
-        ALGORITHMS[name](tensor, group=group)
-        assert (tensor == tensor[0]).all()
-        after[name] = tensor[0].item()
-    return after
-
-
-def count_messages(rank: int, size: int, numel: int, names: list[str]) -> dict[str, dict[str, int]]:
-    counts = {}
-    for name in names:
-        sent: list[int] = []
-
-        def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
-            sent.extend(part.nbytes for part, _ in send)  # noqa: B023  (it is called within this turn of the loop)
-
-        with observed(note):
-            ALGORITHMS[name](torch.zeros(numel))
-        counts[name] = {"messages": len(sent), "bytes": sum(sent)}
-    return counts
-
-
-def memory_beside(rank: int, size: int, numel: int) -> int:
-    """Bytes of memory, other than the tensor's, into which the ring receives or from which it sends."""
-    tensor, beside = torch.zeros(numel), {}
-
-    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
-        for part, _ in [*send, *receive]:
-            storage = part.untyped_storage()
-            if storage.data_ptr() != tensor.untyped_storage().data_ptr():
-                beside[storage.data_ptr()] = storage.nbytes()
-
-    with observed(note):
-        ALGORITHMS["ring"](tensor)
-    return sum(beside.values())
-
-
-def fail_inside_all_reduce(rank: int, size: int) -> None:
-    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
-        if rank == 1 and messages.flat[0] > 1:  # it has added something already
-            raise ValueError("no more")
-
-    with observed(note):
-        ALGORITHMS["ring"](torch.ones(100))
-
-
-def receive_across_all_reduce(rank: int, size: int, names: list[str]) -> list[str]:
-    """A receive of the user's own is under way, between the same two ranks, while our messages pass."""
-    received = []
-    for name in names:
-        letter = torch.zeros(3)
-        waiting = dist.irecv(letter, 1 - rank)
-        ALGORITHMS[name](torch.ones(1000))
-        dist.send(torch.full((3,), 7.0), 1 - rank)
-        waiting.wait()
-        received.append("from the other" if (letter == 7).all() else str(letter.tolist()))
-    return received

@@ -12,21 +12,20 @@ from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import ALGORITHMS
+from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import observed
 from playground.runtime import device
-from playground.training.data import LOADERS, Images, partition_dataset, partition_test_set
-from playground.training.gradients import ALL_REDUCES
+from playground.training.data import Images, partition_dataset, partition_test_set, training_images
 from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.overlap import OverlappedAverage
 from playground.training.replicas import broadcast_parameters
-from playground.training.rungs import RUNGS
-from playground.training.settings import Settings, synchronised
+from playground.training.settings import TrainingSettings
+from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
 
 
 class Branches(nn.Module):
-    """Three layers, of which each forward takes those it is told, in that order."""
+    """Three layers, of which each forward takes those named in `taken`, in that order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Branches(nn.Module):
 def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str]) -> list[dict[str, Any]]:
     """Two steps in which rank r takes the branch taken[r]: the averaged gradients, and what they should be."""
     model = Branches()
-    sync = RUNGS[rung](model, ALL_REDUCES[all_reduce], 100)
+    sync = new_grad_sync(rung, model, load_all_reduce(all_reduce), bucket_cap=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = []
     for step in range(2):
@@ -69,7 +68,7 @@ def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str])
 def tutorial_without_a_gradient(rank: int, size: int) -> None:
     """Rank 1 takes another branch; the others wait for its gradients."""
     model = Branches()
-    sync = RUNGS["per-parameter"](model, dist.all_reduce, 0)
+    sync = new_grad_sync("per-parameter", model)
     model(torch.ones(4).double(), "ab" if rank == 1 else "abc").backward()
     sync.after_backward()
 
@@ -101,11 +100,11 @@ def when_buckets_leave(rank: int, size: int) -> list[str]:
     for name, param in model.named_parameters():
         param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
 
-    def noted(tensor: torch.Tensor, op: Any, async_op: bool) -> Any:
+    def recording(tensor: torch.Tensor, op: Any, async_op: bool) -> Any:
         events.append("leaves")
         return dist.all_reduce(tensor, op=op, async_op=async_op)
 
-    sync = OverlappedAverage(model, noted, bucket_cap=40)
+    sync = OverlappedAverage(model, recording, bucket_cap=40)
     model(torch.ones(3)).sum().backward()
     events.append("backward is done")
     sync.after_backward()
@@ -115,7 +114,7 @@ def when_buckets_leave(rank: int, size: int) -> list[str]:
 def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float:
     """Two backwards before one averaging: how far the result is from the mean of the sums."""
     model = Branches()
-    sync = RUNGS[rung](model, dist.all_reduce, 100)
+    sync = new_grad_sync(rung, model, bucket_cap=100)
     inputs = [torch.full((4,), float(other)).double() for other in range(size)]
     if under_no_sync:
         with sync.no_sync():
@@ -147,13 +146,14 @@ class Doubled(nn.Module):
 def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Train the small model with these settings ("ddp" as `sync` wraps it): its parameters in the end."""
     model: nn.Module = Doubled()
-    chosen = Settings(folder=folder, **settings)
-    train_set = partition_dataset(Images(folder, "train", chosen.limit), chosen.batch_size)
-    if chosen.sync == "ddp":
-        model, sync = DistributedDataParallel(model), None
+    in_ddp = settings.get("sync") == "ddp"
+    chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
+    train_set = partition_dataset(training_images(chosen), chosen.batch_size)
+    if in_ddp:
+        sync = GradSync(DistributedDataParallel(model))
     else:
         broadcast_parameters(model)
-        sync = synchronised(model, chosen)
+        sync = build_grad_sync(model, chosen)
     messages = 0
 
     def count(*_: Any) -> None:
@@ -161,17 +161,17 @@ def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dic
         messages += 1
 
     with observed(count):
-        outcome = train(model, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen, sync=sync)
+        result = train(sync, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen)
     parameters = torch.cat([param.detach().flatten() for param in model.parameters()])
     return {
-        "parameters": parameters.tolist(), "difference": outcome["replicas_max_difference"], "messages": messages,
-        "loss": outcome["epochs"][-1]["loss"],
+        "parameters": parameters.tolist(), "difference": result.replicas_max_difference, "messages": messages,
+        "loss": result.epochs[-1].loss,
     }  # fmt: skip
 
 
 def fetched(rank: int, size: int, folder: Path, loader: str) -> list[Any]:
     """All batches of two epochs."""
-    batches = partition_dataset(LOADERS[loader](folder, "train", 17), 8)
+    batches = partition_dataset(training_images(TrainingSettings(folder=folder, limit=17, loader=loader)), 8)
     return [(images.tolist(), labels.tolist(), str(images.dtype)) for _ in range(2) for images, labels in batches]
 
 
@@ -186,10 +186,11 @@ def other_shapes(rank: int, size: int, how: str) -> None:
 
 def several_at_once(rank: int, size: int, name: str) -> list[float]:
     """Asynchronous all-reduces of tensors of many sizes, a synchronous one among them."""
+    all_reduce = load_all_reduce(name)
     tensors = [torch.full((length,), rank + 1.0 + length, device=device()) for length in (1, 5, 100_000, 0, 3)]
-    works: list[Any] = [ALGORITHMS[name](tensor, async_op=True) for tensor in tensors]
+    works: list[Any] = [all_reduce(tensor, async_op=True) for tensor in tensors]
     last = torch.full((7,), rank + 1.0, device=device())
-    assert ALGORITHMS[name](last) is None
+    assert all_reduce(last) is None
     assert all(work.wait() and work.is_completed() for work in works)
     assert all((tensor == tensor[0]).all() for tensor in [*tensors, last] if len(tensor))
     return [tensor[0].item() for tensor in [*tensors, last] if len(tensor)]
@@ -200,7 +201,7 @@ def failure_at_wait(rank: int, size: int) -> str:
         raise ValueError("no more")
 
     with observed(fail):
-        work: Any = ALGORITHMS["ring"](torch.ones(10), async_op=True)
+        work: Any = load_all_reduce("ring")(torch.ones(10), async_op=True)
         try:
             work.wait()
         except ValueError as error:

@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from playground.algorithms import ALGORITHMS
-from playground.lessons import data_parallel_limits
-from playground.measure import known
-from playground.measure.collectives import slack_of_average
-from playground.runtime import Impossible, RankFailed, host
-from playground.runtime.backends import BACKENDS, backend_for, named, nccl
+from playground.measurement.interleave import synchronize
+from playground.runtime import RankFailed, UsageError, host
+from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
 from playground.runtime.entry import World as EntryWorld
-from playground.runtime.watch import how_it_ended
+from playground.runtime.watch import describe_exit
 from playground.testing import World
+from playground.tools.bench.known_data import differ, input_pattern, reduction_pattern, tolerance_of_average
 
 Worlds = Callable[..., World]
 NCCL = BACKENDS["nccl"]
@@ -31,8 +30,8 @@ NCCL = BACKENDS["nccl"]
 def test_backends_by_name_and_by_device() -> None:
     assert {name: backend.device_type for name, backend in BACKENDS.items()} == {"gloo": "cpu", "nccl": "cuda"}
     assert backend_for("cuda") is NCCL
-    with pytest.raises(Impossible, match="'smoke signals' is unknown: choose one of gloo, nccl"):
-        named("smoke signals")
+    with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
+        get_backend("smoke signals")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_nccl_s_version_is_that_of_the_package_that_is_installed() -> None:
     installed = [version for name, version in packages.items() if (name or "").startswith("nvidia-nccl-")]
     if "LD_PRELOAD" in os.environ or not installed:
         pytest.skip("this torch has an NCCL that is no package")
-    assert nccl.dotted(nccl.nccl_version()) in installed
+    assert nccl.format_version(nccl.nccl_version()) in installed
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ...] = (2, 28, 9)) -> None:
@@ -119,7 +118,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ..
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, gpus=2)
     assert NCCL.check(2) == ""
-    with pytest.raises(Impossible) as refused:
+    with pytest.raises(UsageError) as refused:
         NCCL.check(3)
     assert str(refused.value) == (
         "3 ranks on 2 GPUs: NCCL 2.28.9 wants a GPU for each rank (sharing needs 2.30): use -n 2 or --backend gloo"
@@ -131,10 +130,10 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_visible_gpu_in_a_joined_world_may_be_the_rank_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, gpus=1)
     assert NCCL.check(4, joined=True) == ""
-    with pytest.raises(Impossible, match=r"4 ranks on 1 GPU: NCCL 2\.28\.9"):
+    with pytest.raises(UsageError, match=r"4 ranks on 1 GPU: NCCL 2\.28\.9"):
         NCCL.check(4)
     with_gpus(monkeypatch, gpus=2)
-    with pytest.raises(Impossible, match=r"4 ranks on 2 GPUs: NCCL 2\.28\.9"):
+    with pytest.raises(UsageError, match=r"4 ranks on 2 GPUs: NCCL 2\.28\.9"):
         NCCL.check(4, joined=True)
 
 
@@ -160,10 +159,10 @@ def test_ranks_that_share_a_gpu_tell_nccl_so(
 
 def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, gpus=0)
-    with pytest.raises(Impossible, match="needs a GPU and this machine shows none: use --backend gloo"):
+    with pytest.raises(UsageError, match="needs a GPU and this machine shows none: use --backend gloo"):
         NCCL.check(1)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    with pytest.raises(Impossible, match="backend nccl is not part of this torch"):
+    with pytest.raises(UsageError, match="backend nccl is not part of this torch"):
         NCCL.check(1)
 
 
@@ -178,7 +177,7 @@ def test_a_driver_too_old_for_this_torch(
     if not refused:
         nccl.check_driver(built_for)
         return
-    with pytest.raises(Impossible) as told:
+    with pytest.raises(UsageError) as told:
         nccl.check_driver(built_for)
     assert str(told.value) == (
         "backend nccl: this torch was built for CUDA 13.2, and the GPU's driver only knows CUDA 12.4: update the "
@@ -196,16 +195,16 @@ def test_no_driver_is_not_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_on_one_gpu_where_only_nccl_could_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("ncclInvalidUsage: This usually reflects invalid usage.\nLast error:\nDuplicate GPU detected")
     monkeypatch.setattr(nccl, "nccl_version", lambda: (2, 28, 9))
-    assert NCCL.why_no_world(error) == (
+    assert NCCL.explain_init_failure(error) == (
         "several ranks use one GPU, and NCCL 2.28.9 cannot share it (sharing needs 2.30): start one rank for each GPU"
     )
-    assert NCCL.why_no_world(RuntimeError("first\nlast")) == "last"
+    assert NCCL.explain_init_failure(RuntimeError("first\nlast")) == "last"
 
 
 def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:
-    assert how_it_ended(-signal.SIGABRT, BACKENDS["gloo"]) == "was killed by SIGABRT"
-    assert how_it_ended(-signal.SIGKILL, NCCL) == "was killed by SIGKILL"
-    assert how_it_ended(-signal.SIGABRT, NCCL).startswith("was ended by NCCL's watchdog (SIGABRT): an operation")
+    assert describe_exit(-signal.SIGABRT, BACKENDS["gloo"]) == "was killed by SIGABRT"
+    assert describe_exit(-signal.SIGKILL, NCCL) == "was killed by SIGKILL"
+    assert describe_exit(-signal.SIGABRT, NCCL).startswith("was ended by NCCL's watchdog (SIGABRT): an operation")
 
 
 def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,25 +236,25 @@ def test_only_the_devices_that_worked_are_waited_for(monkeypatch: pytest.MonkeyP
     waited_for: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", waited_for.append)
-    data_parallel_limits.timed(lambda: None, [torch.device("cpu", 0), torch.device("cpu", 1)], rounds=1)
+    synchronize([torch.device("cpu", 0), torch.device("cpu", 1)])
     assert waited_for == []
     gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    data_parallel_limits.timed(lambda: None, gpus, rounds=1)
-    assert waited_for == 2 * gpus
+    synchronize(gpus)
+    assert waited_for == gpus
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 8])
 def test_an_average_may_be_off_by_every_rounding_of_nccl_s(dtype: torch.dtype, size: int) -> None:
     """nccl multiplies by 1/N, rounded, before it adds."""
-    given = [known.given(rank, size, dtype, torch.distributed.ReduceOp.AVG).to(dtype) for rank in range(size)]
+    given = [input_pattern(rank, size, dtype, torch.distributed.ReduceOp.AVG).to(dtype) for rank in range(size)]
     factor = torch.tensor(1 / size, dtype=dtype)
     average = given[0] * factor
     for other in given[1:]:
         average = average + other * factor
-    right = known.reduced(size, dtype, torch.distributed.ReduceOp.AVG)
-    assert not known.differ(average, right, slack_of_average(size, dtype)).any()
-    assert known.differ(average * (1 + 4 * size * torch.finfo(dtype).eps), right, slack_of_average(size, dtype)).any()
+    right = reduction_pattern(size, dtype, torch.distributed.ReduceOp.AVG)
+    assert not differ(average, right, tolerance_of_average(size, dtype)).any()
+    assert differ(average * (1 + 4 * size * torch.finfo(dtype).eps), right, tolerance_of_average(size, dtype)).any()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

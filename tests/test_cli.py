@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.shell_completion import ShellComplete
 
-from playground.cli import cli
-from playground.lessons import LESSONS, PATH, Lesson, about
+from playground.app import cli
+from playground.console.lesson import Lesson
+from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank
 
 Run = Callable[..., Any]
@@ -106,7 +107,7 @@ def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> Non
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
 def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
-    commands = re.findall(r"^    (python -m playground .*)$", about(lesson.name)[""], re.MULTILINE)
+    commands = re.findall(r"^    (python -m playground .*)$", lesson.texts[""], re.MULTILINE)
     shown = [line.strip() for line in run_cli(lesson.name, "--help").out.splitlines()]
     assert commands == [line for line in shown if line.startswith("python -m playground")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gzip
 import hashlib
 import http.server
@@ -22,9 +23,9 @@ from torchvision import datasets
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground.training import prepare
-from playground.training.data import MEAN, STD, Images, mapped
+from playground.training.data import MEAN, STD, Images, map_idx_file
 from playground.training.digits import draw, idx, write_digits
-from playground.training.files import NoData, damaged
+from playground.training.files import NoData, find_damaged
 
 
 @pytest.fixture
@@ -49,8 +50,8 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` fall back to few digits."""
-    original = prepare.digits
-    monkeypatch.setattr(prepare, "digits", lambda data_dir, why, say: original(data_dir, why, say, 30, 10))
+    original = prepare.find_or_draw_digits
+    monkeypatch.setattr(prepare, "find_or_draw_digits", lambda data_dir, why, say: original(data_dir, why, say, 30, 10))
 
 
 @pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "file://{folder}/"])
@@ -58,7 +59,7 @@ def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str)
     where = tmp_path / "data"
     source = prepare.prepare("mnist", where, form.format(folder=mirror))
     assert (source.name, source.folder) == ("mnist", where / "MNIST" / "raw")
-    assert not damaged(source.folder, prepare.MNIST)
+    assert not find_damaged(source.folder, prepare.MNIST)
     assert (prepare.samples(source, "train"), prepare.samples(source, "t10k")) == (40, 20)
     assert prepare.prepare("auto", where).why == f"found in {where}"
     assert not list(source.folder.glob(".unfinished-*"))
@@ -69,7 +70,7 @@ def test_a_damaged_file_is_replaced(mirror: Path, tmp_path: Path, hurt: str) -> 
     source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
     damage(source.folder / "train-images-idx3-ubyte", hurt)
     again = prepare.prepare("mnist", tmp_path / "data")  # no mirror: the .gz files beside it will do
-    assert not damaged(again.folder, prepare.MNIST)
+    assert not find_damaged(again.folder, prepare.MNIST)
 
 
 def damage(file: Path, hurt: str) -> None:
@@ -135,7 +136,7 @@ def test_mnist_comes_over_http(mirror: Path, tmp_path: Path) -> None:
     with served(mirror) as address:
         source = prepare.prepare("mnist", tmp_path / "data", address)
     assert source.why == f"from {address}"
-    assert not damaged(source.folder, prepare.MNIST)
+    assert not find_damaged(source.folder, prepare.MNIST)
 
 
 def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(NoData, match=r"No space left on device.*--data-dir"):
-        prepare.digits(tmp_path, "for a test", lambda line: None, 10, 10)
+        prepare.find_or_draw_digits(tmp_path, "for a test", lambda line: None, 10, 10)
 
 
 def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -176,8 +177,9 @@ def test_an_interrupted_preparation_leaves_nothing_behind(
 
 
 def test_many_at_once_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = prepare.digits
-    monkeypatch.setattr(prepare, "digits", lambda data_dir, why, say: original(data_dir, why, say, 300, 100))
+    original = prepare.find_or_draw_digits
+    few_digits = functools.partial(original, train=300, test=100)
+    monkeypatch.setattr(prepare, "find_or_draw_digits", few_digits)
     said: list[str] = []
     threads = [
         threading.Thread(target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append))
@@ -192,12 +194,12 @@ def test_many_at_once_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_drawn_digits_are_checked_and_drawn_again(tmp_path: Path) -> None:
     said: list[str] = []
-    source = prepare.digits(tmp_path, "for a test", said.append, 30, 10)
-    prepare.digits(tmp_path, "for a test", said.append, 30, 10)
+    source = prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
+    prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
     assert len(said) == 1
     whole = (source.folder / "train-images-idx3-ubyte").read_bytes()
     damage(source.folder / "train-images-idx3-ubyte", "changed")
-    prepare.digits(tmp_path, "for a test", said.append, 30, 10)
+    prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
     assert len(said) == 2
     assert (source.folder / "train-images-idx3-ubyte").read_bytes() == whole, "the same seed draws the same digits"
 
@@ -243,7 +245,7 @@ def test_an_idx_file_says_what_it_holds(tmp_path: Path) -> None:
     tensor = torch.arange(24, dtype=torch.uint8).view(2, 3, 4)
     (tmp_path / "file").write_bytes(idx(tensor))
     assert (tmp_path / "file").read_bytes()[:4] == b"\0\0\x08\x03"
-    assert torch.equal(mapped(tmp_path / "file"), tensor)
+    assert torch.equal(map_idx_file(tmp_path / "file"), tensor)
 
 
 def test_digits_vary_and_every_class_comes() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -14,21 +16,22 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from playground.data_parallel import (
-    DataParallel,
+from playground.lessons.data_parallel import lesson, report
+from playground.lessons.data_parallel.criterion import (
     DataParallelCriterion,
     DataParallelModel,
     LossModel,
-    chunk_sizes,
-    data_parallel,
-    gather,
-    replicate,
-    scatter,
-    watched,
     weighted_mean,
 )
-from playground.lessons import data_parallel as lesson
-from playground.runtime import Impossible
+from playground.lessons.data_parallel.gather import gather
+from playground.lessons.data_parallel.memory import track_memory
+from playground.lessons.data_parallel.module import DataParallel, data_parallel
+from playground.lessons.data_parallel.replicate import replicate
+from playground.lessons.data_parallel.results import TrainingComparison, WayResult, speedup, to_documents
+from playground.lessons.data_parallel.scatter import chunk_sizes, scatter
+from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings, Way, ways_to_compare
+from playground.runtime import UsageError, launch
+from playground.training.results import Epoch, TrainingResult
 
 Run = Callable[..., Any]
 DEVICES = [torch.device("cpu", number) for number in range(8)]
@@ -101,14 +104,14 @@ NESTED = st.recursive(
 )
 
 
-def filled(shape: Any, batch: int) -> Any:
+def fill(shape: Any, batch: int) -> Any:
     """`shape` with a tensor in place of each "tensor"."""
     if shape == "tensor":
         return torch.randn(batch, 2)
     if isinstance(shape, dict):
-        return {key: filled(value, batch) for key, value in shape.items()}
+        return {key: fill(value, batch) for key, value in shape.items()}
     if isinstance(shape, (list, tuple)):
-        return getattr(type(shape), "_make", type(shape))(filled(value, batch) for value in shape)
+        return getattr(type(shape), "_make", type(shape))(fill(value, batch) for value in shape)
     return shape
 
 
@@ -136,13 +139,13 @@ def chunk_of(value: Any, number: int, devices: int) -> Any:
 @given(NESTED, st.integers(1, 9), st.integers(1, 8))
 @settings(deadline=None)
 def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: int, devices: int) -> None:
-    value = filled(shape, batch)
+    value = fill(shape, batch)
     parts = scatter(value, DEVICES[:devices])
     assert len(parts) in (1, len(torch.zeros(batch).chunk(devices)))
     if len(parts) > 1:
         assert all(same(part, chunk_of(value, number, devices)) for number, part in enumerate(parts))
     only_tensors = (
-        [filled(shape, batch), torch.ones(batch)] if shape == "tensor" else [Pair({"a": torch.ones(batch)}, None)]
+        [fill(shape, batch), torch.ones(batch)] if shape == "tensor" else [Pair({"a": torch.ones(batch)}, None)]
     )
     assert same(gather(scatter(only_tensors, DEVICES[:devices]), DEVICES[0]), only_tensors)
 
@@ -197,22 +200,22 @@ def test_a_failure_is_told_with_its_device() -> None:
 
 
 def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads() -> None:
-    class Telling(nn.Module):
+    class Modes(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")]
             return torch.tensor([[*modes, torch.get_num_threads()]])
 
-    def told() -> list[list[int]]:
-        return data_parallel(Telling(), torch.zeros(2), DEVICES[:2]).tolist()
+    def run() -> list[list[int]]:
+        return data_parallel(Modes(), torch.zeros(2), DEVICES[:2]).tolist()
 
     share = max(1, torch.get_num_threads() // 2)
-    assert told() == [[1, 0, 0, share]] * 2
+    assert run() == [[1, 0, 0, share]] * 2
     with torch.no_grad():
-        assert told() == [[0, 0, 0, share]] * 2
+        assert run() == [[0, 0, 0, share]] * 2
     with torch.inference_mode():
-        assert told() == [[0, 1, 0, share]] * 2
+        assert run() == [[0, 1, 0, share]] * 2
     with torch.autocast("cpu"):
-        assert told() == [[1, 0, 1, share]] * 2
+        assert run() == [[1, 0, 1, share]] * 2
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -233,7 +236,7 @@ def test_the_loss_in_parallel_is_the_loss(reduction: str, batch: int) -> None:
 def test_an_account_is_what_is_kept_alive() -> None:
     first, second = DEVICES[:2]
     weight = torch.ones(1000, requires_grad=True)  # 4,000 bytes
-    with watched([first, second]) as account:
+    with track_memory([first, second]) as account:
         account.put(weight, device=first)
         kept = weight * 2  # kept, and no copy of weight is needed for backward
         assert account.held == {first: 8000, second: 0}
@@ -252,32 +255,43 @@ def test_an_account_is_what_is_kept_alive() -> None:
             part + other
         linear = nn.Linear(2, 2)
         account.put(*linear.parameters(), device=second)
-        with pytest.raises(Impossible, match="weight of Linear is on cpu:1"):
+        with pytest.raises(UsageError, match="weight of Linear is on cpu:1"):
             data_parallel(linear, torch.zeros(2, 2), [first, second])
 
 
+def on(*devices: str, **more: Any) -> DataParallelSettings:
+    return DataParallelSettings(devices=devices, output_device=devices[0], **more)
+
+
 def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() -> None:
-    names = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
-    asked = [("logits", "cpu:0"), ("loss", "cpu:0"), ("outputs", "cpu:0"), ("logits", "cpu:1")]
-    torch.manual_seed(0)
-    logits, inside, outputs, elsewhere = lesson.ways(0, 1, names, asked, 32, 1)
-    assert inside["gathered"] <= logits["gathered"] / 1000
-    assert outputs["gathered"] <= logits["gathered"] / 1000
-    assert logits["gathered"] == elsewhere["gathered"] == 24 * 8 * 30_000 * 4
+    devices = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    compared = ways_to_compare(devices, None, None)
+    assert [(way.gather, way.output_device) for way in compared] == [
+        ("logits", "cpu:0"),
+        ("loss", "cpu:0"),
+        ("outputs", "cpu:0"),
+        ("logits", "cpu:1"),
+    ]
+    [results] = launch(lesson.ways, 1, args=(on(*devices, ways=compared, batch_size=32, steps=1, seed=0),))
+    assert all(isinstance(result, WayResult) and result.seconds > 0 for result in results)
+    logits, inside, outputs, elsewhere = results
+    assert inside.gathered <= logits.gathered / 1000
+    assert outputs.gathered <= logits.gathered / 1000
+    assert logits.gathered == elsewhere.gathered == 24 * 8 * 30_000 * 4
     peaks = {
-        name: [row["peak"] for row in way["devices"]]
+        name: [device.peak for device in way.devices]
         for name, way in zip("lioe", (logits, inside, outputs, elsewhere), strict=True)
     }
     assert peaks["l"][0] > 3 * max(peaks["l"][1:])
     assert max(peaks["i"]) < 1.5 * min(peaks["i"])
     assert peaks["e"].index(max(peaks["e"])) == 1
-    losses = [way["loss"] for way in (logits, inside, outputs, elsewhere)]
+    losses = [way.loss for way in (logits, inside, outputs, elsewhere)]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
 
 
 def test_the_lesson_s_step_adds_up() -> None:
-    rows = lesson.one_step(0, 1, ["cpu:0", "cpu:1"], "cpu:0", 4)
-    moved = [{(move["part"], move["from"]): move["bytes"] for move in row["received"]} for row in rows]
+    devices = lesson.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
+    moved = [{(move.part, move.source): move.bytes for move in device.received} for device in devices]
     copy = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
     assert moved[1] == {
         ("scatter", "host"): 2 * 8 * 8,
@@ -285,8 +299,10 @@ def test_the_lesson_s_step_adds_up() -> None:
         ("gradients of outputs", "cpu:0"): 2 * 8 * 30_000 * 4,
     }
     assert moved[0][("reduce", "cpu:1")] == copy
-    assert rows[1]["held"]["optimizer.step"] == 0
-    assert rows[0]["held"]["optimizer.step"] == 2 * copy
+    assert devices[1].held["optimizer.step"] == 0
+    assert devices[0].held["optimizer.step"] == 2 * copy
+    assert devices[0].held["backward"] == 2 * copy + 4, "parameters, gradients, and the loss"
+    assert list(devices[0].held) == ["(before)", *report.PARTS]
 
 
 def test_the_split_is_what_its_table_says() -> None:
@@ -296,7 +312,61 @@ def test_the_split_is_what_its_table_says() -> None:
         {name: cell if name == "device" else ast.literal_eval(cell) for name, cell in zip(names, row, strict=True)}
         for row in rows
     ]
-    assert lesson.split(0, 1, ["cpu:0", "cpu:1", "cpu:2"]) == table
+    assert to_documents(lesson.split(0, 1, on("cpu:0", "cpu:1", "cpu:2"))) == table
+
+
+def test_every_way_to_the_loss_has_its_function() -> None:
+    assert tuple(lesson.LOSSES) == WAYS
+
+
+def test_two_means_agree_only_where_the_chunks_do() -> None:
+    even, uneven = lesson.two_means(0, 1, on("cpu:0", "cpu:1"))
+    assert (even.mean, even.mean_of_means, even.weighted_mean) == (3.5, 3.5, 3.5)
+    assert (uneven.chunks, uneven.mean, uneven.mean_of_means, uneven.weighted_mean) == ([3, 2], 3.0, 3.25, 3.0)
+    assert list(uneven.document) == ["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]
+
+
+def test_a_speed_up_counts_what_all_workers_did() -> None:
+    assert speedup(alone=10, together=10, workers=4) == 4
+    assert speedup(alone=10, together=40, workers=4) == 1
+
+
+def test_the_loss_difference_is_that_of_the_last_epoch() -> None:
+    def trained(*losses: float) -> TrainingResult:
+        figures = {"train_accuracy": 0.5, "test_accuracy": 0.5, "tested": 1, "seconds": 1.0, "samples_per_second": 1.0}
+        epochs = [Epoch(epoch=1, loss=loss, loss_per_rank=[loss], **figures) for loss in losses]  # type: ignore[arg-type]
+        return TrainingResult(epochs=epochs, replicas_max_difference=0.0)
+
+    assert TrainingComparison(together=trained(9.0, 1.5), alone=trained(2.0, 1.0)).loss_difference == 0.5
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"devices": tuple(f"cpu:{number}" for number in range(65))}, "at most 64"),
+        ({"devices": ("cpu:0", "cpu:0")}, "named twice"),
+        ({"output_device": "cpu:7"}, "output device cpu:7 is none of the devices cpu:0, cpu:1"),
+        ({"ways": (Way(gather="loss", output_device="cpu:2"),)}, "output device cpu:2 is none of the devices"),
+        ({"batch_size": 0}, "batch_size 0: it must be between 1 and 256"),
+        ({"batch_size": 257}, "batch_size 257: it must be between 1 and 256"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+    ],
+)
+def test_settings_check_themselves(asked: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DataParallelSettings(**{"devices": ("cpu:0", "cpu:1"), "output_device": "cpu:0", **asked})
+
+
+def test_a_way_checks_itself() -> None:
+    with pytest.raises(UsageError, match="gather 'all' is unknown: choose one of logits, loss, outputs"):
+        Way(gather="all", output_device="cpu:0")
+
+
+def test_what_the_launcher_needs_does_not_import_torch() -> None:
+    modules = ", ".join(
+        f"playground.lessons.data_parallel.{name}" for name in ("command", "report", "results", "settings")
+    )
+    subprocess.run([sys.executable, "-c", f"import sys, {modules}; assert 'torch' not in sys.modules"], check=True)
 
 
 def test_the_story(run_cli: Run, tmp_path: Path) -> None:
@@ -304,8 +374,8 @@ def test_the_story(run_cli: Run, tmp_path: Path) -> None:
     assert shown.code == 0, shown.err
     lines = shown.out.splitlines()
     assert lines[0] == "data-parallel: one process, 2 devices: cpu:0, cpu:1"
-    told = [line.split(":")[0] for line in lines if line[:1].islower() and ": " in line][1:]
-    assert told == ["split", "one_step", "ways", "two_means", "copying", "threads"]
+    parts = [line.split(":")[0] for line in lines if line[:1].islower() and ": " in line][1:]
+    assert parts == ["split", "one_step", "ways", "two_means", "copying", "threads"]
     assert "5        [3, 2]  [2.0, 4.5]  3     3.25           3" in shown.out
     assert "one process is one machine" in shown.out
     assert (tmp_path / "memory.svg").stat().st_size
@@ -383,14 +453,14 @@ def test_it_does_not_join_a_world(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_cannot_be_shared_out(module: nn.Module, inputs: Any, devices: list[str], message: str) -> None:
-    with pytest.raises(Impossible, match=message) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         data_parallel(module, inputs, devices)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
 
 
 def test_targets_for_other_devices() -> None:
-    with pytest.raises(Impossible, match="targets in 2 chunks for 1 outputs"):
+    with pytest.raises(UsageError, match="targets in 2 chunks for 1 outputs"):
         DataParallelCriterion(nn.MSELoss(), DEVICES[:2])([torch.ones(4)], torch.ones(4))
 
 

@@ -1,10 +1,13 @@
-"""The DDP lab: what it tells of buckets, hooks, no_sync, Join and samplers, held against oracles of our own."""
+"""The DDP lab: what it reports of buckets, hooks, no_sync, Join and samplers, held against oracles of our own."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,33 @@ import pytest
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.cli import ddp as command
-from playground.lab.comm_hooks import HOOKS
-from playground.lab.trainee import errors
-from playground.lessons import about
-from playground.runtime import Impossible, RankFailed
+from playground.lessons.ddp.ddp_run import measure_difference
+from playground.lessons.ddp.hooks_table import HOOKS
+from playground.lessons.ddp.parts import PARTS
+from playground.lessons.ddp.report import part_text
+from playground.lessons.ddp.results import (
+    AccumulationResult,
+    Difference,
+    HookResult,
+    Message,
+    RefusedHook,
+    SentBucket,
+    check_buckets,
+    check_replicas,
+)
+from playground.lessons.ddp.settings import LabSettings
+from playground.runtime import PlaygroundError, RankFailed, UsageError
+from playground.runtime.remote import remote
 from playground.runtime.server import preload
-from playground.show.ddp_lab import part
 from playground.testing import World
 from playground.training.gradients import buckets
-from playground.training.net import MODELS, Net
+from playground.training.models import MODELS
+from playground.training.net import Net
+from playground.training.settings import TrainingSettings
 
-preload("playground.lessons.ddp_lab", "playground.lessons.ddp_lab_inputs", "ddp_lab_ranks")
+RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
+
+preload(RUN_LAB.module, *(part.code.module for part in PARTS.values()), "ddp_lab_ranks")
 
 Worlds = Callable[..., World]
 Lab = Callable[..., list[Any]]
@@ -125,29 +143,39 @@ def test_only_the_hooks_asked_for_beside_none(lab: Lab) -> None:
     ]
 
 
-def test_what_the_backend_refuses_is_told(world: Worlds, digits_folder: Path) -> None:
+def test_what_the_backend_refuses_is_reported(world: Worlds, digits_folder: Path) -> None:
     for outcome in world(2).run(ddp_lab_ranks.refusals):
-        assert outcome["float32"] == ""
-        assert outcome["float8_e4m3fn"]
-        assert outcome["after"] == [2.0, 2.0, 2.0]
+        assert outcome.float32 == ""
+        assert outcome.float8
+        assert outcome.after == [2.0, 2.0, 2.0]
     for plain, refused in world(2).run(ddp_lab_ranks.a_hook_that_is_refused, digits_folder, False):
-        assert plain["hook"] == "none"
-        assert refused == {"hook": "fp8", "refused": outcome["float8_e4m3fn"]}
-        text = part("hooks", "", [[plain, refused]])
-        assert f"fp8 is refused here: {refused['refused']}" in text
-    with pytest.raises(Impossible, match="--comm-hook fp8: refused here") as caught:
+        assert isinstance(plain, HookResult)
+        assert plain.hook == "none"
+        assert refused == RefusedHook(hook="fp8", refused=outcome.float8)
+        text = part_text(PARTS["hooks"], [[plain, refused]])
+        assert f"fp8 is refused here: {refused.refused}" in text
+    with pytest.raises(UsageError, match="--comm-hook fp8: refused here") as caught:
         world(2).run(ddp_lab_ranks.a_hook_that_is_refused, digits_folder, True)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
 
 
+def test_a_part_that_the_backend_refuses_says_so() -> None:
+    assert part_text(PARTS["sampler"], [{"refused": "no"}] * 2).endswith("\n  the backend refuses: no")
+
+
+def test_a_hook_that_averages_nothing_is_found_out(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(PlaygroundError, match=r"with this hook replicas differ by up to .*: they must not at all"):
+        world(2).run(ddp_lab_ranks.a_hook_that_averages_nothing, digits_folder)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_exact_mean_is_the_gradient_of_the_whole_batch(size: int, world: Worlds, digits_folder: Path) -> None:
     for outcome in world(size).run(ddp_lab_ranks.exact_mean, digits_folder):
-        assert outcome["to one process"] < 1e-14
-        assert outcome["to DDP"] < 1e-14
-        assert outcome["share"]
-        assert outcome["learns"] > 1e-3
+        assert outcome.to_one_process < 1e-14
+        assert outcome.to_ddp < 1e-14
+        assert outcome.has_share
+        assert outcome.largest > 1e-3
 
 
 def test_comparisons_have_the_same_dropout_masks(world: Worlds, digits_folder: Path) -> None:
@@ -155,14 +183,37 @@ def test_comparisons_have_the_same_dropout_masks(world: Worlds, digits_folder: P
         assert first == again != other
 
 
-def test_errors_of_known_values() -> None:
-    assert errors(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == {"max": 0.5, "relative": pytest.approx(0.1)}
+def test_a_step_is_a_backward_and_the_optimizer(world: Worlds, digits_folder: Path) -> None:
+    assert world(2).run(ddp_lab_ranks.steps, digits_folder) == [[True] * 4] * 2
 
 
-def test_messages_are_noted_while_asked(world: Worlds) -> None:
-    for outcome in world(2).run(ddp_lab_ranks.sent):
-        assert outcome["noted"] == [{"type": "float32", "bytes": 20}, {"type": "float16", "bytes": 4}]
-        assert outcome["restored"]
+def test_differences_of_known_values() -> None:
+    difference = measure_difference(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
+    assert difference.max == 0.5
+    assert difference.relative == pytest.approx(0.1)
+
+
+def test_verdicts() -> None:
+    """What a notebook that runs an experiment is given too."""
+    nan = float("nan")
+    assert [Difference(max=1, relative=value).is_rounding for value in (0.0, 1e-15, 1e-3, nan)] == [1, 1, 0, 0]
+    wrong = AccumulationResult(way="all send", batches=2, messages=2, difference=Difference(max=1, relative=nan))
+    with pytest.raises(PlaygroundError, match="all send: gradients differ by nan, more than rounding does"):
+        wrong.check()
+    check_replicas(0.0, "after Join")
+    for difference in (1e-9, nan):
+        with pytest.raises(PlaygroundError, match=f"after Join replicas differ by up to {difference}"):
+            check_replicas(difference, "after Join")
+    one, other = (SentBucket(bucket=0, bytes=8, ready=1, parameters=[name]) for name in ("weight", "bias"))
+    check_buckets([[one], [one]])
+    with pytest.raises(PlaygroundError, match="the ranks' buckets differ"):
+        check_buckets([[one], [other]])
+
+
+def test_messages_are_recorded_while_asked(world: Worlds) -> None:
+    for recorded, restored in world(2).run(ddp_lab_ranks.record):
+        assert recorded == [Message(type="float32", bytes=20), Message(type="float16", bytes=4)]
+        assert restored
 
 
 @pytest.mark.parametrize(("size", "many", "cap", "messages"), [(1, 2, 25, 1), (2, 4, 0.02, 3), (3, 3, 0.001, 5)])
@@ -175,7 +226,7 @@ def test_no_sync_spares_messages_and_changes_nothing(size: int, many: int, cap: 
         assert all(row["difference"]["relative"] < 1e-14 for row in rows)
 
 
-def test_four_batches_unless_told(lab: Lab) -> None:
+def test_four_batches_by_default(lab: Lab) -> None:
     assert [row["batches"] for row in lab("accumulation", "-n", 1)[0]] == [1, 4, 4]
 
 
@@ -217,13 +268,13 @@ def test_who_gets_which_sample(size: int, lab: Lab) -> None:
     assert [len(row["left_out"]) for row in ranks[0]] == [0] * 4 + [rest, 0]
 
 
-def test_the_lab_tells_its_parts_in_order(run_cli: Callable[..., Any], data_dir: Path) -> None:
+def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir: Path) -> None:
     shown = run_cli("ddp", "--lab", "--dataset", "digits", "--data-dir", data_dir, "--steps", 1)
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
     assert lines[0].startswith("ddp: gloo on cpu, 2 ranks x ")
     assert lines[0].endswith("the lab, on net")
-    assert [line.split(":")[0] for line in lines if line.split(":")[0] in command.PARTS] == list(command.PARTS)
+    assert [line.split(":")[0] for line in lines if line.split(":")[0] in PARTS] == list(PARTS)
     assert lines[-1].startswith("Shown: the buckets that DDP built, ")
     assert "  no_sync but for the last        4         1 " in shown.out
 
@@ -235,28 +286,64 @@ def test_without_its_options_it_trains(run_cli: Callable[..., Any], data_dir: Pa
     assert document["replicas_max_difference"] == 0.0
 
 
-def test_the_command_line_knows_what_there_is() -> None:
-    assert tuple(HOOKS) == command.HOOKS
-    assert tuple(MODELS) == tuple(command.CAPS)
-    assert all(about(lesson)[name] for name, lesson in command.PARTS.items())
+def test_the_command_line_offers_what_the_tables_have(run_cli: Callable[..., Any], digits_folder: Path) -> None:
+    words = " ".join(run_cli("ddp", "--help").out.split())
+    assert f"{', '.join(HOOKS)} or all." in words
+    assert all(f"{hook.name}: {hook.summary}" in words for hook in HOOKS.values())
+    assert f"--model [{'|'.join(MODELS)}]" in words
+    assert f"--only [{'|'.join(PARTS)}]" in words
+    assert all(lab_settings(digits_folder, model=model).bucket_caps for model in MODELS)
+    assert all(part.code.summary for part in PARTS.values())
+    assert all(part.name == part.code.name for part in PARTS.values())
 
 
-def settings(folder: Path) -> dict[str, Any]:
-    return {"folder": folder, "limit": 32, "batch_size": 8, "seed": 1}
+def test_without_torch() -> None:
+    """What the launcher imports to parse options, to unpickle results and to show them."""
+    modules = ("command", "settings", "parts", "hooks_table", "results", "report")
+    text = "; ".join(f"import playground.lessons.ddp.{module}" for module in modules)
+    subprocess.run([sys.executable, "-c", f"{text}; import sys; assert 'torch' not in sys.modules"], check=True)
 
 
-def asked(**changes: Any) -> dict[str, Any]:
-    return command.lab_of({**dict.fromkeys(command.LAB), "static_graph": False, **changes})
+def lab_settings(folder: Path, **changes: Any) -> LabSettings:
+    return LabSettings(training=TrainingSettings(folder=folder, limit=32, batch_size=8, seed=1), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": ("bucket",)}, "part 'bucket' is unknown: choose one of buckets, hooks, "),
+        ({"model": "lenet"}, "model 'lenet' is unknown: choose one of net, resnet18"),
+        ({"hooks": ("none", "fp8")}, "hook 'fp8' is unknown: choose one of none, fp16, bf16, powersgd"),
+        ({"hooks": ("fp16",)}, "hooks fp16: none must come first"),
+        ({"hooks": ("none",), "required": ("fp16",)}, "required hook 'fp16' is unknown: choose one of none"),
+        ({"caps": (1.0, float("nan"))}, "bucket cap nan: it must be a finite number of MiB above 0"),
+        ({"caps": (0.0,)}, "bucket cap 0.0: "),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+    ],
+)
+def test_settings_validate_themselves(changes: dict[str, Any], message: str, digits_folder: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        lab_settings(digits_folder, **changes)
+    assert str(caught.value).startswith(message)
 
 
 def test_ranks_that_were_asked_for_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(Impossible, match="steps is 5 on rank 0 and 6 on rank 1"):
-        world(2).run(ddp_lab_ranks.own_steps, ["sampler"], settings(digits_folder), asked())
+    with pytest.raises(UsageError, match="steps is 5 on rank 0 and 6 on rank 1"):
+        world(2).run(ddp_lab_ranks.own_steps, lab_settings(digits_folder, parts=("sampler",)))
+
+
+def test_what_must_be_the_same_on_all_ranks(digits_folder: Path, tmp_path: Path) -> None:
+    """Everything but the folder; and caps that are the model's are the same, asked for or not."""
+    settings = lab_settings(digits_folder)
+    own_folder = lab_settings(tmp_path, caps=settings.bucket_caps)
+    assert settings.on_all_ranks() == own_folder.on_all_ranks()
+    assert settings.on_all_ranks() != lab_settings(digits_folder, parts=("hooks",)).on_all_ranks()
+    assert settings.on_all_ranks() != replace(settings, training=replace(settings.training, lr=1)).on_all_ranks()
 
 
 def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="FileNotFoundError"):
-        world(2).run(command.start, ["hooks"], settings(tmp_path), asked())
+        world(2).run(RUN_LAB, lab_settings(tmp_path, parts=("hooks",)))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +357,10 @@ def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: 
         (["--only", "everything"], "'everything' is not one of"),
         (["--steps", "0"], "0 is not in the range"),
         (["--model", "lenet"], "'lenet' is not one of"),
-        (["--model", "resnet18", "--batch-size", "3"], "resnet18 needs two samples on each, so at least 4"),
+        (
+            ["--model", "resnet18", "--batch-size", "3"],
+            "resnet18's BatchNorm needs two samples or more on each, so at least 4",
+        ),
         (["--lab", "--batch-size", "1"], "at least one each"),
         (["--lab", "--epochs", "2"], "--epochs is for training"),
         (["--lab", "--loader", "per-sample"], "--loader is for training"),

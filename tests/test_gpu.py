@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import algorithm_ranks
 import backend_ranks
 import prove_ranks
 import pytest
@@ -18,13 +19,13 @@ from test_join import by_hand, free_port
 from test_launch import session_ends
 
 from playground.algorithms import ALGORITHMS
-from playground.lab import climber
-from playground.measure.plan import SHAPES
-from playground.runtime import RankFailed, RanksHung
+from playground.lessons.ladder.results import PARTS
+from playground.runtime import RankFailed, RankTimeout
 from playground.runtime.backends import BACKENDS
-from playground.runtime.backends.nccl import SHARES_A_GPU, dotted, nccl_version
+from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.testing import World
-from playground.training.rungs import RUNGS
+from playground.tools.bench.collectives import COLLECTIVES
+from playground.training.grad_syncs import RUNGS
 
 pytestmark = pytest.mark.gpu
 
@@ -74,7 +75,7 @@ def test_hello_names_what_runs(run_cli: Run, size: int) -> None:
     for rank, told in enumerate(document["steps"][0]["ranks"]):
         assert told["device"] == f"cuda:{rank % gpus}"
         assert told["implementation"].startswith("ProcessGroupNCCL")
-        assert told["nccl"] == dotted(nccl_version())
+        assert told["nccl"] == format_version(nccl_version())
         assert torch.cuda.get_device_name(rank % gpus) in told["hardware"]
         assert told["ranks_there"] == len(range(rank % gpus, size, gpus))
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
@@ -106,14 +107,14 @@ def test_collectives(run_cli: Run, size: int) -> None:
 def test_our_all_reduce(pair: int, nccl: World) -> None:
     names = sorted(ALGORITHMS)
     for numel in (0, 1, 5, 1_000_003):
-        assert nccl.run(ranks.all_reduce_large, numel, names) == [dict.fromkeys(names, True)] * pair
+        assert nccl.run(algorithm_ranks.all_reduce_large, numel, names) == [dict.fromkeys(names, True)] * pair
 
 
 def test_our_all_reduce_in_a_subgroup(pair: int, nccl: World) -> None:
     names = sorted(ALGORITHMS)
     members = list(range(pair - pair % 2))
     expected = float(sum(rank + 1 for rank in members))
-    for rank, after in enumerate(nccl.run(ranks.all_reduce_in_group, members, names)):
+    for rank, after in enumerate(nccl.run(algorithm_ranks.all_reduce_in_group, members, names)):
         assert after == dict.fromkeys(names, expected if rank in members else rank + 1.0)
 
 
@@ -135,10 +136,10 @@ def test_bench_of_everything(run_cli: Run, size: int) -> None:
     words = ("--collective", "all", "--algorithm", "all", "--limit", "-b", "4K", "-e", "1M", "--iterations", 3)
     document = shown(run_cli, "bench", "-n", size, *words)
     rows = document["rows"]
-    assert {row["collective"] for row in rows} == set(SHAPES)
+    assert {row["collective"] for row in rows} == set(COLLECTIVES)
     assert [row["wrong"] for row in rows] == [0] * len(rows)
     assert all(row["limit_percent"] > 0 for row in rows)
-    assert document["environment"]["nccl"] == dotted(nccl_version())
+    assert document["environment"]["nccl"] == format_version(nccl_version())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -170,7 +171,7 @@ def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
     assert [rung["rung"] for rung in rungs] == [*RUNGS, "ddp"]
     assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
-    assert min(rung[part] for rung in rungs for part in climber.PARTS) > 0
+    assert min(rung[part] for rung in rungs for part in PARTS) > 0
 
 
 def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
@@ -216,7 +217,7 @@ def test_the_rank_that_failed_is_named(how: str, reason: str, pair: int, nccl: W
 
 
 def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) -> None:
-    with pytest.raises(RanksHung, match=r"time\.sleep\(1000\)"):
+    with pytest.raises(RankTimeout, match=r"time\.sleep\(1000\)"):
         world(pair, backend="nccl", timeout=30).run(ranks.go_wrong, "hang", 1)
 
 

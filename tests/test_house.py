@@ -1,29 +1,40 @@
-"""The house: who may import whom, and what stays out of whose room."""
+"""The house: who may import whom, what stays out of whose room, and that every table leads somewhere."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import playground
-from playground.cli import options, recipe
-from playground.lessons import PATH, about, module_of
-from playground.training.data import LOADERS
-from playground.training.gradients import ALL_REDUCES
-from playground.training.rungs import RUNGS
+from playground.algorithms import ALGORITHMS
+from playground.console.lesson import Lesson
+from playground.lessons import PATH
+from playground.runtime.remote import Remote, remote
+from playground.tools import TOOLS
+from playground.training.grad_syncs import GRAD_SYNCS
 
 ROOT = Path(playground.__file__).parent
-MODULES = {".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
+MODULES = {
+    ".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): file
+    for file in ROOT.rglob("*.py")
+}
 
 
-def imports(file: Path) -> set[str]:
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> set[str]:
+    """What a module imports, wherever in it, and whether it is a name or a module: both are there."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -39,35 +50,82 @@ ALLOWED = {
     "runtime": {"runtime"},
     "algorithms": {"algorithms", "runtime"},
     "training": {"training", "algorithms", "runtime"},
-    "measure": {"measure", "algorithms", "runtime"},
-    "data_parallel": {"data_parallel", "runtime"},
-    "lab": {"lab", "training", "measure", "algorithms", "runtime"},
-    "lessons": {"runtime", "training", "algorithms", "data_parallel", "measure", "lab"},
-    "show": {"show", "runtime"},
+    "measurement": {"measurement", "runtime"},
+    "console": {"console", "training", "algorithms", "runtime"},
+    "lessons": {"lessons", "console", "training", "algorithms", "measurement", "runtime"},
+    "tools": {"tools", "console", "training", "algorithms", "measurement", "runtime"},
     "testing": {"runtime"},
+    "": {"runtime"},
+    "__main__": {"app"},
 }
+"""Lower rooms first: nothing below imports what is above it, and nobody but the program's entry imports `app`."""
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_stay_within_bounds(module: str) -> None:
-    imported = imports(MODULES[module])
+    imported = imports(module)
     ours = {room(name) for name in imported if name.startswith("playground.")} - {""}
     if room(module) in ALLOWED:
         assert ours <= ALLOWED[room(module)]
-    if module != "playground.__main__" and room(module) != "cli":
-        assert "cli" not in ours
-    if room(module) not in ("cli", "show"):
-        assert "click" not in imported
     processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
     if module != "playground.runtime.server":  # which alone makes processes; others may talk to them
         assert all(name.startswith("multiprocessing.connection") for name in processes)
+
+
+FOLDERS = sorted({module.rsplit(".", 1)[0] for module in MODULES if re.search(r"\.(lessons|tools)\.\w+\.", module)})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
+    """A lesson may import an earlier one, where it teaches the difference; its command and report import no lesson."""
+    names = [lesson.module().removesuffix(".lesson") for lesson in PATH]
+    earlier = names[: names.index(folder)] if folder in names else []
+    for module in (name for name in MODULES if name.startswith(f"{folder}.")):
+        part = module.removeprefix(f"{folder}.")
+        others = {name for name in imports(module) if re.match(r"playground\.(lessons|tools)\.\w+", name)}
+        others = {name for name in others if not f"{name}.".startswith(f"{folder}.")} - {
+            "playground.lessons.LESSONS", "playground.lessons.PATH", "playground.tools.TOOLS",
+        }  # fmt: skip
+        if part in ("command", "report"):
+            assert not others
+        assert all(any(name.startswith(each) for each in earlier) for name in others), others
+        if part not in ("command", "report", "options"):
+            assert "click" not in imports(module)
+
+
+def test_there_are_no_circles() -> None:
+    graph = {module: {name for name in at_import(module) if name in MODULES} - {module} for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, f"{' → '.join([*way, module])}"
+        if module not in done:
+            for name in graph[module]:
+                visit(name, (*way, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def at_import(module: str) -> Iterator[str]:
+    """What is imported when the module is: not what a function imports later, or a type checker reads."""
+    for node in tree_of(module).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
+            names = {alias.name for alias in node.names}
+            yield from submodules
+            if len(submodules) < len(names):
+                yield node.module
 
 
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if "runtime.backends" not in name))
 def test_no_backend_is_compared_by_name(module: str) -> None:
     """What depends on the backend is asked of it."""
     names = {"gloo", "nccl"}
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, (ast.Compare, ast.Match)):
             assert not names & {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
 
@@ -76,42 +134,103 @@ def test_no_backend_is_compared_by_name(module: str) -> None:
 def test_only_world_creates_and_destroys_groups(module: str) -> None:
     called = {
         node.func.attr
-        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     if module != "playground.runtime.world":
         assert not called & {"init_process_group", "destroy_process_group"}
 
 
-@pytest.mark.parametrize("statement", ["import playground", "import playground.cli", "import playground.testing"])
-def test_torch_is_not_imported_before_it_is_needed(statement: str) -> None:
-    text = f"{statement}; import sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", text], check=True)
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_our_modules_are_named_in_strings_only_by_remote(module: str) -> None:
+    """A name in a string is checked where it is written, by `remote`, or not at all."""
+    tree = tree_of(module)
+    checked = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "remote"
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in checked:
+            if module == "playground.runtime.server" and node.value == "playground.runtime.world":
+                continue  # what every rank needs, loaded before there are any
+            assert not re.fullmatch(r"playground(\.\w+)+(:\w+)?", node.value), node.value
+
+
+def test_options_and_results_are_typed() -> None:
+    """Dictionaries of anything are few: where an event of a rank travels, where a command hands options on."""
+    count = sum(file.read_text(encoding="utf-8").count("dict[str, Any]") for file in MODULES.values())
+    assert count <= 10
+
+
+LAUNCHER = [
+    "playground", "playground.app", "playground.testing", "playground.training.settings", "playground.training.results",
+    *sorted(name for name in MODULES if name.endswith((".command", ".report"))),
+]  # fmt: skip
+
+
+def test_torch_is_not_imported_before_it_is_needed() -> None:
+    """Not by what parses a command line, nor by what reads the results of ranks."""
+    for module in LAUNCHER:
+        text = f"import {module}, sys; assert 'torch' not in sys.modules, '{module}'"
+        subprocess.run([sys.executable, "-c", text], check=True)
 
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
-def test_the_path_agrees_with_its_modules(lesson: playground.lessons.Lesson) -> None:
-    module = importlib.import_module(f"playground.lessons.{module_of(lesson.name)}")
-    texts = about(lesson.name)
-    assert f"python -m playground {lesson.name}" in texts[""]
+def test_the_path_agrees_with_its_folders(lesson: Lesson) -> None:
+    module = importlib.import_module(lesson.module())
+    assert f"python -m playground {lesson.name}" in lesson.texts[""]
     for step in lesson.steps:
         assert callable(getattr(module, step))
-        assert texts[step]
+        assert lesson.texts[step]
+    assert (MODULES[lesson.module()].parent / "README.md").is_file()
 
 
-def test_the_command_line_offers_every_way_of_averaging() -> None:
-    assert tuple(RUNGS) == recipe.RUNGS
-    assert tuple(LOADERS) == recipe.LOADERS
-    assert tuple(ALL_REDUCES) == options.ALL_REDUCES
+TABLES = [*GRAD_SYNCS.values(), *ALGORITHMS.values()]
 
 
-SWAP = ("sgd", "ddp")
+@pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.name)
+def test_what_a_table_names_is_there(spec: object) -> None:
+    code = getattr(spec, "code", None)
+    assert isinstance(code, Remote)
+    assert callable(code.load())
 
 
-def test_the_step_from_sgd_to_ddp_is_two_lines() -> None:
-    sgd, ddp = (MODULES[f"playground.lessons.{name}"].read_text().split("def run")[1].splitlines() for name in SWAP)
-    assert len(sgd) == len(ddp)
-    changed = [(a.strip(), b.strip()) for a, b in zip(sgd, ddp, strict=True) if a != b]
-    assert len(changed) == 2
-    assert changed[0] == ("broadcast_parameters(model)", "model = DistributedDataParallel(model)")
-    assert changed[1][0].replace(", sync=synchronised(model, settings)", "") == changed[1][1]
+def test_every_tool_has_its_command() -> None:
+    for name, tool in TOOLS.items():
+        assert tool.command.load().name == name
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["playground.no_such_module:f", "playground.runtime.world:no_such_function", "playground.runtime.world"],
+)
+def test_a_reference_to_nothing_is_refused_where_it_is_written(reference: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reference)):
+        remote(reference)
+
+
+def body(lesson: str) -> list[str]:
+    """The lines of a lesson's `run`."""
+    source = (ROOT / "lessons" / lesson / "lesson.py").read_text(encoding="utf-8")
+    return source.split("def run")[1].split("\n\n\ndef ")[0].rstrip().splitlines()
+
+
+def test_from_sgd_to_ddp_two_lines_change() -> None:
+    import difflib
+
+    lines = [line for line in difflib.ndiff(body("sgd"), body("ddp")) if line[0] in "+-"]
+    assert [re.sub(r"\s+", " ", line) for line in lines] == [
+        "- broadcast_parameters(model)",
+        "+ model = DistributedDataParallel(model)",
+        "- average_gradients(model)",
+    ]
+
+
+def test_sgd_by_hand_is_whole_in_one_file() -> None:
+    source = (ROOT / "lessons" / "sgd" / "lesson.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 80
+    for line in ("partition_dataset(", "Net()", "loss", ".backward()", "average_gradients(model)", "optimizer.step()"):
+        assert line in source
+    assert "dist.all_reduce(param.grad" in source

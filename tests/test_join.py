@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from playground.lessons import LESSONS, run_steps
+from playground.lessons import LESSONS
 from playground.runtime.rendezvous import LOOPBACK_INTERFACE, interface_towards
+from playground.runtime.steps import run_steps
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -35,7 +36,7 @@ def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds) -> None:
     words = ["-m", "playground", "collectives", "--json"]
     done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=60, check=True)
     steps = list(LESSONS["collectives"].steps)
-    ours = world(2).run(run_steps, "collectives", steps)
+    ours = world(2).run(run_steps, [LESSONS["collectives"].remote(step) for step in steps])
     theirs = {step["name"]: step["ranks"] for step in json.loads(done.stdout)["steps"]}
     assert theirs == {step: [ours[0][i], ours[1][i]] for i, step in enumerate(steps)}
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import ladder_ranks
 import pytest
 
-from playground.cli import ladder as command
-from playground.lab import climber
-from playground.lessons.ladder import WARM_UP
-from playground.measure import environment
-from playground.runtime import Impossible, PlaygroundError
+from playground.lessons.ladder import command
+from playground.lessons.ladder.lesson import WARM_UP
+from playground.lessons.ladder.results import PARTS, RungResult, StepParts, agreement
+from playground.lessons.ladder.settings import CANDIDATES, DDP, LadderSettings
+from playground.measurement import environment
+from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.entry import World
-from playground.show import ladder as show
-from playground.training.net import MODELS
-from playground.training.rungs import RUNGS
+from playground.training.grad_syncs import RUNGS
+from playground.training.models import MODELS
 
 Run = Callable[..., Any]
 Worlds = Callable[..., Any]
@@ -29,12 +30,12 @@ FIRST = 66_240
 """Of those, the bytes of its linear layers, which come first."""
 
 
-def test_the_command_line_knows_the_models_and_the_contestants() -> None:
-    assert {name: sum(param.numel() for param in make().parameters()) for name, make in MODELS.items()} == {
-        name: model.parameters for name, model in command.MODELS.items()
+def test_the_tables_agree_with_what_they_describe() -> None:
+    assert {name: sum(param.numel() for param in spec.code().parameters()) for name, spec in MODELS.items()} == {
+        name: spec.parameters for name, spec in MODELS.items()
     }
-    assert tuple(show.ABOUT) == (*RUNGS, climber.DDP)
-    assert show.PARTS == climber.PARTS
+    assert tuple(CANDIDATES) == (*RUNGS, DDP)
+    assert tuple(field.name for field in fields(StepParts)) == PARTS
 
 
 @pytest.fixture
@@ -71,15 +72,23 @@ def test_all_rungs_are_one_training(
 
 
 def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder: Path) -> None:
-    for rungs in world(2).run(ladder_ranks.with_a_forgetful_rung, digits_folder):
-        wrong = {rung["rung"] for rung in rungs if rung["replicas_max_difference"] > 1e-6}
-        assert wrong == {rung["rung"] for rung in rungs if rung["difference_to_ddp"] > 1e-6} == {"flat"}
+    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=2)
+    for result in world(2).run(ladder_ranks.with_a_forgetful_rung, settings):
+        wrong = {rung.rung for rung in result.rungs if rung.replicas_max_difference > 1e-6}
+        assert wrong == {rung.rung for rung in result.rungs if rung.difference_to_ddp > 1e-6} == {"flat"}
         with pytest.raises(PlaygroundError, match="the replicas differ"):
-            command.agreement(rungs, "backend")
+            agreement(result.rungs, "backend")
+
+
+RUNG = RungResult(
+    rung="flat", p50=1.0, p95=1.0, forward=1.0, backward=1.0, exposed=1.0, step=1.0, alone=1.0, hidden=0.0, messages=1,
+    bytes=NET, early_bytes=0, loss=1.0, difference_to_ddp=0.0, replicas_max_difference=0.0, speed_to_first=1.0,
+    speed_to_ddp=1.0,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("differences", "all_reduce", "said"),
+    ("differences", "all_reduce", "verdict"),
     [
         ((0.0, 0.0), "backend", "bit-identical"),
         ((1e-8, 0.0), "tutorial-ring", "an order of its own"),
@@ -89,13 +98,13 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
         ((0.0, math.nan), "backend", None),
     ],
 )
-def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, said: str | None) -> None:
-    rungs = [{"replicas_max_difference": difference} for difference in differences]
-    if said:
-        assert said in command.agreement(rungs, all_reduce)
+def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, verdict: str | None) -> None:
+    rungs = [replace(RUNG, replicas_max_difference=difference) for difference in differences]
+    if verdict:
+        assert verdict in agreement(rungs, all_reduce)
     else:
         with pytest.raises(PlaygroundError, match="must not"):
-            command.agreement(rungs, all_reduce)
+            agreement(rungs, all_reduce)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +126,9 @@ def test_messages_are_counted(cap: float, messages: dict[str, int], early: int |
     assert set(left.values()) == {0}
 
 
-@pytest.mark.parametrize("way", [*RUNGS, climber.DDP])
-def test_averaging_alone_sends_what_a_step_does(way: str, world: Worlds) -> None:
-    for messages in world(2).run(ladder_ranks.averaging_alone, way):
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_averaging_alone_sends_what_a_step_does(name: str, world: Worlds) -> None:
+    for messages in world(2).run(ladder_ranks.averaging_alone, name):
         assert messages["sent"] == messages["counted"]
         assert 4 * sum(messages["sent"]) == NET
 
@@ -129,9 +138,9 @@ def test_times_add_up(ladder: Run) -> None:
     assert document["timed_steps"] == 1
     [parts] = document["steps"][0]["ranks"]
     for rung in document["rungs"]:
-        assert rung["p50"] == rung["p95"] == pytest.approx(sum(rung[part] for part in climber.PARTS))
-        assert parts[rung["rung"]] == {part: pytest.approx(rung[part]) for part in climber.PARTS}
-        assert min(rung[name] for name in (*climber.PARTS, "alone")) > 0
+        assert rung["p50"] == rung["p95"] == pytest.approx(sum(rung[part] for part in PARTS))
+        assert parts[rung["rung"]] == {part: pytest.approx(rung[part]) for part in PARTS}
+        assert min(rung[name] for name in (*PARTS, "alone")) > 0
         assert 0 <= rung["hidden"] <= 1
         assert rung["speed_to_first"] == pytest.approx(document["rungs"][0]["p50"] / rung["p50"])
         assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
@@ -174,36 +183,54 @@ def test_the_text_and_the_figure(run_cli: Run, data_dir: Path, tmp_path: Path) -
 
 
 RESNET18 = {"per-parameter": 62, "none-safe": 62, "flat": 1, "bucketed": 2, "overlapped": 2, "ddp": 2}
-"""Messages a step, in buckets of 25 MB."""
+"""Messages per step, in buckets of 25 MB."""
 
 
 def test_messages_of_resnet18(world: Worlds) -> None:
     counted = world(2).run(ladder_ranks.messages_of_resnet18, ["overlapped", "ddp"])
     assert counted[0] == counted[1]
-    for lengths, early in counted[0]:
-        assert (len(lengths), sum(lengths)) == (2, command.MODELS["resnet18"].parameters)
-        assert early == lengths[0]
+    for messages in counted[0]:
+        assert (len(messages.lengths), sum(messages.lengths)) == (2, MODELS["resnet18"].parameters)
+        assert messages.early == messages.lengths[0]
 
 
 @pytest.mark.stress
 def test_resnet18(ladder: Run) -> None:
     document = ladder("--model", "resnet18", "--batch-size", 8)
     assert by_name(document, "messages") == RESNET18
-    assert set(by_name(document, "bytes").values()) == {4 * command.MODELS["resnet18"].parameters}
+    assert set(by_name(document, "bytes").values()) == {4 * MODELS["resnet18"].parameters}
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert max(by_name(document, "difference_to_ddp").values()) < 1e-4
 
 
-def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(Impossible, match="steps is 2 on rank 0 and 3 on rank 1"):
-        world(2).run(ladder_ranks.with_different_steps, digits_folder)
+def test_ranks_that_were_given_different_settings_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=2)
+    with pytest.raises(UsageError, match="steps is 2 on rank 0 and 3 on rank 1"):
+        world(2).run(ladder_ranks.with_different_steps, settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "vgg"}, "model 'vgg' is unknown: choose one of net, resnet18"),
+        ({"all_reduce": "telepathy"}, "all_reduce 'telepathy' is unknown"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+        ({"batch_size": 0}, "batch_size 0: it must be at least 1"),
+        ({"bucket_cap": 0}, "bucket_cap 0: it must be at least 1"),
+        ({"lr": math.nan}, "lr nan: it must be a finite number"),
+        ({"momentum": -0.5}, "momentum -0.5: it must be a finite number, 0 or above"),
+    ],
+)
+def test_settings_refuse_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LadderSettings(folder=Path(), **changes)
 
 
 def test_more_models_than_the_memory_holds_are_refused() -> None:
     if environment.memory("MemAvailable") > 200e9:
         pytest.skip("this machine has room for 128 ranks")
-    with pytest.raises(Impossible, match=r"128 ranks need about [\d,]+ bytes of memory"):
-        command.check_model(World(128), "resnet18", 256)
+    with pytest.raises(UsageError, match=r"128 ranks need about [\d,]+ bytes of memory"):
+        command.check_memory(World(128), "resnet18")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import ranks
 
 from playground import launch
-from playground.runtime import Impossible, RankFailed, RanksHung
+from playground.runtime import RankFailed, RankTimeout, UsageError
 from playground.runtime.host import cores
 
 
@@ -93,7 +93,7 @@ def all_gone(pids: dict[int, int], expected: int) -> bool:
 @pytest.mark.parametrize("how", ["hang", "stop"])
 def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
     pids: dict[int, int] = {}
-    with pytest.raises(RanksHung) as caught:
+    with pytest.raises(RankTimeout) as caught:
         launch(
             ranks.go_wrong, 2, args=(how, 1), timeout=2,
             on_report=lambda rank, event: pids.update({rank: event["pid"]}),
@@ -114,6 +114,14 @@ def test_who_waits_in_vain_is_shown_with_who_kept_it_waiting() -> None:
 
 def test_a_rank_that_reports_is_not_hung() -> None:
     assert launch(ranks.slow_but_alive, 2, timeout=1.5) == ["done", "done"]
+
+
+def test_what_a_listener_raises_is_not_taken_for_a_rank_s_failure() -> None:
+    def stdout_is_gone(rank: int, event: dict[str, Any]) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads any more"):
+        launch(ranks.slow_but_alive, 2, on_report=stdout_is_gone)
 
 
 def test_the_next_world_works_after_a_failure() -> None:
@@ -146,14 +154,14 @@ def test_a_result_that_does_not_pickle_is_explained() -> None:
     ],
 )
 def test_the_impossible_is_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(Impossible, match=message):
+    with pytest.raises(UsageError, match=message):
         launch(ranks.add_up, **arguments)
 
 
 def test_a_taken_port_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Impossible, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
+        with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
             launch(ranks.add_up, 2, init_method=f"tcp://127.0.0.1:{port}")
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from playground import launch
-from playground.lessons import LESSONS, run_steps
-from playground.lessons.collectives import REDUCTIONS
+from playground.lessons import LESSONS
+from playground.lessons.collectives.lesson import REDUCTIONS
+from playground.runtime.remote import Remote
+from playground.runtime.steps import run_steps
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -21,9 +23,13 @@ TABLED = [
 ]
 
 
+def steps_of(lesson: str, *names: str) -> list[Remote]:
+    return [LESSONS[lesson].remote(step) for step in names or LESSONS[lesson].steps]
+
+
 def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     """The rows of the table in a step's docstring, one per rank, without the rank itself."""
-    text = getattr(importlib.import_module(f"playground.lessons.{lesson}"), step).__doc__
+    text = getattr(importlib.import_module(LESSONS[lesson].module()), step).__doc__
     rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
     names = [cell.strip() for cell in rows[0]]
     table = [dict(zip(names, (ast.literal_eval(cell.strip()) for cell in row), strict=True)) for row in rows[2:]]
@@ -37,7 +43,7 @@ def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
     tables = {step: docstring_table(lesson, step) for step in steps}
     for size in {len(table) for table in tables.values()}:
         chosen = [step for step in steps if len(tables[step]) == size]
-        by_rank = world(size).run(run_steps, lesson, chosen)
+        by_rank = world(size).run(run_steps, steps_of(lesson, *chosen))
         for step, results in zip(chosen, zip(*by_rank, strict=True), strict=True):
             assert list(results) == tables[step] or refused(step, results), step
 
@@ -51,7 +57,7 @@ def refused(step: str, results: tuple[Any, ...]) -> bool:
 
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_point_to_point_in_any_world(size: int, world: Worlds) -> None:
-    by_rank = world(size).run(run_steps, "p2p", list(LESSONS["p2p"].steps))
+    by_rank = world(size).run(run_steps, steps_of("p2p"))
     blocking, immediate, any_source, exchange, ring = zip(*by_rank, strict=True)
     assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
     assert blocking == immediate
@@ -65,7 +71,7 @@ def test_point_to_point_in_any_world(size: int, world: Worlds) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_collectives_in_any_world(size: int, world: Worlds) -> None:
     steps = list(LESSONS["collectives"].steps)
-    by_rank = world(size).run(run_steps, "collectives", steps)
+    by_rank = world(size).run(run_steps, steps_of("collectives"))
     by_step = dict(zip(steps, zip(*by_rank, strict=True), strict=True))
     everyone = [float(rank + 1) for rank in range(size)]
     after = {step: [rank.get("after") for rank in results] for step, results in by_step.items()}
@@ -85,7 +91,7 @@ def test_collectives_in_any_world(size: int, world: Worlds) -> None:
 
 
 def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
-    results = world(3).run(run_steps, "collectives", ["reduce_operations"])
+    results = world(3).run(run_steps, steps_of("collectives", "reduce_operations"))
     for [result] in results:
         outcomes = result["after"]
         assert set(outcomes) == set(REDUCTIONS)
@@ -96,7 +102,7 @@ def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
 
 
 def test_hello_tells_who_each_rank_is() -> None:
-    [[first], [second]] = launch(run_steps, 2, args=("hello", ["who_am_i"]))
+    [[first], [second]] = launch(run_steps, 2, args=(steps_of("hello"),))
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["heard_from"] == second["heard_from"] == [0, 1]
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
@@ -107,7 +113,7 @@ def test_hello_tells_who_each_rank_is() -> None:
 @pytest.mark.parametrize("lesson", ["hello", "p2p", "collectives"])
 def test_steps_return_plain_data(lesson: str, world: Worlds) -> None:
     """Anything else would make whoever reads it import what it is made of: torch, two seconds."""
-    for result in world(2).run(run_steps, lesson, list(LESSONS[lesson].steps)):
+    for result in world(2).run(run_steps, steps_of(lesson)):
         assert_plain(result)
 
 
@@ -119,4 +125,4 @@ def assert_plain(value: Any) -> None:
 
 def test_a_step_that_fails_is_not_taken_for_a_refusal(world: Worlds) -> None:
     with pytest.raises(Exception, match="AttributeError"):
-        world(2).run(run_steps, "collectives", ["no_such_step"])
+        world(2).run(run_steps, [Remote(LESSONS["collectives"].module(), "no_such_step")])

@@ -12,7 +12,7 @@ pytest_plugins = ["pytester"]
 MODULE = """
 import time
 import torch, torch.distributed as dist
-from playground.runtime import RanksHung
+from playground.runtime import RankTimeout
 
 def everybodys_sum(rank, size, factor):
     tensor = torch.tensor([rank + 1.0]) * factor
@@ -71,7 +71,7 @@ def test_a_failing_world_fails_its_own_test_only(pytester: pytest.Pytester, orde
     result.assert_outcomes(passed=2, failed=3)
     result.stdout.fnmatch_lines_random(
         [
-            "E*RanksHung: no sign of life for 1 s from ranks 0, 1 of 2*",
+            "E*RankTimeout: no sign of life for 1 s from ranks 0, 1 of 2*",
             "*rank 1 stands at:*",
             "*time.sleep(1000)*",
             "E*RankFailed: rank 1 of 2 failed: LookupError: not here",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +17,59 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from playground.cli.prove import check
-from playground.lessons import run_training
-from playground.runtime.errors import Impossible, PlaygroundError
-from playground.show import prove as show
+from playground.algorithms import ALL_REDUCES
+from playground.lessons.prove import experiment, report
+from playground.lessons.prove.results import BreakResult, ComparedStep, Comparison, MaxAbs, Proof, ProveResult
+from playground.lessons.prove.settings import ProveSettings
+from playground.lessons.prove.verdict import check, check_breaks, check_proof, failure, is_broken
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.remote import remote
 from playground.testing import World
 from playground.training.data import Images
-from playground.training.gradients import ALL_REDUCES
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.net import Net
-from playground.training.rungs import RUNGS
-from playground.training.settings import Settings
+from playground.training.runner import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
-WAYS = [*RUNGS, "parameters", "ddp"]
+SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", "parameters", "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
 
 
-def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {"folder": folder, "batch_size": 24, "bucket_cap": 10_000, **changes}
+def settings_for(folder: Path, **changes: Any) -> ProveSettings:
+    return ProveSettings(folder=folder, **{"batch_size": 24, "bucket_cap": 10_000, **changes})
 
 
-def proof_of(world: Worlds, size: int, steps: int, settings: dict[str, Any]) -> Any:
-    proofs = world(size).run(run_training, "prove", settings, (steps,))
-    assert all(proof == proofs[0] for proof in proofs)
-    return proofs[0]
+def all_figures(step: ComparedStep) -> list[float]:
+    """Every difference of that step."""
+    every = [figure for each in step.differences.values() for figure in (each.gradients, each.parameters)]
+    return [figure for figure in every if figure is not None]
+
+
+def test_the_table_is_what_the_proof_goes_through() -> None:
+    assert [*GRAD_SYNCS, "ddp"] == SYNCS
 
 
 @pytest.mark.parametrize(("size", "steps", "batch_size"), [(1, 3, 24), (2, 3, 24), (3, 3, 32), (4, 20, 24), (8, 3, 30)])
 def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path) -> None:
-    proof = proof_of(world, size, steps, recipe(digits_folder, batch_size=batch_size))
-    assert list(proof) == ["float64", "float32"]
-    for outcome, bound in zip(proof.values(), (1e-12, 1e-4), strict=True):
-        assert [step["step"] for step in outcome["steps"]] == list(range(1, steps + 1))
-        for step in outcome["steps"]:
-            assert list(step["differences"]) == WAYS
-            assert step["differences"]["parameters"].pop("gradients") is None
-            figures = [figure for way in step["differences"].values() for figure in way.values()]
-            assert len(figures) == 2 * len(WAYS) - 1
+    settings = settings_for(digits_folder, batch_size=batch_size, steps=steps)
+    proofs = world(size).run(run_training, remote("playground.lessons.prove.lesson:run"), settings)
+    assert all(proof == proofs[0] for proof in proofs)
+    assert list(proofs[0].by_dtype) == ["float64", "float32"]
+    for comparison, bound in zip(proofs[0].by_dtype.values(), (1e-12, 1e-4), strict=True):
+        assert [step.step for step in comparison.steps] == list(range(1, steps + 1))
+        for step in comparison.steps:
+            assert list(step.differences) == SYNCS
+            assert step.differences["parameters"].gradients is None
+            figures = all_figures(step)
+            assert len(figures) == 2 * len(SYNCS) - 1
             assert max(figures) <= bound
             assert (max(figures) == 0) == (size == 1), "bit-identical on one rank, rounding on more"
-            assert step["largest"]["gradients"] > 0.01
-            assert step["largest"]["parameters"] > 0.1
+            assert step.largest.gradients is not None
+            assert step.largest.gradients > 0.01
+            assert step.largest.parameters > 0.1
+        assert comparison.max_difference == max(max(all_figures(step)) for step in comparison.steps)
+    check_proof(proofs[0])
 
 
 def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_folder: Path) -> None:
@@ -67,70 +82,101 @@ def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_f
         optimizer.zero_grad()
         F.nll_loss(model(images.double()), labels).backward()
         optimizer.step()
-    settings = Settings(folder=digits_folder, batch_size=24, limit=40, lr=0.1, seed=3)
-    for there in world(2).run(prove_ranks.one_process, settings, 2):
+    settings = settings_for(digits_folder, limit=40, lr=0.1, seed=3, steps=2)
+    for there in world(2).run(prove_ranks.one_process, settings):
         here = torch.cat([param.detach().flatten() for param in model.parameters()])
         assert (torch.tensor(there, dtype=torch.float64) - here).abs().max() <= 1e-14
 
 
 def test_every_all_reduce_proves_it(world: Worlds, digits_folder: Path) -> None:
-    [outcomes, *_] = world(3).run(prove_ranks.each_all_reduce, Settings(folder=digits_folder, batch_size=16))
-    assert list(outcomes) == list(ALL_REDUCES)
-    for ways in outcomes.values():
-        assert list(ways) == WAYS
-        assert 0 < max(way["parameters"] for way in ways.values()) <= 1e-12
-        assert 0 < max(way["gradients"] or 0 for way in ways.values()) <= 1e-12
+    [by_all_reduce, *_] = world(3).run(prove_ranks.each_all_reduce, settings_for(digits_folder, batch_size=16))
+    assert list(by_all_reduce) == list(ALL_REDUCES)
+    for differences in by_all_reduce.values():
+        assert list(differences) == SYNCS
+        assert 0 < max(each.parameters for each in differences.values()) <= 1e-12
+        assert 0 < max(each.gradients or 0 for each in differences.values()) <= 1e-12
 
 
-def test_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
-    [proof, *_] = world(2).run(prove_ranks.with_a_lazy_rung, Settings(folder=digits_folder, batch_size=16))
-    assert proof["float64"]["steps"][0]["differences"]["lazy"]["gradients"] > 1e-3
+def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
+    settings = settings_for(digits_folder, batch_size=16, steps=2)
+    [proof, *_] = world(2).run(prove_ranks.with_a_lazy_sync, settings)
+    first = proof.float64.steps[0].differences
+    assert list(first) == [*SYNCS[:-1], "lazy", "lazy-local", "ddp"]
+    assert first["lazy"].gradients > 1e-3
+    assert (first["lazy-local"].gradients, first["lazy-local"].parameters) == (None, first["lazy"].parameters)
     with pytest.raises(PlaygroundError, match=r"lazy: in float64 the gradients .* after step 1, more than rounding"):
-        check(proof, {})
-    for outcome in proof.values():
-        for step in outcome["steps"]:
-            del step["differences"]["lazy"]
-    check(proof, {})
-    proof["float32"]["steps"][1]["differences"]["ddp"]["parameters"] = 1e-3
-    check(proof, {})
-    proof["float32"]["steps"][0]["differences"]["ddp"]["parameters"] = 1e-3
+        check_proof(proof)
+    for comparison in proof.by_dtype.values():
+        for step in comparison.steps:
+            del step.differences["lazy"], step.differences["lazy-local"]
+    check_proof(proof)
+    change(proof.float32.steps[1], "ddp", parameters=1e-3)
+    check_proof(proof)
+    change(proof.float32.steps[0], "ddp", parameters=1e-3)
     with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
-        check(proof, {})
-    proof["float64"]["steps"][1]["differences"]["flat"]["gradients"] = 2e-12
+        check(ProveResult(proof=proof, breaks={}))
+    change(proof.float64.steps[1], "flat", gradients=2e-12)
     with pytest.raises(
         PlaygroundError, match=r"flat: in float64 the gradients .* after step 2 \(.* after step 1\), more"
     ):
-        check(proof, {})
+        check_proof(proof)
+    assert failure(proof).startswith("flat: ")
+
+
+def change(step: ComparedStep, sync: str, **figures: float) -> None:
+    step.differences[sync] = replace(step.differences[sync], **figures)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_each_break_breaks_and_is_what_it_is_said_to_be(size: int, world: Worlds, digits_folder: Path) -> None:
-    settings = Settings(folder=digits_folder, batch_size=16)
-    results = world(size).run(prove_ranks.breaks, settings, BREAKS)
+    results = world(size).run(prove_ranks.breaks, settings_for(digits_folder, batch_size=16, steps=5))
     assert all(result == results[0] for result in results)
-    for name in BREAKS:
-        outcome = results[0][name]
-        assert min(outcome["breaks"].values()) > 1e-4, name
-        assert max(outcome["holds"].values()) <= 1e-13, name
+    assert list(results[0]) == BREAKS
+    for name, result in results[0].items():
+        assert min(result.breaks.values()) > 1e-4, name
+        assert max(result.holds.values()) <= 1e-13, name
+        assert is_broken(result)
     own = results[0]["own_weights"]
-    assert own["breaks"]["parameters, from rank 0 at first"] == pytest.approx(
-        own["breaks"]["parameters, from rank 0 at last"], abs=1e-12
+    assert own.breaks["parameters, from rank 0 at first"] == pytest.approx(
+        own.breaks["parameters, from rank 0 at last"], abs=1e-12
     )
-    assert own["holds"]["averaged gradients, from rank 0"] == 0
-    check({}, results[0])
+    assert own.holds["averaged gradients, from rank 0"] == 0
+    check_breaks(results[0])
 
 
 @pytest.mark.parametrize(("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2])
 def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: float) -> None:
-    outcome = {"breaks": {"one process": broken}, "holds": {"parameters": left}}
+    wrong = BreakResult(breaks={"one process": broken}, holds={"parameters": left})
     with pytest.raises(PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"):
-        check({}, {"summed": outcome})
-    check({}, {"summed": {"breaks": {"one process": 0.01}, "holds": {"parameters": 1e-9}}})
+        check_breaks({"summed": wrong})
+    check_breaks({"summed": BreakResult(breaks={"one process": 0.01}, holds={"parameters": 1e-9})})
+    assert is_broken(wrong)
+    assert not is_broken(BreakResult(breaks={"one process": 1e-13}, holds={}))
+
+
+def test_a_notebook_gets_the_verdict_too(world: Worlds, digits_folder: Path) -> None:
+    [result, *_] = world(2).run(experiment.run, settings_for(digits_folder, steps=1))
+    check(result)
+    assert list(result.breaks) == BREAKS
+    [alone] = world(1).run(experiment.run, settings_for(digits_folder, steps=1))
+    assert alone.breaks == {}
+
+
+@pytest.mark.parametrize("changes", [{"steps": 0}, {"lr": 0.0}, {"lr": math.nan}, {"batch_size": 0}], ids=str)
+def test_settings_validate_themselves(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(changes))} "):
+        settings_for(tmp_path, **changes)
+
+
+def test_command_and_results_do_without_torch() -> None:
+    modules = ("command", "report", "results", "settings", "verdict")
+    imports = "; ".join(f"import playground.lessons.prove.{name}" for name in modules)
+    subprocess.run([sys.executable, "-c", f"import sys; {imports}; assert 'torch' not in sys.modules"], check=True)
 
 
 def test_differences_are_the_largest_of_any_rank_and_never_hide_a_nan(world: Worlds) -> None:
     for result in world(3).run(prove_ranks.largest_of):
-        assert result == {"nested": [[2.0, -1.0]], "nan": [float("inf")], "infinite": float("inf")}
+        assert result == {"of two": [2.0, -1.0], "nan": [math.inf], "infinite": [math.inf]}
 
 
 @pytest.mark.parametrize("shares", [[8], [4, 4], [5, 0, 2], [1, 4, 2, 0]], ids=str)
@@ -154,7 +200,7 @@ def test_our_batch_norm_s_arithmetic(world: Worlds) -> None:
         {"type": "torch.float16", "values": [1.0]},
     ]
     assert world(2).run(prove_ranks.gradients_of_gradients) == [True, True]
-    with pytest.raises(PlaygroundError, match=r"1 value\(s\) a channel: a variance needs two"):
+    with pytest.raises(PlaygroundError, match=r"1 value\(s\) per channel: a variance needs two"):
         world(2).run(prove_ranks.one_value)
 
 
@@ -169,7 +215,7 @@ def test_as_text(run_cli: Run, data_dir: Path) -> None:
     assert lines[0].startswith("prove: gloo on cpu, 3 ranks x ")
     assert lines[0].endswith("4 steps, batches of 16 = 1 x 6 + 2 x 5, no dropout")
     assert [line.split()[0] for line in lines if re.match(r" +\d+ ", line)][:3] == ["1", "2", "4"]
-    assert sum(line.split()[1:] == WAYS for line in lines) == 4
+    assert sum(line.split()[1:] == SYNCS for line in lines) == 4
     assert sum(line.startswith("Why not 0: ") for line in lines) == 1
     assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS
     assert lines[-1].startswith("Shown: 3 ranks equal one process with the whole batch (float64: ")
@@ -193,7 +239,22 @@ def test_as_json(run_cli: Run, data_dir: Path) -> None:
     assert document["recipe"].items() >= {"batch_size": 7, "all_reduce": "tutorial-ring", "lr": 0.01}.items()
     assert [len(document["proof"][name]["steps"]) for name in ("float64", "float32")] == [3, 3]
     assert list(document["breaks"]) == BREAKS
-    check(document["proof"], document["breaks"])
+    proof, breaks = result_of(document)
+    check(ProveResult(proof=proof, breaks=breaks))
+
+
+def result_of(document: dict[str, Any]) -> tuple[Proof, dict[str, BreakResult]]:
+    """What a document holds, read back: it has all fields, and no others."""
+
+    def comparison(outcome: dict[str, Any]) -> Comparison:
+        return Comparison(**{**outcome, "steps": [compared_step(**step) for step in outcome["steps"]]})
+
+    def compared_step(step: int, largest: dict[str, float], differences: dict[str, dict[str, float]]) -> ComparedStep:
+        by_sync = {name: MaxAbs(**difference) for name, difference in differences.items()}
+        return ComparedStep(step=step, largest=MaxAbs(**largest), differences=by_sync)
+
+    proof = Proof(**{name: comparison(outcome) for name, outcome in document["proof"].items()})
+    return proof, {name: BreakResult(**outcome) for name, outcome in document["breaks"].items()}
 
 
 def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: Path) -> None:
@@ -217,25 +278,27 @@ def test_bad_input_gets_one_line_and_exit_code_2(words: tuple[str, ...], run_cli
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1), shown
 
 
-def test_ranks_that_were_told_different_numbers_of_steps_are_stopped(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(Impossible, match="steps is 1 on rank 0 and 2 on rank 1"):
-        world(2).run(prove_ranks.own_steps, recipe(digits_folder))
+def test_ranks_that_were_given_different_numbers_of_steps_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(UsageError, match="steps is 1 on rank 0 and 2 on rank 1"):
+        world(2).run(prove_ranks.own_steps, settings_for(digits_folder))
 
 
 def test_why_the_difference_is_what_it_is() -> None:
-    def proof(exact: float, single: float) -> dict[str, Any]:
-        types = {"float64": (2.0**-52, exact), "float32": (2.0**-23, single)}
-        return {
-            name: {"epsilon": epsilon, "steps": [{"step": 1, "differences": {"ddp": {"parameters": apart}}}]}
-            for name, (epsilon, apart) in types.items()
-        }
+    def proof(exact: float, single: float) -> Proof:
+        return Proof(float64=comparison(2.0**-52, exact), float32=comparison(2.0**-23, single))
 
-    assert show.why(proof(0, 0)).startswith("Why 0: ")
-    assert "at most 2 epsilon in float64 and 4 in float32, and only rounding" in show.why(proof(2**-51, 2**-21))
-    assert "2.6e+02 in float32, where of two almost equal numbers" in show.why(proof(2**-52, 2**-15))
+    def comparison(epsilon: float, difference: float) -> Comparison:
+        differences = {"ddp": MaxAbs(gradients=None, parameters=difference)}
+        one = ComparedStep(step=1, largest=MaxAbs(gradients=1.0, parameters=1.0), differences=differences)
+        return Comparison(epsilon=epsilon, steps=[one])
+
+    assert report.explanation(proof(0, 0)).startswith("Why 0: ")
+    both = report.explanation(proof(2**-51, 2**-21))
+    assert "at most 2 epsilon in float64 and 4 in float32, and only rounding" in both
+    assert "2.6e+02 in float32, where of two almost equal numbers" in report.explanation(proof(2**-52, 2**-15))
 
 
-def test_a_share_in_words() -> None:
-    assert show.shared(64, 4) == "64 = 4 x 16"
-    assert show.shared(64, 3) == "64 = 1 x 22 + 2 x 21"
-    assert show.shared(5, 5) == "5 = 5 x 1"
+def test_shares_in_words() -> None:
+    assert report.shares_text(64, 4) == "64 = 4 x 16"
+    assert report.shares_text(64, 3) == "64 = 1 x 22 + 2 x 21"
+    assert report.shares_text(5, 5) == "5 = 5 x 1"

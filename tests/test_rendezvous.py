@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from playground.runtime import Impossible
-from playground.runtime.environment import place_from_environment
-from playground.runtime.rendezvous import is_loopback, take_apart
+from playground.runtime import UsageError
+from playground.runtime.environment import rank_env_from
+from playground.runtime.rendezvous import is_loopback, parse_init_method
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -16,36 +16,36 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_P
 
 
 def test_no_variables_no_world() -> None:
-    assert place_from_environment({"MASTER_ADDR": "localhost"}) is None
+    assert rank_env_from({"MASTER_ADDR": "localhost"}) is None
 
 
 def test_torchrun_s_variables() -> None:
-    place = place_from_environment(TORCHRUN)
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
-    assert (place.meeting.host, place.meeting.port, place.meeting.local, place.meeting.served) == (
+    env = rank_env_from(TORCHRUN)
+    assert env is not None
+    assert (env.rank, env.size, env.local_rank, env.local_size) == (5, 8, 1, 4)
+    assert (env.rendezvous.host, env.rendezvous.port, env.rendezvous.local, env.rendezvous.served) == (
         "10.0.0.7", 29500, False, False,
     )  # fmt: skip
 
 
 def test_variables_set_by_hand_on_one_host() -> None:
-    place = place_from_environment(BY_HAND)
-    assert place is not None
-    assert (place.local_rank, place.local_size) == (1, 2)
-    assert place.meeting.local
-    assert place.meeting.served
+    env = rank_env_from(BY_HAND)
+    assert env is not None
+    assert (env.local_rank, env.local_size) == (1, 2)
+    assert env.rendezvous.local
+    assert env.rendezvous.served
 
 
 def test_an_agent_s_store_is_not_served_twice() -> None:
-    place = place_from_environment({**BY_HAND, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert place is not None
-    assert not place.meeting.served
+    env = rank_env_from({**BY_HAND, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert env is not None
+    assert not env.rendezvous.served
 
 
 def test_tcp_needs_no_master() -> None:
-    place = place_from_environment({"RANK": "0", "WORLD_SIZE": "2"}, "tcp://10.0.0.7:29500")
-    assert place is not None
-    assert (place.meeting.host, place.meeting.port, place.meeting.local) == ("10.0.0.7", 29500, False)
+    env = rank_env_from({"RANK": "0", "WORLD_SIZE": "2"}, "tcp://10.0.0.7:29500")
+    assert env is not None
+    assert (env.rendezvous.host, env.rendezvous.port, env.rendezvous.local) == ("10.0.0.7", 29500, False)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_tcp_needs_no_master() -> None:
 )
 def test_contradictions_are_named(change: dict[str, str | None], message: str) -> None:
     environ = {name: value for name, value in {**TORCHRUN, **change}.items() if value is not None}
-    with pytest.raises(Impossible, match=message):
-        place_from_environment(environ)
+    with pytest.raises(UsageError, match=message):
+        rank_env_from(environ)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_contradictions_are_named(change: dict[str, str | None], message: str) -
     ],
 )
 def test_methods_are_taken_apart(method: str, parts: tuple[str, str, int, str]) -> None:
-    assert take_apart(method) == parts
+    assert parse_init_method(method) == parts
 
 
 @pytest.mark.parametrize("method", ["tcp://host", "tcp://:1", "tcp://h:port", "file://", "file://host/x", "mpi://"])
 def test_other_methods_are_refused(method: str) -> None:
-    with pytest.raises(Impossible, match="--init-method"):
-        take_apart(method)
+    with pytest.raises(UsageError, match="--init-method"):
+        parse_init_method(method)
 
 
 @pytest.mark.parametrize(

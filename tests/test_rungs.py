@@ -11,10 +11,10 @@ import rung_ranks
 import torch
 from hypothesis import given, strategies as st
 
-from playground.runtime import Impossible, RankFailed
+from playground.runtime import RankFailed, UsageError
 from playground.testing import World
+from playground.training.grad_syncs import RUNGS
 from playground.training.gradients import buckets
-from playground.training.rungs import RUNGS
 
 Worlds = Callable[..., World]
 NONE_SAFE = list(RUNGS)[1:]
@@ -88,7 +88,7 @@ def run(world: Worlds, size: int, folder: Path, **settings: Any) -> dict[str, An
     return results[0]
 
 
-def apart(one: dict[str, Any], other: dict[str, Any]) -> float:
+def max_abs_diff(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(abs(a - b) for a, b in zip(one["parameters"], other["parameters"], strict=True))
 
 
@@ -96,8 +96,8 @@ def apart(one: dict[str, Any], other: dict[str, Any]) -> float:
 def test_accumulated_batches_are_one_larger_batch(sync: str, world: Worlds, digits_folder: Path) -> None:
     """Eight batches of 12, four at a time, take the two steps of two batches of 48."""
     accumulated = run(world, 3, digits_folder, sync=sync, accumulate=4)
-    assert apart(accumulated, run(world, 3, digits_folder, batch_size=48)) < 1e-12
-    assert apart(accumulated, run(world, 3, digits_folder)) > 1e-3
+    assert max_abs_diff(accumulated, run(world, 3, digits_folder, batch_size=48)) < 1e-12
+    assert max_abs_diff(accumulated, run(world, 3, digits_folder)) > 1e-3
 
 
 def test_accumulating_saves_messages(world: Worlds, digits_folder: Path) -> None:
@@ -107,7 +107,7 @@ def test_accumulating_saves_messages(world: Worlds, digits_folder: Path) -> None
 
 
 def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(RankFailed, match="accumulate 3 does not divide the 8 batches"):
+    with pytest.raises(UsageError, match="accumulate 3 does not divide the 8 batches"):
         run(world, 2, digits_folder, accumulate=3)
 
 
@@ -117,9 +117,9 @@ def test_averaging_parameters_at_every_step_is_averaging_gradients(
 ) -> None:
     """SGD's step is linear in the gradients, with momentum too. Every third step is another algorithm."""
     gradients = run(world, 3, digits_folder)
-    assert apart(run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce), gradients) < 1e-12
-    seldom = run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce, every=3)
-    assert apart(seldom, gradients) > 1e-3
+    assert max_abs_diff(run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce), gradients) < 1e-12
+    seldom = run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce, sync_every=3)
+    assert max_abs_diff(seldom, gradients) > 1e-3
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -142,7 +142,7 @@ def test_both_loaders_give_the_same_batches(size: int, world: Worlds, digits_fol
     ],
 )
 def test_a_rank_with_another_model_is_named_before_anything_is_sent(how: str, message: str, world: Worlds) -> None:
-    with pytest.raises(Impossible, match=message):
+    with pytest.raises(UsageError, match=message):
         world(3, timeout=20).run(rung_ranks.other_shapes, how)
 
 

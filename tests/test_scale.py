@@ -13,27 +13,28 @@ import scale_ranks
 from hypothesis import given, strategies as st
 
 from playground.algorithms import ALGORITHMS
-from playground.algorithms.ring import PIECE
-from playground.cli import scale as command
-from playground.measure import costs, fit, predict
-from playground.measure.costs import COSTS
-from playground.measure.model import Cost, Machine, Task, Work
-from playground.show import scale as show
+from playground.algorithms.cost_model import Cost, Counts, Machine, Task
+from playground.algorithms.pipelined_ring import PIECE
+from playground.runtime import UsageError
 from playground.testing import World
+from playground.tools.scale import command, fit, predict, report as show, settings
+from playground.tools.scale.predict import COSTS
+from playground.tools.scale.results import Point, Sample
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
 SIZES = (4, 20, 1000)
-IN_PIECES = ("ring", 5 * 2**20)
+IN_PIECES = ("pipelined-ring", 5 * 2**20)
 CLUSTER = Machine(5e-6, 4e-11, 1e-11)
 BY_HAND = ("--alpha", "5e-6", "--beta", "4e-11")
 names = st.sampled_from(sorted(COSTS))
-prices = st.floats(1e-12, 1e-3)
+seconds = st.floats(1e-12, 1e-3)
 
 
 def test_every_algorithm_has_its_cost() -> None:
     assert set(COSTS) == set(show.SHORT) == set(ALGORITHMS) - {"auto"}
-    assert costs.PIECE == PIECE
+    assert len(set(show.SHORT.values())) == len(COSTS)
+    assert max(map(len, show.SHORT.values())) <= len("tutorial")
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8])
@@ -49,15 +50,24 @@ def test_costs_are_those_of_the_messages_really_sent(size: int, world: Worlds) -
             assert COSTS[name](Task(size, nbytes)).between.messages == took, name
 
 
+def test_pieces_cost_messages_and_hide_additions() -> None:
+    """Up to one piece per chunk, the two rings are the same."""
+    for nbytes, pieces in ((4 * PIECE, 1), (8 * PIECE, 2)):
+        plain, tuned = (COSTS[name](Task(4, nbytes)).between for name in ("ring", "pipelined-ring"))
+        assert (tuned.messages, tuned.bytes) == (pieces * plain.messages, plain.bytes)
+        assert (tuned == plain) == (pieces == 1)
+        assert tuned.added <= plain.added
+
+
 def test_the_time_is_the_path_or_a_core_s_share_of_all_work() -> None:
-    cost = Cost(between=Work(2, 100, 10), inside=Work(1, 50, 0), total=Work(20, 1000, 100))
+    cost = Cost(between=Counts(2, 100, 10), inside=Counts(1, 50, 0), total=Counts(20, 1000, 100))
     cluster = Machine(1, 0.1, 0.01, inner_alpha=0.5, inner_beta=0.02)
     assert cluster.seconds(cost) == pytest.approx(2 + 10 + 0.1 + 0.5 + 1)
     assert Machine(1, 0.1, 0.01, cores=2).seconds(cost) == pytest.approx((20 + 100 + 1) / 2)
     assert Machine(1, 0.1, 0.01, cores=64).seconds(cost) == pytest.approx(2 + 10 + 0.1)
 
 
-@given(names, st.integers(2, 300), st.integers(1, 2**20), st.integers(0, 2**20), prices, prices)
+@given(names, st.integers(2, 300), st.integers(1, 2**20), st.integers(0, 2**20), seconds, seconds)
 def test_more_bytes_never_take_less(name: str, size: int, few: int, more: int, alpha: float, beta: float) -> None:
     """With adding for free: a tensor in one more piece may, by hiding the additions, be faster."""
     for machine in (Machine(alpha, beta), Machine(alpha, beta, cores=2)):
@@ -96,29 +106,29 @@ def test_messages_between_three_nodes_of_four(name: str, between: int) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2, 64])
-def test_the_fit_finds_the_prices_that_are_there(cores: int) -> None:
+def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
     samples = [
-        fit.Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
+        Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
         for name in COSTS for size in (2, 4) for nbytes in fit.FITTED_SIZES
     ]  # fmt: skip
     found = fit.fit(samples, cores)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
-    assert fit.error(found, fit.Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)) == pytest.approx(1)
+    assert fit.error(found, Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)) == pytest.approx(1)
 
 
-def test_no_price_is_negative() -> None:
-    works = [Work(1, 0, 0), Work(1, 100, 1), Work(1, 200, 5)]
+def test_no_parameter_is_negative() -> None:
+    works = [Counts(1, 0, 0), Counts(1, 100, 1), Counts(1, 200, 5)]
     assert min(fit.least_squares(works, [1.0, 0.5, 0.25])) >= 0
 
 
 def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     key, other = ("ring", 2, 4), ("ring", 1, 4)
     rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
-    assert fit.samples_of(rounds) == [fit.Sample(*key, 4.0), fit.Sample(*other, 1.0)]
+    assert fit.samples_of(rounds) == [Sample(*key, 4.0), Sample(*other, 1.0)]
 
 
-@pytest.mark.parametrize("size", range(command.LEAST, command.MOST + 1))
+@pytest.mark.parametrize("size", range(settings.MIN_RANKS, settings.MAX_RANKS + 1))
 def test_what_is_held_out_is_not_fitted(size: int) -> None:
     fitted, held_out = fit.groups(size)
     assert fitted
@@ -128,24 +138,25 @@ def test_what_is_held_out_is_not_fitted(size: int) -> None:
 
 
 def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
-    rows = {(row["size"], row["world_size"]): row for row in predict.predictions(CLUSTER, predict.CLUSTER)}
-    assert rows[4, 65536]["winner"] == rows[1024, 64]["winner"] == "recursive-doubling"
-    assert rows[2**20, 1024]["winner"] == "halving-doubling"
-    dear_adding = predict.predictions(Machine(1e-6, 1e-10, 1e-10), [8])
-    assert dear_adding[-1]["winner"] == "ring"
-    assert all(row["seconds"][row["winner"]] == min(row["seconds"].values()) for row in rows.values())
+    rows = {(row.size, row.world_size): row for row in predict.predictions(CLUSTER, predict.CLUSTER)}
+    assert rows[4, 65536].winner == rows[1024, 64].winner == "recursive-doubling"
+    assert rows[2**20, 1024].winner == "halving-doubling"
+    slow_adding = predict.predictions(Machine(1e-6, 1e-10, 1e-10), [8])
+    assert slow_adding[-1].winner == "pipelined-ring"
+    assert slow_adding[-1].seconds["ring"] < slow_adding[-1].seconds["halving-doubling"] * 1.01
+    assert all(row.seconds[row.winner] == min(row.seconds.values()) for row in rows.values())
     assert {size for size, _ in rows} >= {4, 2**30}
 
 
-def test_prices_by_hand(run_cli: Run) -> None:
+def test_a_cluster_by_hand(run_cli: Run) -> None:
     shown = run_cli("scale", *BY_HAND, "--gamma", "1e-11")
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
     assert lines[:4] == [
         "scale: a cluster, as given",
-        "  alpha 5 us a message",
-        "  beta 0.04 ns a byte (25 GB/s)",
-        "  gamma 0.01 ns a byte (100 GB/s) added or copied",
+        "  alpha 5 us per message",
+        "  beta 0.04 ns per byte (25 GB/s)",
+        "  gamma 0.01 ns per byte (100 GB/s) added or copied",
     ]
     assert lines[6].split()[::2] == ["2", "16", "128", "1,024", "8,192", "65,536"]
     assert lines[7].split()[:5] == ["4", "B", "doubling", "5", "us"]
@@ -178,10 +189,44 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [abs(point["error"]) for point in points if not point["fitted"]]
     assert document["fit"]["worst_error"] == max(errors)
     assert {row["world_size"] for row in document["predictions"]["host"]} == set(predict.HOST)
-    errors_text = show.errors_text([point for point in points if not point["fitted"]])
-    assert errors_text in show.measured_text(
-        document["parameters"], [point for point in points if not point["fitted"]], *document["predictions"].values()
-    )
+    assert document["fit"]["median_error"] <= max(errors)
+    assert {row["world_size"] for row in document["predictions"]["cluster"]} == set(predict.CLUSTER)
+
+
+def test_a_measured_host_as_text() -> None:
+    """What the model is told by its own predictions, it predicts; all of it is shown."""
+    true = Machine(8e-5, 2.5e-10, 3e-10, 2)
+    plan = fit.plan_for(8, 0.0)
+    samples = [
+        Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
+        for name in plan.names for part in (plan.fitted, plan.held_out) for size in part for nbytes in part[size]
+    ]  # fmt: skip
+    result = fit.evaluate(samples, plan, cores=2)
+    assert result.fit is not None
+    assert result.fit.worst_error < 1e-6
+    assert {(point.size, point.fitted) for point in result.fit.points} == {(2, True), (4, True), (3, False), (8, False)}
+    text = show.result_text(result)
+    for part in (
+        show.machine_text(result.parameters), show.errors_text(result.fit.unseen), "all ranks on its 2 cores",
+        show.winners_text(result.predictions.host or []), show.winners_text(result.predictions.cluster), show.legend(),
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_errors_by_algorithm() -> None:
+    points = [Point("ring", 3, 4, 1.0, error, False) for error in (0.1, -0.3, 0.2)]
+    assert show.errors_text([*points, Point("all-to-all", 3, 4, 1.0, 0.5, False)]).splitlines() == [
+        "  algorithm   median error  worst error",
+        "  ring        20%           30%",
+        "  all-to-all  50%           50%",
+        "  all         25%           50%",
+    ]
+
+
+@pytest.mark.parametrize(("size", "local"), [(3, 3), (17, 17), (8, 4)])
+def test_what_cannot_be_measured(size: int, local: int) -> None:
+    with pytest.raises(UsageError, match="measuring takes 4 to 16 on one host"):
+        settings.ScaleSettings().check_measurable(size, local)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,21 @@ import pytest
 import ranks
 import torch
 
-from playground.lessons import run_training
-from playground.runtime import Impossible, RankFailed
+from playground.lessons import LESSONS
+from playground.runtime import RankFailed, UsageError
+from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.data import Images
+from playground.training.grad_syncs import RUNGS
 from playground.training.net import Net
-from playground.training.rungs import RUNGS
+from playground.training.results import Epoch, TrainingResult
+from playground.training.runner import run_training
+from playground.training.settings import TrainingSettings
 
 Worlds = Callable[..., World]
 SYNCS = [*RUNGS, "ddp"]
+BY_HAND = remote("playground.training.loop:train_by_hand")
+WITH_DDP = remote("playground.training.loop:train_with_ddp")
 
 
 def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
@@ -123,57 +130,76 @@ def test_dropout_masks_differ_between_ranks_and_not_between_runs(world: Worlds, 
     assert [first, second] == world(2).run(ranks.dropout_masks, digits_folder)
 
 
-def settings(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {"folder": folder, "limit": 500, "epochs": 2, "lr": 0.05, **changes}
+def train(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
+    """What a function that trains returns on every rank."""
+    settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
+    return world.run(run_training, run, settings)
 
 
 def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
     runs = {
-        sync: world(2).run(run_training, "sgd", settings(digits_folder, epochs=8, sync=sync))
-        for sync in ("flat", "per-parameter")
+        "sgd": train(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=8),
+        "flat": train(world(2), BY_HAND, digits_folder, epochs=8, sync="flat"),
+        "per-parameter": train(world(2), BY_HAND, digits_folder, epochs=8, sync="per-parameter"),
+        "ddp": train(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=8),
+        "ddp, general": train(world(2), WITH_DDP, digits_folder, epochs=8),
     }
-    runs["ddp"] = world(2).run(run_training, "ddp", settings(digits_folder, epochs=8))
     for first, second in runs.values():
-        assert [without_times(epoch) for epoch in first["epochs"]] == [
-            without_times(epoch) for epoch in second["epochs"]
-        ]
-        assert first["replicas_max_difference"] == 0.0
-        assert first["epochs"][-1]["loss"] < first["epochs"][0]["loss"] - 0.05
-        assert [epoch["tested"] for epoch in first["epochs"]] == [200] * 8
-    losses = {sync: [epoch["loss"] for epoch in run[0]["epochs"]] for sync, run in runs.items()}
-    assert losses["flat"] == pytest.approx(losses["per-parameter"], rel=1e-4)
-    assert losses["flat"] == pytest.approx(losses["ddp"], rel=1e-4)
+        assert list(map(without_times, first.epochs)) == list(map(without_times, second.epochs))
+        assert first.replicas_max_difference == 0.0
+        assert first.epochs[-1].loss < first.epochs[0].loss - 0.05
+        assert [epoch.tested for epoch in first.epochs] == [200] * 8
+    losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
+    for sync in runs:
+        assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
 
 
-def without_times(epoch: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in epoch.items() if name not in ("seconds", "samples_per_second")}
+def without_times(epoch: Epoch) -> Epoch:
+    return replace(epoch, seconds=0, samples_per_second=0)
 
 
 @pytest.mark.parametrize("lesson", ["sgd", "ddp"])
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_training_in_any_world_is_reproducible(lesson: str, size: int, world: Worlds, digits_folder: Path) -> None:
     first, again = (
-        world(size).run(run_training, lesson, settings(digits_folder, limit=130, epochs=1)) for _ in range(2)
+        train(world(size), LESSONS[lesson].remote("run"), digits_folder, limit=130, epochs=1) for _ in range(2)
     )
-    assert first[0]["replicas_max_difference"] == 0.0
-    assert len(first[0]["epochs"][0]["loss_per_rank"]) == size
-    assert first[0]["epochs"][0]["loss"] == again[0]["epochs"][0]["loss"]
-    assert first[0]["epochs"][0]["test_accuracy"] == again[0]["epochs"][0]["test_accuracy"]
+    assert first[0].replicas_max_difference == 0.0
+    assert len(first[0].epochs[0].loss_per_rank) == size
+    assert without_times(first[0].epochs[0]) == without_times(again[0].epochs[0])
 
 
 def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_folder: Path) -> None:
     """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another number."""
-    [result, *_] = world(3).run(run_training, "sgd", settings(digits_folder, limit=67, epochs=1, batch_size=67))
-    epoch = result["epochs"][0]
-    weighted = sum(n * loss for n, loss in zip([23, 22, 22], epoch["loss_per_rank"], strict=True)) / 67
-    assert epoch["loss"] == pytest.approx(weighted, rel=1e-12)
+    run = LESSONS["sgd"].remote("run")
+    [result, *_] = train(world(3), run, digits_folder, limit=67, epochs=1, batch_size=67)
+    epoch = result.epochs[0]
+    weighted = sum(n * (loss or 0) for n, loss in zip([23, 22, 22], epoch.loss_per_rank, strict=True)) / 67
+    assert epoch.loss == pytest.approx(weighted, rel=1e-12)
 
 
 def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(Impossible, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
+    with pytest.raises(UsageError, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
         world(3).run(ranks.own_settings, digits_folder)
 
 
 def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="FileNotFoundError"):
-        world(2).run(run_training, "sgd", settings(tmp_path))
+        train(world(2), LESSONS["sgd"].remote("run"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
+        ({"all_reduce": "mail"}, "all_reduce 'mail' is unknown"),
+        ({"loader": "slow"}, "loader 'slow' is unknown"),
+        ({"epochs": 0}, "epochs 0: it must be at least 1"),
+        ({"accumulate": -1}, "accumulate -1"),
+        ({"lr": float("nan")}, "lr nan: it must be a finite number"),
+        ({"sync_every": 2}, "--sync-every 2 is for parameters"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_wherever_they_are_made(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainingSettings(folder=Path(), **change)

@@ -1,4 +1,4 @@
-"""`async_op`: an all-reduce that goes on while its caller does something else.
+"""`async_op`: a collective that goes on while its caller does something else.
 
 The backend's own works in threads of the backend. Ours is Python, so it has a Python thread: one, in which calls take
 their turns. Two at once would take each other's messages, and on every rank their order must be the same.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="all-reduce")
+_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collective")
 _last: Future[None] = Future()
 _last.set_result(None)
 
@@ -21,7 +21,7 @@ class Work:
         self.future = future
 
     def wait(self) -> bool:
-        """Wait until it is done. Raises what it raised."""
+        """Wait until it is done. Raises whatever the call raised."""
         self.future.result()
         return True
 
@@ -50,5 +50,5 @@ def start(call: Callable[[], None], in_thread: bool) -> Work:
 
 def finish() -> None:
     """Wait until nothing that was started is under way."""
-    if not _last.done():  # asked first, as every synchronous all-reduce comes by here
+    if not _last.done():  # asked first, as every synchronous collective comes by here
         wait([_last])

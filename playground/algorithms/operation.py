@@ -1,4 +1,4 @@
-"""What all algorithms share: `all_reduce` in place, for any tensor, operation and group, of which each is one form."""
+"""What adding is: the operations (`dist.ReduceOp`) that our algorithms have, and the types they are defined for."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.algorithms import background
-from playground.algorithms.messages import Messages
-from playground.runtime.backends import backend_of
-
 Op = dist.ReduceOp.RedOpType
 Add = Callable[[torch.Tensor, torch.Tensor], object]
 """Adds the second tensor to the first, in place, whatever adding is in this operation."""
-Algorithm = Callable[[torch.Tensor, Add, Messages], None]
-"""Leaves in a flat tensor, on every rank, the sum over all."""
 
 ADDS: dict[Any, Callable[..., torch.Tensor]] = {
     Op.SUM: torch.add,
@@ -32,46 +26,10 @@ ADDS: dict[Any, Callable[..., torch.Tensor]] = {
 BITWISE = (Op.BAND, Op.BOR, Op.BXOR)
 
 
-class AllReduce:
-    """An algorithm as a function with the signature and the meaning of `dist.all_reduce`."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        functools.update_wrapper(self, algorithm)
-        self.algorithm = algorithm
-
-    def __call__(
-        self, tensor: torch.Tensor, op: Any = Op.SUM, group: Any = None, async_op: bool = False
-    ) -> background.Work | None:
-        """Leave in `tensor`, on every rank of `group`, what `op` makes of all their tensors.
-
-        Any shape and layout, the same on every rank. A rank outside the group does nothing. With `async_op` it goes on
-        while the caller does something else, until `wait()` of what is returned. Raises `ValueError` for an operation
-        that is not defined for this type.
-        """
-        op = kind(op)
-        check(tensor.dtype, op)
-        group = group or dist.group.WORLD
-        call = functools.partial(self.run, tensor, op, group)
-        if async_op:
-            member = group != dist.GroupMember.NON_GROUP_MEMBER
-            return background.start(call, in_thread=not member or backend_of(group).allows_threads)
-        background.finish()
-        call()
-        return None
-
-    def run(self, tensor: torch.Tensor, op: Any, group: Any) -> None:
-        """Do it, here and now."""
-        if group == dist.GroupMember.NON_GROUP_MEMBER or group.size() == 1:
-            return
-        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        flat = real.contiguous().view(-1)
-        add = ADDS[op]
-        with torch.no_grad():
-            self.algorithm(flat, lambda mine, theirs: add(mine, theirs, out=mine), Messages(flat, group))
-            if op == Op.AVG:
-                flat /= group.size()
-            if flat.data_ptr() != real.data_ptr():
-                real.copy_(flat.view(real.shape))
+def adder(op: Any) -> Add:
+    """The function that adds in place, for a kind of operation."""
+    add = ADDS[op]
+    return lambda mine, theirs: add(mine, theirs, out=mine)
 
 
 def kind(op: Any) -> Any:
@@ -81,7 +39,11 @@ def kind(op: Any) -> Any:
 
 def check(dtype: torch.dtype, op: Any) -> None:
     """Raise `ValueError` unless `op` is defined for tensors of this type, and done by our algorithms."""
-    op = kind(op)
+    _check_kind(dtype, kind(op))
+
+
+@functools.cache  # as every collective asks; what is raised is not kept
+def _check_kind(dtype: torch.dtype, op: Any) -> None:
     if op not in ADDS:
         raise ValueError(f"{op} is not among the operations of our algorithms: {', '.join(each.name for each in ADDS)}")
     fractions = dtype.is_floating_point or dtype.is_complex

@@ -1,91 +1,94 @@
-"""All-reduce round a ring: each rank only ever sends to its right neighbour and receives from its left.
+"""The ring: all-reduce as a reduce-scatter, then an all-gather. Each is also a collective by itself.
 
-S is the size of the tensor in bytes, N that of the group. The tables say what a rank sends.
+The tensor is cut into N chunks, and each rank only ever sends to its right neighbour and receives from its left one.
+With four ranks, these are the chunks that they send:
+
+              reduce-scatter       all-gather
+    step      1  2  3              0  1  2
+    rank 0    3  2  1              0  3  2
+    rank 1    0  3  2              1  0  3
+    rank 2    1  0  3              2  1  0
+    rank 3    2  1  0              3  2  1
+
+Follow chunk 0 in the reduce-scatter: it leaves rank 1, every rank on its way adds its own to it, and it ends on rank 0
+as the sum of all four. So do the others: each rank ends with the sum of the chunk that has its own number. In the
+all-gather these sums go round once more, and every rank keeps what passes.
+All links are busy in every step, and a rank sends 2 (N - 1) / N * S bytes: less than two tensors, however many ranks
+there are. S is the size of the tensor in bytes, N that of the group.
+Source: Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (2009)
 """
 
 from __future__ import annotations
 
-import math
+from math import ceil
+from typing import TYPE_CHECKING
 
-import torch
+from playground.algorithms.cost_model import ELEMENT, Cost, Counts, Task
 
-from playground.algorithms.messages import Messages, Started
-from playground.algorithms.operation import Add, AllReduce
+if TYPE_CHECKING:
+    import torch
 
-PIECE = 768 * 1024
-"""Bytes, at most, of one message between CPUs: what was received is then still in a core's cache when it is added, and
-when it is sent on. Found by trying 64 KiB to 8 MiB."""
-IN_FLIGHT = 2
-"""Receives under way: while one piece is added, the next is on its way."""
+    from playground.algorithms.messages import Messages
+    from playground.algorithms.operation import Add
 
 
-@AllReduce
-def tutorial_ring(flat: torch.Tensor, add: Add, messages: Messages) -> None:
-    """N - 1 times, pass on to the right the whole tensor that came from the left, and add it.
-
-    Each rank adds in an order of its own, so that sums of floating point numbers may differ between ranks in their
-    last bits. As in https://pytorch.org/tutorials/intermediate/dist_tuto.html
-
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank >= 0 | N - 1    | (N - 1) * S |
-    """
-    left, right = (messages.rank - 1) % messages.size, (messages.rank + 1) % messages.size
-    passed_on, arrived = flat.clone(), torch.empty_like(flat)
-    for _ in range(messages.size - 1):
-        messages.exchange(send=[(passed_on, right)], receive=[(arrived, left)])
-        add(flat, arrived)
-        passed_on, arrived = arrived, passed_on
-
-
-@AllReduce
 def ring(flat: torch.Tensor, add: Add, messages: Messages) -> None:
-    """The tensor in N chunks: N - 1 steps after which each rank has one chunk's sum, N - 1 that pass the sums round.
+    """A reduce-scatter, after which rank r has the sum of chunk r, and an all-gather, after which all have all sums.
 
-    In step s, rank r sends chunk r - s and receives chunk r - s - 1, first to add it, then to keep it. A chunk travels
-    in K pieces, and a piece goes on to the right as soon as it is added: while one is added, others are on their way.
-    Beside the tensor this needs memory for two pieces.
-    Source: https://github.com/baidu-research/baidu-allreduce (2017)
-
-    | rank      | messages        | bytes               |
-    |-----------|-----------------|---------------------|
-    | rank >= 0 | 2 * (N - 1) * K | 2 * (N - 1) / N * S |
+    | rank      | messages    | bytes               |
+    |-----------|-------------|---------------------|
+    | rank >= 0 | 2 * (N - 1) | 2 * (N - 1) / N * S |
     """
+    reduce_scatter(flat, add, messages)
+    all_gather(flat, messages)
+
+
+def reduce_scatter(flat: torch.Tensor, add: Add, messages: Messages) -> None:
+    """In step s = 1, …, N - 1, rank r sends chunk r - s to the right, receives chunk r - s - 1 and adds it to its own.
+
+    All numbers are modulo N. From the second step on, what it sends is what it has just added to. What it receives last
+    is chunk r - N, which is chunk r.
+
+    | rank      | messages | bytes           |
+    |-----------|----------|-----------------|
+    | rank >= 0 | N - 1    | (N - 1) / N * S |
+    """
+    messages.phase = "reduce-scatter"
     rank, size = messages.rank, messages.size
     left, right = (rank - 1) % size, (rank + 1) % size
-    many = pieces_per_chunk(flat, size, messages.batched)
-    pieces = flat.tensor_split(size * many)
-    steps = [(rank - step - 1) % size * many for step in range(2 * (size - 1))]
-    jobs = [piece for first in steps for piece in pieces[first : first + many]]
-    adding, ahead = len(jobs) // 2, min(IN_FLIGHT, many)
-    room = flat.new_empty(ahead, pieces[0].numel())
-
-    def place(job: int) -> torch.Tensor:
-        """Where a piece is received: what is to be added beside the tensor, what is to be kept in it."""
-        return room[job % ahead, : jobs[job].numel()] if job < adding else jobs[job]
-
-    # What is sent first is this rank's own chunk; after that, job j's piece, once done, is what job j + many waits for.
-    outgoing = [*pieces[rank * many : (rank + 1) * many], *jobs]
-    under_way: list[Started] = []
-    for job in range(many):
-        receive = [(place(job), left)] if job < ahead else []
-        under_way.append(messages.start(send=[(outgoing[job], right)], receive=receive))
-    receives = under_way[:ahead]
-    for job, piece in enumerate(jobs):
-        receives[job].received()
-        if job < adding:
-            add(piece, place(job))
-        if job + ahead < len(jobs):
-            send = [(outgoing[job + many], right)] if job + many < len(jobs) else []
-            under_way.append(messages.start(send, receive=[(place(job + ahead), left)]))
-            receives.append(under_way[-1])
-    for started in under_way:
-        started.sent()
+    chunks = flat.tensor_split(size)
+    arrived = flat.new_empty(chunks[0].shape)
+    for step in range(1, size):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        theirs = arrived[: mine.numel()]
+        messages.exchange(send=[(outgoing, right)], receive=[(theirs, left)])
+        add(mine, theirs)
 
 
-def pieces_per_chunk(flat: torch.Tensor, size: int, batched: bool) -> int:
-    """K: into how many pieces the ring cuts each of its chunks."""
-    chunk = math.ceil(flat.numel() / size)
-    if batched:  # the pieces of one batch must pair up on both sides, so as many are cut as are in flight
-        return min(IN_FLIGHT, max(1, chunk))
-    return max(1, math.ceil(chunk * flat.element_size() / PIECE))
+def all_gather(flat: torch.Tensor, messages: Messages) -> None:
+    """In step s = 0, …, N - 2, rank r sends chunk r - s to the right, and receives and keeps chunk r - s - 1.
+
+    All numbers are modulo N. What it sends first is its own chunk, then always the one that has just arrived.
+
+    | rank      | messages | bytes           |
+    |-----------|----------|-----------------|
+    | rank >= 0 | N - 1    | (N - 1) / N * S |
+    """
+    messages.phase = "all-gather"
+    rank, size = messages.rank, messages.size
+    left, right = (rank - 1) % size, (rank + 1) % size
+    chunks = flat.tensor_split(size)
+    for step in range(size - 1):
+        outgoing, incoming = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        messages.exchange(send=[(outgoing, right)], receive=[(incoming, left)])
+
+
+def ring_cost(task: Task) -> Cost:
+    """2 (N - 1) steps of a chunk; beyond one node, each step waits for the link between nodes.
+
+    A chunk without elements is not sent.
+    """
+    hops, chunk = 2 * (task.size - 1), ceil(task.elements / task.size) * ELEMENT
+    sent = min(task.size, task.elements)
+    total = Counts(hops * sent, hops * task.nbytes, hops / 2 * task.nbytes)
+    return Cost.along([(Counts(hops, hops * chunk, hops / 2 * chunk), task.one_node)], total)

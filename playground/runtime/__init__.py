@@ -5,16 +5,16 @@
 """
 
 from playground.runtime.backends import device
-from playground.runtime.errors import Impossible, NeverMet, PlaygroundError, RankFailed, RanksHung
+from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout, RendezvousTimeout, UsageError
 from playground.runtime.launch import launch
 from playground.runtime.rank import report
 
 __all__ = [
-    "Impossible",
-    "NeverMet",
     "PlaygroundError",
     "RankFailed",
-    "RanksHung",
+    "RankTimeout",
+    "RendezvousTimeout",
+    "UsageError",
     "device",
     "launch",
     "report",

@@ -6,18 +6,20 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from playground.runtime import backends, host, rendezvous, server
-from playground.runtime.environment import place_from_environment
-from playground.runtime.errors import Impossible
+from playground.runtime import backends, host, server
+from playground.runtime.environment import rank_env_from
+from playground.runtime.errors import UsageError
 from playground.runtime.launch import launch
 from playground.runtime.rank import Progress
+from playground.runtime.remote import Remote
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
 
 
 class World:
     """The ranks a program runs on: new ones on this host, or, if the environment says that it is itself a rank of a
     world somebody started, the ranks of that world.
 
-    `size` None stands for `usual_size`; a world that is joined brings its own. Raises `Impossible` if there can be no
+    `size` None stands for `default_size`; a world that is joined brings its own. Raises `UsageError` if there can be no
     such world; nothing is started before `run`.
     """
 
@@ -25,36 +27,37 @@ class World:
         self,
         size: int | None,
         *,
-        usual_size: int = 2,
-        least: int = 1,
+        default_size: int = 2,
+        min_size: int = 1,
         backend: str = "gloo",
-        timeout: float = rendezvous.DEFAULT_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         init_method: str | None = None,
     ) -> None:
         self.backend, self.timeout, self.init_method = backend, timeout, init_method
-        self.place = place_from_environment(init_method=init_method)
-        self.size = self.place.size if self.place else size or usual_size
+        self.rank_env = rank_env_from(init_method=init_method)
+        self.size = self.rank_env.size if self.rank_env else size or default_size
         if size not in (None, self.size):
-            raise Impossible(f"-n {size} in a world of {self.size} ranks: leave -n out, whoever set WORLD_SIZE decides")
-        if self.size < least:
-            raise Impossible(f"a world of {self.size} is too small: this needs at least {least} ranks")
-        self.local_size = self.place.local_size if self.place else self.size
-        if self.place is None:
-            rendezvous.check_method(init_method)
-        its = backends.named(backend)
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", its.log_level)  # read when torch is imported, here or in the ranks
-        self.notice = its.check(self.local_size, joined=self.place is not None)
-        self.device = its.device_type
+            raise UsageError(f"-n {size} in a world of {self.size} ranks: leave -n out, whoever set WORLD_SIZE decides")
+        if self.size < min_size:
+            raise UsageError(f"a world of {self.size} is too small: this needs at least {min_size} ranks")
+        self.local_size = self.rank_env.local_size if self.rank_env else self.size
+        if self.rank_env is None:
+            check_method(init_method)
+        used = backends.get_backend(backend)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", used.log_level)  # before torch is imported
+        self.notice = used.check(self.local_size, joined=self.rank_env is not None)
+        self.device = used.device_type
 
-    def warm_up(self) -> None:
-        """Have the ranks' common imports begin, if they are ours to start."""
-        if self.place is None:
+    def warm_up(self, *needed: Remote | str) -> None:
+        """Have the ranks' common imports begin, with the modules that are `needed`, if they are ours to start."""
+        if self.rank_env is None:
+            server.preload(*(each.module if isinstance(each, Remote) else each for each in needed))
             server.warm_up()
 
     @property
-    def speaks(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process is the one that shows results: the parent of the ranks, or rank 0."""
-        return self.place is None or self.place.rank == 0
+        return self.rank_env is None or self.rank_env.rank == 0
 
     def __str__(self) -> str:
         threads = host.threads_per_rank(self.local_size)
@@ -63,14 +66,14 @@ class World:
 
     def run(self, fn: Callable[..., Any], *args: Any, on_report: Progress | None = None) -> list[Any]:
         """What `fn(rank, size, *args)` returned on each rank, in rank order. Raises what `launch` raises."""
-        if self.place is None:
+        if self.rank_env is None:
             return launch(
                 fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
                 init_method=self.init_method, on_report=on_report,
             )  # fmt: skip
-        from playground.runtime.join import join  # imports torch, which a launcher leaves to the fork server
+        from playground.runtime.join import join
 
         return join(
-            self.place, fn, backend=self.backend, args=args, timeout=self.timeout,
-            on_report=on_report if self.speaks else None,
+            self.rank_env, fn, backend=self.backend, args=args, timeout=self.timeout,
+            on_report=on_report if self.is_main else None,
         )  # fmt: skip

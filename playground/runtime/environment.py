@@ -6,29 +6,29 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from playground.runtime.errors import Impossible
-from playground.runtime.rendezvous import Meeting, is_loopback, take_apart
+from playground.runtime.errors import UsageError
+from playground.runtime.rendezvous import Rendezvous, is_loopback, parse_init_method
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankEnv:
     """This process's place in a world that torchrun, Slurm or a person started."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    meeting: Meeting
+    rendezvous: Rendezvous
 
 
-def place_from_environment(environ: Mapping[str, str] = os.environ, init_method: str | None = None) -> Place | None:
+def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | None = None) -> RankEnv | None:
     """The world this process was started into, or None if it is to start its own.
 
     Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `Impossible` if they contradict each other.
+    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `UsageError` if they contradict each other.
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return None
@@ -38,36 +38,36 @@ def place_from_environment(environ: Mapping[str, str] = os.environ, init_method:
     missing = [name for name in needed if name not in environ]
     if missing:
         given = ", ".join(name for name in needed if name in environ)
-        raise Impossible(
+        raise UsageError(
             f"{given} set without {', '.join(missing)}: set all of {', '.join(needed)}, or none to start a world here"
         )
-    size = whole("WORLD_SIZE", environ, 1, 2**31)
-    rank = whole("RANK", environ, 0, size)
+    size = read_integer("WORLD_SIZE", environ, 1, 2**31)
+    rank = read_integer("RANK", environ, 0, size)
     path = ""
     if init_method is None or init_method == "env://":
-        host, port = environ["MASTER_ADDR"], whole("MASTER_PORT", environ, 1, 65536)
+        host, port = environ["MASTER_ADDR"], read_integer("MASTER_PORT", environ, 1, 65536)
     else:
-        _, host, port, path = take_apart(init_method)
-    meeting = Meeting(
+        _, host, port, path = parse_init_method(init_method)
+    rendezvous = Rendezvous(
         host=host, port=port, local=not path and is_loopback(host), path=path,
         served=environ.get(SERVED_BY_TORCHRUN) != "True",
     )  # fmt: skip
     # Nobody said how many ranks share this host: all of them if they meet on loopback, else none that we know of.
-    local_size = size if meeting.local else 1
+    local_size = size if rendezvous.local else 1
     if "LOCAL_WORLD_SIZE" in environ:
-        local_size = whole("LOCAL_WORLD_SIZE", environ, 1, size + 1)
+        local_size = read_integer("LOCAL_WORLD_SIZE", environ, 1, size + 1)
     local_rank = rank % local_size
     if "LOCAL_RANK" in environ:
-        local_rank = whole("LOCAL_RANK", environ, 0, size)
-    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size, meeting=meeting)
+        local_rank = read_integer("LOCAL_RANK", environ, 0, size)
+    return RankEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size, rendezvous=rendezvous)
 
 
-def whole(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:
+def read_integer(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:
     """The environment's whole number `name`, in [low, stop)."""
     try:
         value = int(environ[name])
     except ValueError:
-        raise Impossible(f"{name}={environ[name]!r} is not a whole number") from None
+        raise UsageError(f"{name}={environ[name]!r} is not a whole number") from None
     if not low <= value < stop:
-        raise Impossible(f"{name}={value} is outside [{low}, {stop})")
+        raise UsageError(f"{name}={value} is outside [{low}, {stop})")
     return value

@@ -2,10 +2,10 @@
 
 | exit code | class          | what happened                                    |
 |-----------|----------------|--------------------------------------------------|
-| 2         | `Impossible`   | what was asked cannot be done; nothing was started |
+| 2         | `UsageError`   | what was asked cannot be done; nothing was started |
 | 1         | `RankFailed`   | a rank raised, was killed, or vanished           |
-| 1         | `RanksHung`    | a world stayed silent past its timeout           |
-| 1         | `NeverMet`     | the ranks did not find each other in time        |
+| 1         | `RankTimeout`    | a world stayed silent past its timeout           |
+| 1         | `RendezvousTimeout`     | the ranks did not find each other in time        |
 
 Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
 """
@@ -19,13 +19,13 @@ class PlaygroundError(Exception):
     exit_code = 1
 
 
-class Impossible(PlaygroundError):
+class UsageError(PlaygroundError):
     """The user asked for something that cannot be done here. One line: what was asked, the rule, what to do."""
 
     exit_code = 2
 
 
-class NeverMet(PlaygroundError):
+class RendezvousTimeout(PlaygroundError):
     """The ranks did not find each other within the timeout."""
 
 
@@ -43,14 +43,14 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        return "\n".join(filter(None, [head, self.traceback, standing(self.others)]))
+        return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others)]))
 
 
-class LostPeer(RankFailed):
+class PeerDisconnected(RankFailed):
     """A rank failed because another one hung up on it: look for the failure of that one."""
 
 
-class RanksHung(PlaygroundError):
+class RankTimeout(PlaygroundError):
     """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, str]) -> None:
@@ -63,9 +63,9 @@ class RanksHung(PlaygroundError):
             f"no sign of life for {self.timeout:g} s from {'rank' if len(self.stacks) == 1 else 'ranks'} {who} "
             f"of {self.size}: a hang, or a timeout too short for the work"
         )
-        return "\n".join([head, standing(self.stacks)])
+        return "\n".join([head, format_stacks(self.stacks)])
 
 
-def standing(stacks: dict[int, str]) -> str:
+def format_stacks(stacks: dict[int, str]) -> str:
     """Where each rank stands, one paragraph a rank."""
     return "\n".join(f"rank {rank} stands at:\n{stack.rstrip()}" for rank, stack in stacks.items())

@@ -31,7 +31,7 @@ def threads_per_rank(local_ranks: int) -> int:
     return max(1, cores() // local_ranks)
 
 
-def tuned() -> bool:
+def tuning_is_on() -> bool:
     return os.environ.get("PLAYGROUND_TUNING") != "0"
 
 
@@ -43,7 +43,7 @@ def use_batch_scheduling() -> None:
     other spins: most of what small messages cost where cores are scarce. Threads created later inherit this.
     Source: sched(7), SCHED_BATCH
     """
-    if tuned() and hasattr(os, "SCHED_BATCH"):
+    if tuning_is_on() and hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
@@ -54,7 +54,7 @@ def keep_freed_memory() -> None:
     Every step of training frees what the next one asks for. Given back, each page of it must be found and cleared
     anew: for Net and 64 images up to 850 page faults a step, a fifth of its time. Source: mallopt(3)
     """
-    if tuned() and sys.platform == "linux":
+    if tuning_is_on() and sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt:
             mallopt(M_TRIM_THRESHOLD, KEPT)
@@ -68,7 +68,7 @@ def keep_to_one_core() -> None:
     one of two cores. Where ranks cannot be shared out evenly it is left to itself: then it has to move them about. The
     threads that the backend has already started are not bound: what they do is short and urgent.
     """
-    if not tuned() or not hasattr(os, "sched_setaffinity"):
+    if not tuning_is_on() or not hasattr(os, "sched_setaffinity"):
         return
     rank, ranks, cores = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), os.sched_getaffinity(0)
     if ranks > len(cores) and ranks % len(cores) == 0:

@@ -1,4 +1,4 @@
-"""Inside a rank that the launcher started: run the function, tell the launcher how it goes, obey its orders.
+"""Inside a rank that the launcher started: run the function, tell the launcher how it goes, follow_orders its orders.
 
 | rank → launcher             | launcher → rank                                   |
 |-----------------------------|---------------------------------------------------|
@@ -24,17 +24,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from playground.runtime.errors import LostPeer, PlaygroundError, RankFailed
-from playground.runtime.rendezvous import Meeting
+from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 OURS = os.path.dirname(__file__)
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
-Progress = Callable[[int, dict[str, Any]], None]
+Event = dict[str, Any]
+"""What a rank reports: names and values of its choice."""
+Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
-_listeners: list[Callable[[dict[str, Any]], None]] = []
+_listeners: list[Callable[[Event], None]] = []
 
 
 def report(**event: Any) -> None:
@@ -43,7 +45,7 @@ def report(**event: Any) -> None:
         listener(event)
 
 
-def report_to(listener: Callable[[dict[str, Any]], None]) -> None:
+def report_to(listener: Callable[[Event], None]) -> None:
     """From now on, hand this rank's reports to `listener`."""
     _listeners[:] = [listener]
 
@@ -56,7 +58,7 @@ class Launcher:
         self.may_leave = threading.Event()
         self.one_at_a_time = threading.Lock()
         self.main_thread = threading.get_ident()
-        threading.Thread(target=self.obey, name="launcher", daemon=True).start()
+        threading.Thread(target=self.follow_orders, name="launcher", daemon=True).start()
 
     def tell(self, *message: Any) -> None:
         try:
@@ -65,7 +67,7 @@ class Launcher:
         except OSError:  # the launcher is gone
             os._exit(1)
 
-    def obey(self) -> None:
+    def follow_orders(self) -> None:
         while True:
             try:
                 order = self.line.recv()
@@ -73,11 +75,11 @@ class Launcher:
                 os._exit(1)
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
-                self.tell("stack", "".join(traceback.format_list(theirs(traceback.extract_stack(frame)))))
+                self.tell("stack", "".join(traceback.format_list(user_frames(traceback.extract_stack(frame)))))
             elif order == "leave":
                 self.may_leave.set()
 
-    def settle(self, result: Any) -> None:
+    def submit(self, result: Any) -> None:
         """Hand in the result; return when every rank has done so."""
         try:
             pickled = pickle.dumps(result)
@@ -93,7 +95,7 @@ def main(
     size: int,
     backend: str,
     pickled_work: bytes,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     listener: socket.socket | None,
     timeout: float,
 ) -> None:
@@ -107,7 +109,7 @@ def main(
         fn, args = pickle.loads(pickled_work)
         init_process(
             rank, size, fn, backend,
-            args=args, meeting=meeting, listener=listener, timeout=timeout, before_leaving=launcher.settle,
+            args=args, rendezvous=rendezvous, listener=listener, timeout=timeout, before_leaving=launcher.submit,
         )  # fmt: skip
     except BaseException as error:  # whatever it is, SystemExit included: the launcher must hear of it
         sys.stdout.flush()
@@ -121,13 +123,13 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
-    whole.stack = traceback.StackSummary.from_list(theirs(whole.stack))
+    whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack))
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
-    kind = LostPeer if LOST_PEER.search(str(error)) else RankFailed
+    kind = PeerDisconnected if LOST_PEER.search(str(error)) else RankFailed
     return kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
 
 
-def theirs(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """`stack` without what led to the user's function; all of it if it never got there."""
     ours = [i for i, frame in enumerate(stack) if os.path.dirname(frame.filename) == OURS]
     below = stack[ours[-1] + 1 :] if ours else stack

@@ -67,7 +67,7 @@ def leave_if_imported() -> None:
         os._exit(UNGUARDED)
 
 
-def dismiss() -> None:
+def release() -> None:
     """End the server at once. It ends by itself when it finds this process gone, but in the midst of its imports it
     would find that late."""
     if "forkserver" not in mp.get_all_start_methods():

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from playground.runtime.backends import Backend
-from playground.runtime.errors import Impossible, LostPeer, PlaygroundError, RankFailed, RanksHung
-from playground.runtime.rank import Progress
+from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.rank import Event, Progress
 from playground.runtime.server import UNGUARDED
 
 START_LIMIT = 300.0
@@ -45,7 +45,7 @@ class Rank:
     failed_at: float = 0.0
     vanished: bool = False
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> Event | None:
         """Take in one message; return the event if it is a report."""
         kind, *content = self.line.recv()
         if kind == "up":
@@ -69,16 +69,16 @@ class Rank:
         self.process.join(GRACE)
         code = self.process.exitcode
         if code == UNGUARDED:
-            self.fail(Impossible("ranks import this script: put its launch() under if __name__ == '__main__':"))
+            self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
         else:
-            self.fail(RankFailed(self.number, self.size, how_it_ended(code, self.backend)))
+            self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
     def order(self, word: str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(word)
 
 
-def how_it_ended(code: int | None, backend: Backend) -> str:
+def describe_exit(code: int | None, backend: Backend) -> str:
     """The end of a process that was not told to end, in words."""
     if code is None:
         return "hung up on its launcher but is still there"
@@ -95,7 +95,7 @@ def watch(ranks: list[Rank], timeout: float, on_report: Progress) -> None:
     limit = START_LIMIT
     while not all(rank.result for rank in ranks):
         if not listen(ranks, limit, on_report):
-            raise RanksHung(len(ranks), limit, where(ranks))
+            raise RankTimeout(len(ranks), limit, collect_stacks(ranks))
         if any(rank.failure for rank in ranks):
             raise first_failure(ranks)
         limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
@@ -106,14 +106,17 @@ def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
     lines: dict[Any, Rank] = {rank.line: rank for rank in ranks if not rank.vanished}
     ends: dict[Any, Rank] = {rank.process.sentinel: rank for rank in ranks if not rank.vanished}
     ready = wait([*lines, *ends], seconds)
+    events: list[tuple[int, Event]] = []
     for line in lines.keys() & set(ready):
         rank = lines[line]
         try:
             while rank.line.poll():
-                if event := rank.hear():
-                    on_report(rank.number, event)
+                if event := rank.receive():
+                    events.append((rank.number, event))
         except (EOFError, OSError):
             rank.vanish()
+    for number, event in events:  # not above: what it raises (a closed stdout, say) is not the rank's doing
+        on_report(number, event)
     for end in ends.keys() & set(ready):
         if not ends[end].vanished:
             ends[end].vanish()
@@ -130,15 +133,17 @@ def first_failure(ranks: list[Rank]) -> PlaygroundError:
     while (left := end - time.monotonic()) > 0 and not any(rank.vanished for rank in ranks):
         listen(ranks, left, ignore)
     failed = [rank for rank in ranks if rank.failure]
-    first = min(failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, LostPeer), rank.failed_at))
+    first = min(
+        failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
+    )
     assert first.failure
     if isinstance(first.failure, RankFailed) and TIMED_OUT.search(first.failure.traceback):
         # It waited for somebody: the reader wants to know what the others were doing instead.
-        first.failure.others = where([rank for rank in ranks if not rank.failure])
+        first.failure.others = collect_stacks([rank for rank in ranks if not rank.failure])
     return first.failure
 
 
-def where(ranks: list[Rank]) -> dict[int, str]:
+def collect_stacks(ranks: list[Rank]) -> dict[int, str]:
     """Where each unfinished rank stands: its Python stack."""
     asked = [rank for rank in ranks if rank.result is None and not rank.vanished]
     for rank in asked:
@@ -149,11 +154,11 @@ def where(ranks: list[Rank]) -> dict[int, str]:
     return {rank.number: rank.stack for rank in asked}
 
 
-def ignore(rank: int, event: dict[str, Any]) -> None:
+def ignore(rank: int, event: Event) -> None:
     """A report that comes too late to matter."""
 
 
-def dismiss(ranks: list[Rank]) -> None:
+def release(ranks: list[Rank]) -> None:
     """Let the ranks go, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
     for rank in ranks:
         rank.order("leave")
@@ -165,10 +170,10 @@ def dismiss(ranks: list[Rank]) -> None:
         if not ready:
             # rank 0 waits for the others: if one of them is still there, it is that one
             last = max(staying.values(), key=lambda rank: rank.number)
-            raise not_clean(last, f"still there after {LEAVE_LIMIT:g} s")
+            raise unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
         for line in lines.keys() & set(ready):
             try:
-                lines[line].hear()
+                lines[line].receive()
             except (EOFError, OSError):  # it is about to end
                 del lines[line]
             else:
@@ -178,10 +183,10 @@ def dismiss(ranks: list[Rank]) -> None:
             rank = staying.pop(sentinel)
             rank.process.join()
             if rank.process.exitcode != 0:
-                raise not_clean(rank, how_it_ended(rank.process.exitcode, rank.backend))
+                raise unclean_exit(rank, describe_exit(rank.process.exitcode, rank.backend))
 
 
-def not_clean(rank: Rank, how: str) -> RankFailed:
+def unclean_exit(rank: Rank, how: str) -> RankFailed:
     return RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Meeting, await_everyone, connect, leave_last_if_serving
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, await_everyone, connect, leave_together
 
 
 def init_process(
@@ -23,7 +23,7 @@ def init_process(
     backend: str = "gloo",
     *,
     args: tuple[Any, ...] = (),
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     listener: socket.socket | None = None,
     local_rank: int | None = None,
     local_size: int | None = None,
@@ -39,7 +39,7 @@ def init_process(
     `fn` raises, the group is left as it is: destroying it beside a peer that is still waiting can itself hang
     (pytorch/torchtitan#1342), so whoever started this process must end it.
 
-    Raises `NeverMet` if the ranks do not find each other in time, `RankFailed` if the backend then fails.
+    Raises `RendezvousTimeout` if the ranks do not find each other in time, `RankFailed` if the backend then fails.
     """
     local_rank = rank if local_rank is None else local_rank
     local_size = size if local_size is None else local_size
@@ -48,20 +48,20 @@ def init_process(
     os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_size))
     host.use_batch_scheduling()
     host.keep_freed_memory()
-    its = backends.named(backend)
-    device = its.claim_device(local_rank, local_size, joined)
-    patience = timedelta(seconds=timeout)
-    store = connect(meeting, listener, rank, size, patience)
-    await_everyone(store, meeting, rank, size, patience)
+    used = backends.get_backend(backend)
+    device = used.claim_device(local_rank, local_size, joined)
+    limit = timedelta(seconds=timeout)
+    store = connect(rendezvous, listener, rank, size, limit)
+    await_everyone(store, rendezvous, rank, size, limit)
     try:
         dist.init_process_group(
-            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=patience,
+            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=limit,
             device_id=device,
         )  # fmt: skip
     except dist.DistError as error:
-        raise RankFailed(rank, size, f"could not enter the world: {its.why_no_world(error)}") from error
+        raise RankFailed(rank, size, f"could not enter the world: {used.explain_init_failure(error)}") from error
     result = before_leaving(fn(rank, size, *args))
-    its.drain()
+    used.drain()
     dist.destroy_process_group()
-    leave_last_if_serving(store, rank, size)
+    leave_together(store, rank, size)
     return result

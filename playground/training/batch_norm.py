@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics are those of the whole batch, wherever its samples are.
+"""BatchNorm whose statistics are those of the global batch, whichever ranks its samples are on.
 
 torch's own (`torch.nn.SyncBatchNorm`) does the same, on GPUs only; this one runs wherever `dist.all_reduce` does.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html and Ioffe and Szegedy, 2015,
@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class Total(torch.autograd.Function):
+class AllReduceSum(torch.autograd.Function):
     """The sum of every rank's tensor, through which gradients flow. All ranks must call it, and its backward.
 
     Every rank goes on with this sum, so every rank's loss depends on every rank's tensor: the gradient of a tensor is
-    the sum of what all the ranks' losses have to say of the sum. (Divided by the number of ranks it is with all other
-    gradients, when they are averaged.)
+    the sum, over all ranks, of the gradients of their losses with respect to the sum. (It is divided by the number of
+    ranks when all gradients are averaged.)
     """
 
     @staticmethod
@@ -31,14 +31,14 @@ class Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return Total.apply(gradient)
+        return AllReduceSum.apply(gradient)
 
 
 class SyncBatchNorm(_BatchNorm):
     """[samples, channels, …] → the same shape, normalised by the mean and variance of all ranks' samples.
 
-    Ranks may have different numbers of samples, none too. Outside training it is BatchNorm. Raises `ValueError` if all
-    ranks together have one value a channel: then there is no variance.
+    Ranks may have different numbers of samples, or none. In eval mode it is BatchNorm. Raises `ValueError` if all ranks
+    together have only one value per channel: then there is no variance.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -49,26 +49,29 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        others = [dim for dim in range(input.dim()) if dim != 1]
-        by_channel = [-1 if dim == 1 else 1 for dim in range(input.dim())]
+        reduced = [dim for dim in range(input.dim()) if dim != 1]
+        per_channel = [-1 if dim == 1 else 1 for dim in range(input.dim())]
         values = input.to(torch.promote_types(input.dtype, torch.float32))
-        here = values.new_tensor([values.numel() // values.size(1)])
-        totals = Total.apply(torch.cat([values.sum(others), here]))
+        local_count = values.new_tensor([values.numel() // values.size(1)])
+        totals = AllReduceSum.apply(torch.cat([values.sum(reduced), local_count]))
         sums, count = totals[:-1], totals[-1]
         if count <= 1:
-            raise ValueError(f"all ranks together have {int(count)} value(s) a channel: a variance needs two")
+            raise ValueError(f"all ranks together have {int(count)} value(s) per channel: a variance needs two")
         mean = sums / count
-        # Not E[x²] - E[x]²: where the mean is large, that subtracts two large numbers, and rounding remains.
-        deviations = values - mean.view(by_channel)
-        variance = Total.apply(deviations.square().sum(others)) / count
-        self.remember(mean.detach(), (variance * count / (count - 1)).detach())
-        normalised = deviations * torch.rsqrt(variance + self.eps).view(by_channel)
+        # Not E[x²] - E[x]²: where the mean is large, that subtracts two large numbers, and only rounding is left.
+        deviations = values - mean.view(per_channel)
+        variance = AllReduceSum.apply(deviations.square().sum(reduced)) / count
+        self.update_running_stats(mean.detach(), (variance * count / (count - 1)).detach())
+        normalised = deviations * torch.rsqrt(variance + self.eps).view(per_channel)
         if self.affine:
-            normalised = normalised * self.weight.view(by_channel) + self.bias.view(by_channel)
+            normalised = normalised * self.weight.view(per_channel) + self.bias.view(per_channel)
         return normalised.to(input.dtype)
 
-    def remember(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Move the running statistics towards those of this batch, as BatchNorm does."""
+    def update_running_stats(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Move the running statistics towards those of this batch, as BatchNorm does.
+
+        `mean` and `variance` (unbiased) are [channels].
+        """
         if not self.track_running_stats:
             return
         self.num_batches_tracked += 1
@@ -77,10 +80,11 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var += step * (variance - self.running_var)
 
 
-def convert(model: nn.Module) -> nn.Module:
-    """Let every BatchNorm in `model` normalise over all ranks, and return it.
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Let every BatchNorm in `model` normalise over all ranks. Returns `model`.
 
-    A layer remains the same object, with its parameters, buffers and hooks; only the class that does its work changes.
+    Unlike with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, a layer remains the same object, with its parameters,
+    buffers and hooks; only its class changes.
     """
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from playground.runtime import device
 from playground.training.partition import DataPartitioner, Partition, share, shares
+from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
 """Of MNIST's training pixels; every image is shifted and scaled by them."""
@@ -32,8 +34,8 @@ class Images(Dataset[Batch]):
     """
 
     def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
-        self.images = mapped(folder / f"{split}-images-idx3-ubyte").unsqueeze(1)[:limit]
-        self.labels = mapped(folder / f"{split}-labels-idx1-ubyte")[:limit]
+        self.images = map_idx_file(folder / f"{split}-images-idx3-ubyte").unsqueeze(1)[:limit]
+        self.labels = map_idx_file(folder / f"{split}-labels-idx1-ubyte")[:limit]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,11 +66,13 @@ class ImagesOneByOne(Images):
         return self.transform(picture), self.labels[position].long()
 
 
-LOADERS: dict[str, type[Images]] = {"batch": Images, "per-sample": ImagesOneByOne}
-"""Ways to fetch samples."""
+def training_images(settings: TrainingSettings) -> Images:
+    """The images to train on, fetched in whole batches or, as tutorials do, one by one."""
+    kind = ImagesOneByOne if settings.loader == "per-sample" else Images
+    return kind(settings.folder, "train", settings.limit)
 
 
-def mapped(file: Path) -> torch.Tensor:
+def map_idx_file(file: Path) -> torch.Tensor:
     """The uint8 tensor an IDX file holds, mapped into memory."""
     with open(file, "rb") as stream:
         (magic,) = struct.unpack(">I", stream.read(4))
@@ -111,6 +115,21 @@ def partition_dataset(data: Dataset[Batch], batch_size: int = 128, seed: int = 1
     return loader(partition, batch_sampler=steps)
 
 
+def batches(train_set: DataLoader[Batch], batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """This rank's (images, labels, samples per rank) of every global batch, on its device.
+
+    The last is the size of the global batch, of which this is a part, divided by the number of ranks. So a sum of
+    losses divided by it is this rank's part of the mean loss: averaged over the ranks, the mean over all samples, also
+    where the parts are of different sizes, or empty.
+    """
+    here, size = device(), dist.get_world_size()
+    left = len(train_set.dataset.data)  # of the whole set, of which this rank has a part
+    for images, labels in train_set:
+        batch = min(batch_size, left)
+        left -= batch
+        yield images.to(here), labels.to(here), batch / size
+
+
 def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
     """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
     part = range(dist.get_rank(), len(data), dist.get_world_size())
@@ -119,10 +138,10 @@ def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
 
 def loader(data: Any, **batching: Any) -> DataLoader[Batch]:
     """A loader for datasets that hand out whole batches, and for those that hand out samples."""
-    return DataLoader(data, collate_fn=collated, **batching)
+    return DataLoader(data, collate_fn=collate, **batching)
 
 
-def collated(batch: Any) -> Any:
+def collate(batch: Any) -> Any:
     """A list of samples as a batch (an empty one too). What is a batch already stays as it is."""
     if not isinstance(batch, list):
         return batch

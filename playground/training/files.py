@@ -23,7 +23,7 @@ class NoData(Exception):
 
 
 @contextlib.contextmanager
-def only_one(data_dir: Path) -> Iterator[None]:
+def lock_directory(data_dir: Path) -> Iterator[None]:
     """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fresh(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
+def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
     """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`."""
     try:
         raw.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def fresh(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Pat
         raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
     try:
         yield folder
-        if checksums and (wrong := damaged(folder, checksums)):
+        if checksums and (wrong := find_damaged(folder, checksums)):
             raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
         for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
             os.replace(file, raw / file.name)
@@ -56,7 +56,7 @@ def fresh(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Pat
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
+def find_damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
     """The names under which `folder` does not hold, whole, what `checksums` promise."""
     return [name for name, checksum in checksums.items() if sha256(folder / name) != checksum]
 

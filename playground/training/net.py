@@ -1,8 +1,6 @@
-"""The models that are trained here: Net, the small convolutional network of tutorials on MNIST, and resnet18."""
+"""The models that are trained here. Their names and what else is known of them without torch: models.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,10 @@ from torch import nn
 
 
 class Net(nn.Module):
-    """Images [batch, 1, 28, 28] → log-probabilities [batch, 10]. 21,840 parameters."""
+    """The small convolutional network of tutorials on MNIST, 21,840 parameters.
+
+    Images [batch, 1, 28, 28] → log-probabilities [batch, 10].
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,3 @@ class ResNet18(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.log_softmax(self.layers(x), dim=1)
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {"net": Net, "resnet18": ResNet18}
-"""What `--model` offers."""

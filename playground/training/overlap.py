@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.training.gradients import BUCKET_CAP, AllReduce, buckets, learning
-from playground.training.sync import Sync
+from playground.training.gradients import AllReduce, buckets, trainable_parameters
+from playground.training.settings import BUCKET_CAP
+from playground.training.sync import GradSync
 
 
 class Bucket:
@@ -26,79 +27,90 @@ class Bucket:
     def __init__(self, params: Sequence[torch.Tensor]) -> None:
         lengths = [param.numel() for param in params]
         self.flat = params[0].detach().new_zeros(sum(lengths))
-        self.share = 1 / dist.get_world_size()
+        self.weight = 1 / dist.get_world_size()
         # Strided as the parameter is (channels_last, say), so that backward and optimizer walk both the same way.
         self.views = {
             param: part.as_strided(param.shape, torch.empty_like(param).stride())
             for param, part in zip(params, self.flat.split(lengths), strict=True)
         }
-        self.waiting = set(params)
+        self.missing = set(params)
+        """The parameters whose gradients are not in the bucket yet."""
 
-    def put(self, param: torch.Tensor) -> None:
-        """This rank's gradient of `param` is complete: let it be in the bucket, as its share of the mean."""
+    def add(self, param: torch.Tensor) -> None:
+        """Put this rank's gradient of `param`, which is complete, into the bucket, as its part of the mean."""
         view = self.views[param]
         if param.grad is None:
             view.zero_()
         elif param.grad is view:  # backward has added to what was there: nothing to copy
-            view *= self.share
+            view *= self.weight
         else:
-            torch.mul(param.grad, self.share, out=view)
+            torch.mul(param.grad, self.weight, out=view)
         param.grad = view
-        self.waiting.remove(param)
+        self.missing.remove(param)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.missing
+
+    def reset(self) -> None:
+        """Expect the gradients of the next backward."""
+        self.missing.update(self.views)
 
 
-class OverlappedAverage(Sync):
+class OverlappedAverage(GradSync):
     """Each backward starts the averaging, bucket by bucket; `after_backward` waits for its end.
 
-    A bucket travels as soon as its last gradient is there and all buckets before it have left: the order of messages
-    must be the same on every rank, whatever order gradients come in. What backward does not reach on this rank takes
-    part as zero.
+    A bucket leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages
+    must be the same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on
+    this rank takes part as zero.
     """
 
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: int = BUCKET_CAP) -> None:
         super().__init__(model)
         self.all_reduce = all_reduce
-        self.buckets = [Bucket(params) for params in buckets(learning(model)[::-1], bucket_cap)]
-        self.under_way: list[Any] = []
-        self.syncing = True
+        self.buckets = [Bucket(params) for params in buckets(trainable_parameters(model)[::-1], bucket_cap)]
+        self.works: list[Any] = []
+        """Of the buckets that have left, in their order: what is to be waited for."""
+        self.is_syncing = True
         for bucket in self.buckets:
             for param in bucket.views:
-                param.register_post_accumulate_grad_hook(partial(self.ready, bucket))
+                param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
 
-    def ready(self, bucket: Bucket, param: torch.Tensor) -> None:
+    def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
         """Called by backward when `param.grad` is complete."""
-        if not self.syncing:
+        if not self.is_syncing:
             return
-        if param not in bucket.waiting:
+        if param not in bucket.missing:
             raise RuntimeError("a second backward before the first one's gradients were averaged: put it under no_sync")
-        bucket.put(param)
-        while self.to_leave and not self.to_leave[0].waiting:
-            self.start()
+        bucket.add(param)
+        while self.remaining and self.remaining[0].is_ready:
+            self.start_next()
 
     @property
-    def to_leave(self) -> list[Bucket]:
-        return self.buckets[len(self.under_way) :]
+    def remaining(self) -> list[Bucket]:
+        """The buckets that have not left yet."""
+        return self.buckets[len(self.works) :]
 
-    def start(self) -> None:
-        """Let the next bucket travel."""
-        self.under_way.append(self.all_reduce(self.to_leave[0].flat, op=dist.ReduceOp.SUM, async_op=True))
+    def start_next(self) -> None:
+        """Start the all_reduce of the next bucket."""
+        self.works.append(self.all_reduce(self.remaining[0].flat, op=dist.ReduceOp.SUM, async_op=True))
 
     def after_backward(self) -> None:
         """Wait until every `param.grad` is the mean."""
-        while self.to_leave:
-            for param in list(self.to_leave[0].waiting):
-                self.to_leave[0].put(param)
-            self.start()
-        for work in self.under_way:
+        while self.remaining:
+            for param in list(self.remaining[0].missing):
+                self.remaining[0].add(param)
+            self.start_next()
+        for work in self.works:
             work.wait()
-        self.under_way.clear()
+        self.works.clear()
         for bucket in self.buckets:
-            bucket.waiting.update(bucket.views)
+            bucket.reset()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        self.syncing = False
+        self.is_syncing = False
         try:
             yield
         finally:
-            self.syncing = True
+            self.is_syncing = True

@@ -19,7 +19,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from playground.training.files import NoData, damaged, fresh, only_one, read_checksums, write_checksums
+from playground.training.files import (
+    NoData,
+    find_damaged,
+    lock_directory,
+    read_checksums,
+    replace_files,
+    write_checksums,
+)
 
 MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -54,22 +61,22 @@ def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = 
     `mirror` replaces torchvision's servers: a folder, or an http://, https:// or file:// address that holds the four
     .gz files. `say` is told what takes time. Raises `NoData`.
     """
-    if dataset != "digits" and not damaged(raw_of(data_dir, "mnist"), MNIST):
-        return Source("mnist", raw_of(data_dir, "mnist"), f"found in {data_dir}")
-    if dataset == "digits" and not damaged(raw := raw_of(data_dir, "digits"), read_checksums(raw, MNIST)):
+    if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
+        return Source("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
+    if dataset == "digits" and not find_damaged(raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)):
         return Source("digits", raw, "as asked")
-    with only_one(data_dir):
+    with lock_directory(data_dir):
         if dataset == "digits":
-            return digits(data_dir, "as asked", say)
+            return find_or_draw_digits(data_dir, "as asked", say)
         try:
-            return mnist(data_dir, mirror, say)
+            return find_or_fetch_mnist(data_dir, mirror, say)
         except NoData as error:
             if dataset == "mnist":
                 raise
-            return digits(data_dir, error.why, say)
+            return find_or_draw_digits(data_dir, error.why, say)
 
 
-def raw_of(data_dir: Path, name: str) -> Path:
+def raw_folder(data_dir: Path, name: str) -> Path:
     """Where a dataset's files lie in `data_dir`: MNIST's where torchvision puts them too."""
     return data_dir / {"mnist": "MNIST", "digits": "digits"}[name] / "raw"
 
@@ -80,10 +87,10 @@ def samples(source: Source, split: str) -> int:
         return int.from_bytes(stream.read(8)[4:], "big")
 
 
-def mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
+def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
     """MNIST, found in `data_dir` or fetched into it."""
-    raw = raw_of(data_dir, "mnist")
-    wrong = damaged(raw, MNIST)
+    raw = raw_folder(data_dir, "mnist")
+    wrong = find_damaged(raw, MNIST)
     if not wrong:
         return Source("mnist", raw, f"found in {data_dir}")
     problems = [f"{name} in {raw} is damaged" for name in wrong if (raw / name).exists()]
@@ -92,7 +99,7 @@ def mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
 
     for address in [str(raw), *([mirror] if mirror else torchvision.datasets.MNIST.mirrors)]:
         try:
-            with fresh(raw, MNIST) as folder:
+            with replace_files(raw, MNIST) as folder:
                 fetch(address, folder, torchvision.datasets.MNIST.resources)
             return Source("mnist", raw, f"from {address}")
         except (OSError, RuntimeError, EOFError, http.client.HTTPException) as error:
@@ -115,7 +122,7 @@ def fetch(address: str, folder: Path, resources: list[tuple[str, str]]) -> None:
             shutil.copyfile(local / name, folder / name)
             if not check_integrity(str(folder / name), md5):
                 raise RuntimeError(f"{name} is damaged")
-        with patience(), quiet():
+        with limit_network_waits(), silence_torchvision():
             download_and_extract_archive(f"{address.rstrip('/')}/{name}", str(folder), filename=name, md5=md5)
 
 
@@ -128,7 +135,7 @@ def folder_of(address: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def patience() -> Iterator[None]:
+def limit_network_waits() -> Iterator[None]:
     """Let no connection made here wait longer than `NETWORK_TIMEOUT`: torchvision sets no limit."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_TIMEOUT)
@@ -139,7 +146,7 @@ def patience() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_torchvision() -> Iterator[None]:
     """Keep what torchvision prints off stdout, and its bar off anything but a terminal."""
     with contextlib.ExitStack() as stack:
         out = sys.stderr if sys.stderr.isatty() else stack.enter_context(open(os.devnull, "w"))
@@ -148,15 +155,15 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> Source:
+def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> Source:
     """The generated digits, found in `data_dir` or drawn into it (`train` + `test` of them)."""
-    raw = raw_of(data_dir, "digits")
-    if damaged(raw, read_checksums(raw, MNIST)):
+    raw = raw_folder(data_dir, "digits")
+    if find_damaged(raw, read_checksums(raw, MNIST)):
         say(f"drawing {train + test:,} digits, once")
         from playground.training.digits import write_digits
 
         try:
-            with fresh(raw) as folder:
+            with replace_files(raw) as folder:
                 write_digits(folder, train, test)
                 write_checksums(folder, MNIST)
         except OSError as error:

@@ -8,16 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.runtime.agreement import check_agreed
+from playground.runtime.agreement import require_same_on_all_ranks
 from playground.training.gradients import AllReduce, average_together, buckets
 
 
 def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
     """Every rank starts from the parameters and buffers of `src`.
 
-    Raises `Impossible` on all ranks if a rank's model has other shapes: it would wait for ever, or train on garbage.
+    Raises `UsageError` on all ranks if a rank's model has other shapes: it would wait for ever, or train on garbage.
     """
-    check_agreed({name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in model.state_dict().items()})
+    require_same_on_all_ranks(
+        {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in model.state_dict().items()}
+    )
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             whole = tensor.contiguous()
@@ -43,7 +45,7 @@ def largest_difference(model: nn.Module) -> float:
     dist.broadcast(root, src=0)
     same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
     difference = (mine - root).abs().masked_fill(same_bits, 0).max()
-    return rank_by_rank(difference).max().item()
+    return all_gather_stacked(difference).max().item()
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -51,7 +53,7 @@ def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def rank_by_rank(tensor: torch.Tensor) -> torch.Tensor:
+def all_gather_stacked(tensor: torch.Tensor) -> torch.Tensor:
     """Every rank's `tensor`, of one shape on all: [rank, …]. All must call this."""
     rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, tensor)

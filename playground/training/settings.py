@@ -1,20 +1,24 @@
-"""What a training run depends on, and what of it decides how replicas stay one."""
+"""What a training run depends on: one object from the command line to the ranks. Does not import torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torch import nn
+from playground.algorithms import ALL_REDUCES
+from playground.runtime.errors import UsageError
+from playground.training.grad_syncs import GRAD_SYNCS
 
-from playground.training.gradients import ALL_REDUCES, BUCKET_CAP
-from playground.training.rungs import RUNGS
-from playground.training.sync import AverageParameters, Sync
+BUCKET_CAP = 25 * 2**20
+"""Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
+LOADERS = ("batch", "per-sample")
+"""Ways to fetch samples: whole batches, or, as tutorials do, one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a training run depends on."""
+class TrainingSettings:
+    """Raises `UsageError` for what cannot be trained with."""
 
     folder: Path
     """Holds the four data files."""
@@ -29,22 +33,61 @@ class Settings:
     momentum: float = 0.5
     seed: int = 1234
     loader: str = "batch"
-    """How samples are fetched: a key of `data.LOADERS`."""
+    """How samples are fetched: one of `LOADERS`."""
     accumulate: int = 1
     """Batches whose gradients are added up before they are averaged, for one step of the optimizer."""
-    sync: str = "flat"
-    """How sgd keeps its replicas one: a key of `rungs.RUNGS`, or "parameters"."""
-    every: int = 1
-    """After how many steps parameters are averaged, if they are."""
+    sync: str = "per-parameter"
+    """How replicas are kept equal: a name of `GRAD_SYNCS`."""
+    sync_every: int = 1
+    """After how many steps parameters are averaged, where it is parameters (local SGD)."""
     all_reduce: str = "backend"
-    """What sgd adds gradients up with: a key of `gradients.ALL_REDUCES`."""
+    """What adds gradients up: a name of `ALL_REDUCES`."""
     bucket_cap: int = BUCKET_CAP
     """Bytes after which a bucket of gradients is full."""
 
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("loader", self.loader, LOADERS),
+            ("sync", self.sync, tuple(GRAD_SYNCS)),
+            ("all_reduce", self.all_reduce, tuple(ALL_REDUCES)),
+        ):
+            if value not in choices:
+                raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
+        for name in ("epochs", "batch_size", "accumulate", "sync_every", "bucket_cap"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}: it must be at least 1")
+        for name in ("lr", "momentum"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name} {getattr(self, name)}: it must be a finite number, 0 or above")
+        if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
+            raise UsageError(
+                f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
+                f"every step"
+            )
 
-def synchronised(model: nn.Module, settings: Settings) -> Sync:
-    """What keeps the replicas of `model` one in the way that `settings` ask for."""
-    all_reduce = ALL_REDUCES[settings.all_reduce]
-    if settings.sync == "parameters":
-        return AverageParameters(model, all_reduce, settings.every)
-    return RUNGS[settings.sync](model, all_reduce, settings.bucket_cap)
+    @property
+    def is_tutorial(self) -> bool:
+        """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
+        plain = TrainingSettings(folder=self.folder)
+        return all(getattr(self, name) == getattr(plain, name) for name in ("sync", "all_reduce", "accumulate"))
+
+    def check_batch(self, size: int) -> None:
+        """Raise `UsageError` if a batch cannot be shared out among `size` ranks."""
+        if self.batch_size < size:
+            raise UsageError(
+                f"--batch-size {self.batch_size} for {size} ranks: it is for all together, so at least one each"
+            )
+
+    def check_accumulation(self, samples: int) -> None:
+        """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no step takes."""
+        batches = math.ceil(samples / self.batch_size)
+        if batches % self.accumulate:
+            divisors = ", ".join(str(number) for number in range(1, batches + 1) if batches % number == 0)
+            raise UsageError(
+                f"--accumulate {self.accumulate} does not divide the {batches} batches of an epoch: choose one of "
+                f"{divisors}, or another --batch-size or --limit"
+            )
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}

@@ -1,4 +1,4 @@
-"""What a training loop calls so that replicas stay one: at three moments of a step, on every rank."""
+"""What a training step calls so that replicas stay equal: at three moments, on every rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from playground.algorithms import load_all_reduce
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.gradients import AllReduce
 from playground.training.replicas import average_parameters
+from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 
-class Sync:
+class GradSync:
     """Does nothing by itself: the model sees to it, as DistributedDataParallel does, or each rank trains alone."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,29 +33,51 @@ class Sync:
         """`last` says that what follows is no step: a test, or the end."""
 
 
-class AverageAfterBackward(Sync):
-    """Gradients are averaged once backward is done. `average(model, *more)` does that."""
+class AverageAfterBackward(GradSync):
+    """Gradients are averaged once backward is done: `average(model, **needs)` does that."""
 
-    def __init__(self, average: Callable[..., None], model: nn.Module, *more: Any) -> None:
+    def __init__(self, average: Callable[..., None], model: nn.Module, **needs: Any) -> None:
         super().__init__(model)
-        self.average, self.more = average, more
+        self.average, self.needs = average, needs
 
     def after_backward(self) -> None:
-        self.average(self.model, *self.more)
+        self.average(self.model, **self.needs)
 
 
-class AverageParameters(Sync):
-    """Each rank steps by its own gradients; after every `every` steps, and after the last, parameters are averaged.
+class AverageParameters(GradSync):
+    """Local SGD: each rank steps by its own gradients; after every `sync_every` steps, and after the last, parameters
+    are averaged.
 
     For SGD, with momentum or without, averaging after every step is the same as averaging gradients: the step is
-    linear in them. With `every` > 1 it is not: the ranks compute gradients at places of their own.
+    linear in them. With `sync_every` > 1 it is not: the ranks compute gradients at places of their own.
     """
 
-    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, every: int = 1) -> None:
+    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1) -> None:
         super().__init__(model)
-        self.all_reduce, self.every, self.steps = all_reduce, every, 0
+        self.all_reduce, self.sync_every, self.steps = all_reduce, sync_every, 0
 
     def after_step(self, last: bool) -> None:
         self.steps += 1
-        if last or self.steps % self.every == 0:
+        if last or self.steps % self.sync_every == 0:
             average_parameters(self.model, self.all_reduce)
+
+
+def new_grad_sync(
+    name: str,
+    model: nn.Module,
+    all_reduce: AllReduce = dist.all_reduce,
+    bucket_cap: int = BUCKET_CAP,
+    sync_every: int = 1,
+) -> GradSync:
+    """The gradient synchronisation of that name for `model`, made once, before its first backward."""
+    spec = GRAD_SYNCS[name]
+    values = {"all_reduce": all_reduce, "bucket_cap": bucket_cap, "sync_every": sync_every}
+    needs = {need: values[need] for need in spec.needs}
+    code = spec.code.load()
+    return code(model, **needs) if isinstance(code, type) else AverageAfterBackward(code, model, **needs)
+
+
+def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
+    """What keeps the replicas of `model` equal in the way that `settings` ask for."""
+    all_reduce = load_all_reduce(settings.all_reduce)
+    return new_grad_sync(settings.sync, model, all_reduce, settings.bucket_cap, settings.sync_every)

@@ -12,15 +12,15 @@ from typing import Any
 from playground.runtime.backends.backend import Backend
 from playground.runtime.backends.gloo import Gloo
 from playground.runtime.backends.nccl import Nccl
-from playground.runtime.errors import Impossible
+from playground.runtime.errors import UsageError
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl())}
 
 
-def named(name: str) -> Backend:
-    """The backend of that name. Raises `Impossible` for one that is unknown."""
+def get_backend(name: str) -> Backend:
+    """The backend of that name. Raises `UsageError` for one that is unknown."""
     if name not in BACKENDS:
-        raise Impossible(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
+        raise UsageError(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
     return BACKENDS[name]
 
 
@@ -46,4 +46,4 @@ def refusal(error: Exception) -> str:
     return backend_of().refusal(error)
 
 
-__all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "named", "refusal"]
+__all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "refusal"]

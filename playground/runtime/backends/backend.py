@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class Backend:
         """What to tell the user about `local_ranks` ranks on this machine, usually nothing.
 
         `joined`: somebody else has started the ranks and may have given each of them a device of its own.
-        Raises `Impossible` for what this machine cannot do.
+        Raises `UsageError` for what this machine cannot do.
         """
         return ""
 
@@ -68,7 +68,7 @@ class Backend:
         first_line = str(error).splitlines()[0] if str(error) else ""
         return first_line if re.search("|".join(self.refusals), first_line) else ""
 
-    def why_no_world(self, error: Exception) -> str:
+    def explain_init_failure(self, error: Exception) -> str:
         """In one line, why this backend could not form a process group."""
         return str(error).strip().splitlines()[-1]
 
@@ -78,7 +78,7 @@ class Backend:
 
         return type(dist.group.WORLD._get_backend(self.device())).__name__
 
-    def libraries(self) -> dict[str, Any]:
+    def libraries(self) -> dict[str, object]:
         """Versions of what it is built on, beside torch: plain data."""
         return {}
 

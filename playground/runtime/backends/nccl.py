@@ -11,10 +11,10 @@ import ctypes
 import os
 import signal
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from playground.runtime.backends.backend import Backend
-from playground.runtime.errors import Impossible
+from playground.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -50,21 +50,21 @@ class Nccl(Backend):
         import torch
 
         if not torch.distributed.is_nccl_available():
-            raise Impossible(f"backend nccl is not part of this torch ({torch.__version__}): use --backend gloo")
+            raise UsageError(f"backend nccl is not part of this torch ({torch.__version__}): use --backend gloo")
         check_driver(torch.version.cuda)
         gpus = torch.cuda.device_count()
         if not gpus:
-            raise Impossible("backend nccl needs a GPU and this machine shows none: use --backend gloo")
+            raise UsageError("backend nccl needs a GPU and this machine shows none: use --backend gloo")
         if local_ranks <= gpus or only_nccl_can_tell(gpus, joined):
             return ""
         several = f"{gpus} GPU{'s' * (gpus > 1)}"
         version = nccl_version()
         if version < SHARES_A_GPU:
-            raise Impossible(
-                f"{local_ranks} ranks on {several}: NCCL {dotted(version)} wants a GPU for each rank "
-                f"(sharing needs {dotted(SHARES_A_GPU)}): use -n {gpus} or --backend gloo"
+            raise UsageError(
+                f"{local_ranks} ranks on {several}: NCCL {format_version(version)} wants a GPU for each rank "
+                f"(sharing needs {format_version(SHARES_A_GPU)}): use -n {gpus} or --backend gloo"
             )
-        return f"{local_ranks} ranks share {several} (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL {dotted(version)})"
+        return f"{local_ranks} ranks share {several} (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL {format_version(version)})"
 
     def claim_device(self, local_rank: int, local_ranks: int, joined: bool = False) -> torch.device:
         import torch
@@ -86,19 +86,19 @@ class Nccl(Backend):
 
         torch.cuda.synchronize()
 
-    def why_no_world(self, error: Exception) -> str:
+    def explain_init_failure(self, error: Exception) -> str:
         if any(words in str(error) for words in TWO_ON_ONE_GPU):
             return (
-                f"several ranks use one GPU, and NCCL {dotted(nccl_version())} "
+                f"several ranks use one GPU, and NCCL {format_version(nccl_version())} "
                 f"{'was told not to share it' if nccl_version() >= SHARES_A_GPU else 'cannot share it'} "
-                f"(sharing needs {dotted(SHARES_A_GPU)}): start one rank for each GPU"
+                f"(sharing needs {format_version(SHARES_A_GPU)}): start one rank for each GPU"
             )
-        return super().why_no_world(error)
+        return super().explain_init_failure(error)
 
-    def libraries(self) -> dict[str, Any]:
+    def libraries(self) -> dict[str, object]:
         import torch
 
-        return {"cuda": torch.version.cuda, "nccl": dotted(nccl_version()), "driver": driver_version()}
+        return {"cuda": torch.version.cuda, "nccl": format_version(nccl_version()), "driver": driver_version()}
 
     def hardware(self) -> str:
         """The GPU's name and, since two of them may have one name, its UUID."""
@@ -114,16 +114,16 @@ def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
 
 
 def check_driver(built_for: str | None) -> None:
-    """Raise `Impossible` if the GPU's driver is too old for the CUDA that torch was built for ("13.2").
+    """Raise `UsageError` if the GPU's driver is too old for the CUDA that torch was built for ("13.2").
 
     A driver runs programs built for its own major version or an older one.
     Source: https://docs.nvidia.com/deploy/cuda-compatibility
     """
     supported = driver_supports()
     if built_for and supported and supported[0] < int(built_for.split(".")[0]):
-        raise Impossible(
+        raise UsageError(
             f"backend nccl: this torch was built for CUDA {built_for}, and the GPU's driver only knows CUDA "
-            f"{dotted(supported)}: update the driver, install a torch built for CUDA {supported[0]}, "
+            f"{format_version(supported)}: update the driver, install a torch built for CUDA {supported[0]}, "
             f"or use --backend gloo"
         )
 
@@ -170,5 +170,5 @@ def loaded_version() -> tuple[int, ...] | None:
     return None
 
 
-def dotted(version: tuple[int, ...]) -> str:
+def format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

@@ -1,0 +1,59 @@
+"""A lesson as the command line knows it: before torch, and before any module of the lesson, is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """A row of the path. Everything else about a lesson lies in its folder."""
+
+    name: str
+    """Its command."""
+    teaches: str
+    """One line for the path."""
+    shown: str
+    """What the last line of its output says has been shown."""
+    default_size: int
+    """World size unless the user asks for another."""
+    min_size: int = 1
+    """Smallest world in which it makes sense."""
+    says: str = ""
+    """A line each rank has to say after a step that leaves it with `before` and `after`, as tutorials print it."""
+    folder: str = ""
+    """Where it lies, if its command has another name."""
+
+    @property
+    def path(self) -> str:
+        """Its folder, seen from the top of the repository."""
+        return f"playground/lessons/{self.folder or self.name.replace('-', '_')}"
+
+    def module(self, part: str = "lesson") -> str:
+        """The name of one of its modules."""
+        return f"{self.path.replace('/', '.')}.{part}"
+
+    @property
+    def has_command(self) -> bool:
+        """Whether it has a command of its own; without one it is a row of steps."""
+        return module_exists(self.module("command"))
+
+    def remote(self, function: str, part: str = "lesson") -> Remote:
+        return remote(f"{self.module(part)}:{function}")
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The functions of `lesson.py` that ranks run, in order."""
+        return rank_functions(self.module())
+
+    @property
+    def help(self) -> str:
+        """What the lesson says about itself, for click, which would fill lines that are indented as if prose."""
+        return docstrings(self.module())[""].replace("\n\n    ", "\n\n\b\n    ")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What its steps say about themselves."""
+        return docstrings(self.module())

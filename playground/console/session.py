@@ -1,0 +1,42 @@
+"""One run of a command: its world, what it says, and the document it ends with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import click
+
+from playground.console.json import to_document
+from playground.console.options import RunOptions
+from playground.runtime.entry import World
+
+
+class Session:
+    """Raises `UsageError` if there can be no such world; nothing is started before `world.run`."""
+
+    def __init__(self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1) -> None:
+        self.started = time.perf_counter()
+        self.name, self.run = name, run
+        self.world = World(
+            run.size, default_size=default_size, min_size=min_size, backend=run.backend, timeout=run.timeout,
+            init_method=run.init_method,
+        )  # fmt: skip
+
+    def say(self, text: str) -> None:
+        """Print, if this process is the one that shows results and text is wanted."""
+        if self.world.is_main and not self.run.as_json:
+            click.echo(text)
+
+    def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
+        """End with one JSON document, if that is wanted.
+
+        `steps` maps each step's name to what it gave, rank by rank; dataclasses become objects with their fields.
+        """
+        if self.run.as_json and self.world.is_main:
+            about: dict[str, object] = {
+                "lesson": self.name, "backend": self.world.backend, "device": self.world.device,
+                "world_size": self.world.size, "seconds": round(time.perf_counter() - self.started, 3),
+            }  # fmt: skip
+            rows = [{"name": name, "ranks": list(ranks)} for name, ranks in steps.items()]
+            click.echo(to_document({**about, "steps": rows, **more}))

@@ -1,0 +1,145 @@
+"""Options of commands that train: the data, and what the training depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from playground.algorithms import ALL_REDUCES
+from playground.console.options import Finite, options, pack_options
+from playground.runtime.errors import UsageError
+from playground.training import prepare
+from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.settings import LOADERS, TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Which data to train on, and where it lies or is to be had."""
+
+    dataset: str
+    data_dir: Path
+    mirror: str | None
+    limit: int | None
+
+
+data_options = pack_options(
+    "data", DataOptions,
+    click.option(
+        "--dataset", type=click.Choice(prepare.DATASETS), default="auto", show_default=True,
+        help="auto: MNIST if it is here or can be downloaded, else generated digits.",
+    ),
+    click.option(
+        "--data-dir", type=click.Path(path_type=Path), default=prepare.default_data_dir, envvar="PLAYGROUND_DATA_DIR",
+        show_default="~/.cache/playground", help="Where the data lies or is to be put.",
+    ),
+    click.option(
+        "--mirror", envvar="PLAYGROUND_MNIST_MIRROR", metavar="URL",
+        help="Folder or address (file://, http://, https://) with MNIST's four .gz files.",
+    ),
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Train on the first N samples only."),
+)  # fmt: skip
+"""Gives a command the argument `data`: its `DataOptions`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What a training run depends on, beside the data and the synchronisation: fields of `TrainingSettings`."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    accumulate: int
+    loader: str
+
+
+training_options = pack_options(
+    "training", TrainingOptions,
+    click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data."),
+    click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True, help="Of all ranks together."),
+    click.option("--lr", type=Finite(0), default=0.01, show_default=True, help="Learning rate."),
+    click.option("--momentum", type=Finite(0), default=0.5, show_default=True, help="Momentum of SGD."),
+    click.option(
+        "--accumulate", type=click.IntRange(1), default=1, show_default=True, metavar="K",
+        help="Add up the gradients of K batches before they are averaged, for one step.",
+    ),
+    click.option(
+        "--loader", type=click.Choice(LOADERS), default=LOADERS[0], show_default=True,
+        help="Fetch whole batches, or, as tutorials do, sample by sample.",
+    ),
+)  # fmt: skip
+"""Gives a command the argument `training`: its `TrainingOptions`."""
+all_reduce_option = click.option(
+    "--all-reduce", type=click.Choice(ALL_REDUCES), default=ALL_REDUCES[0], show_default=True,
+    help="What adds gradients up: the backend's own or one of ours.",
+)  # fmt: skip
+
+
+def bucket_cap_option(megabytes: float | None, shown: str | bool = True) -> Any:
+    """The option, with a default in megabytes."""
+    return click.option(
+        "--bucket-cap-mb", type=Finite(0, 1e6, min_open=True), default=megabytes, show_default=shown, metavar="MB",
+        help="A bucket of gradients is full once it holds so much.",
+    )  # fmt: skip
+
+
+sync_options = options(
+    click.option(
+        "--sync", type=click.Choice(tuple(GRAD_SYNCS)), default="per-parameter", show_default=True,
+        help="How gradients are averaged; or parameters, after steps that each rank takes alone (local SGD).",
+    ),
+    click.option(
+        "--sync-every", type=click.IntRange(1), default=1, show_default=True, metavar="STEPS",
+        help="With --sync parameters: average after so many steps.",
+    ),
+    all_reduce_option,
+    bucket_cap_option(25.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """The data, ready on this host."""
+
+    folder: Path
+    name: str
+    """mnist or digits."""
+    limit: int | None
+    train: int
+    """Samples to train on."""
+    test: int
+    why: str
+    """How it came here, or why it is not the one wished for."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
+
+    def settings(self, asked: TrainingSettings) -> TrainingSettings:
+        """What was asked for, on this data."""
+        return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """As JSON shows it."""
+        return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
+
+
+def prepare_data(asked: DataOptions) -> PreparedData:
+    """Get the data onto this host. Raises `NoData`, and `UsageError` for a limit beyond it."""
+    source = prepare.prepare(asked.dataset, asked.data_dir, asked.mirror, say=lambda line: click.echo(line, err=True))
+    train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
+    if asked.limit and asked.limit > train:
+        raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
+    return PreparedData(
+        folder=source.folder, name=source.name, limit=asked.limit, train=asked.limit or train, test=test,
+        why=source.why,
+    )  # fmt: skip
+
+
+def bytes_of(megabytes: float) -> int:
+    """DistributedDataParallel's bucket_cap_mb counts 2^20 bytes as a megabyte, and so does ours."""
+    return max(1, int(megabytes * 2**20))

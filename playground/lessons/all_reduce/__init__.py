@@ -1,0 +1,1 @@
+"""All-reduce by hand, message by message."""

@@ -1,0 +1,1 @@
+"""DataParallel by its parts: one process, many devices."""

@@ -1,0 +1,1 @@
+"""DistributedDataParallel, used and taken apart."""

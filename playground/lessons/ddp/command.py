@@ -1,0 +1,151 @@
+"""The command `ddp`: training with DistributedDataParallel, or the lab that takes it apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import click
+from click.core import ParameterSource
+
+from playground.console.names import ALL, names_option, select_names
+from playground.console.options import Finite, RunOptions, pack_options, run_options
+from playground.console.session import Session
+from playground.console.training import train_and_show
+from playground.console.training_options import (
+    DataOptions,
+    TrainingOptions,
+    data_options,
+    prepare_data,
+    training_options,
+)
+from playground.lessons import LESSONS
+from playground.lessons.ddp.hooks_table import BASELINE, HOOKS
+from playground.lessons.ddp.parts import PARTS
+from playground.lessons.ddp.report import part_text
+from playground.lessons.ddp.settings import LabSettings
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import remote
+from playground.training.models import MODELS
+from playground.training.settings import TrainingSettings
+
+LESSON = LESSONS["ddp"]
+TRAIN = remote("playground.training.loop:train_with_ddp")
+RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
+MODEL, STEPS, ACCUMULATED = "net", 5, 4
+"""The lab's defaults."""
+FOR_TRAINING = ("epochs", "loader")
+"""Options that the lab does without."""
+cap_type = Finite(0, 1e6, min_open=True)
+
+
+def read_caps(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """Numbers with commas between them, each once."""
+    words = dict.fromkeys(text.split(",")) if text is not None else ()
+    return tuple(cap_type.convert(word.strip(), param, ctx) for word in words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabOptions:
+    """What the lab is asked for. Where every value is empty, nobody asks for the lab."""
+
+    lab: bool
+    only: tuple[str, ...]
+    model: str | None
+    bucket_caps: tuple[float, ...]
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    comm_hooks: tuple[str, ...]
+    steps: int | None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts to run, in the order of the lab."""
+        return tuple(name for name in PARTS if name in (self.only or PARTS))
+
+    def settings(self, training: TrainingSettings) -> LabSettings:
+        """The lab that is asked for, with that training."""
+        words = self.comm_hooks or (ALL,)
+        return LabSettings(
+            training=training, parts=self.parts, model=self.model or MODEL, caps=self.bucket_caps,
+            static_graph=self.static_graph, gradient_as_bucket_view=self.gradient_as_bucket_view,
+            hooks=select_names(tuple(HOOKS), (BASELINE, *words)),
+            required=tuple(name for name in words if name in HOOKS), steps=self.steps or STEPS,
+        )  # fmt: skip
+
+
+lab_options = pack_options(
+    "asked", LabOptions,
+    click.option("--lab", is_flag=True, help="Take DDP apart instead of training. So does every option below."),
+    click.option("--only", type=click.Choice(tuple(PARTS)), multiple=True, help="Only this part; may be repeated."),
+    click.option("--model", type=click.Choice(tuple(MODELS)), show_default=MODEL, help="What is trained in the lab."),
+    click.option(
+        "--bucket-cap-mb", "bucket_caps", callback=read_caps, metavar="MB,…", show_default="by model",
+        help="Sizes of buckets to compare; the last one holds for the other parts.",
+    ),
+    click.option("--static-graph", is_flag=True, help="In buckets: tell DDP that every backward is the same."),
+    click.option("--gradient-as-bucket-view", is_flag=True, help="In buckets: let gradients be views of buckets."),
+    names_option(
+        "--comm-hook", "comm_hooks", known=tuple(HOOKS), default=(ALL,),
+        help=f"Hooks to compare in hooks ({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), "
+        f"by name",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(1), show_default=str(STEPS),
+        help="Steps to time in buckets, and to train with each hook in hooks.",
+    ),
+)  # fmt: skip
+"""Gives a command the argument `asked`: its `LabOptions`."""
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options
+@training_options
+@data_options
+@lab_options
+@click.pass_context
+def command(
+    ctx: click.Context, /, run: RunOptions, training: TrainingOptions, data: DataOptions, asked: LabOptions
+) -> None:
+    if not any(vars(asked).values()):
+        train_and_show(LESSON, TRAIN, run, data, training)
+        return
+    check_given(ctx, asked.parts)
+    if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:
+        training = replace(training, accumulate=ACCUMULATED)
+    run_and_show_lab(run, data, training, asked)
+
+
+def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
+    """Raise `UsageError` for an option that changes nothing in what is asked for."""
+    given = {
+        param.name: param.opts[0]
+        for param in ctx.command.params
+        if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    }
+    for name, option in given.items():
+        if name in FOR_TRAINING:
+            raise UsageError(f"{option} is for training, the lab does without: leave it out")
+        meant = [part.name for part in PARTS.values() if name in part.options]
+        if meant and not set(meant) & set(parts):
+            raise UsageError(f"{option} changes nothing in {' and '.join(parts)}: it is for {', '.join(meant)}")
+
+
+def run_and_show_lab(run: RunOptions, data: DataOptions, training: TrainingOptions, asked: LabOptions) -> None:
+    """Run the parts of the lab and show what each found."""
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world = session.world
+    settings = asked.settings(TrainingSettings(folder=data.data_dir, limit=data.limit, seed=run.seed, **vars(training)))
+    settings.check_batch(world.size)
+    parts = [PARTS[name] for name in settings.parts]
+    hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
+    world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *MODELS[settings.model].preload)
+    prepared = prepare_data(data)
+    settings = replace(settings, training=prepared.settings(settings.training))
+    session.say(f"{LESSON.name}: {world}, {prepared}; the lab, on {settings.model}")
+    by_rank = world.run(RUN_LAB, settings)
+    by_part = dict(zip(settings.parts, zip(*by_rank, strict=True), strict=True))
+    for part in parts:
+        session.say(part_text(part, by_part[part.name]))
+    session.say(f"\nShown: {', '.join(part.shown for part in parts)}.")
+    session.print_document(by_part, dataset=prepared.summary, lab=settings.document)

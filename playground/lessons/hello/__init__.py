@@ -1,0 +1,1 @@
+"""N processes become one world."""

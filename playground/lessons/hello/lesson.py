@@ -1,0 +1,51 @@
+"""Hello: N processes become one world, and each learns who it is.
+
+Terms: the *world size* is the number of processes, a *rank* is a process's number in it, 0 … N-1. The *backend* moves
+the data (gloo on CPU, nccl on GPUs). A *process group* is the set of ranks that talk; at first there is one, the
+world. The *master* is the place where the ranks find each other. On several hosts the *local rank* counts within a
+host: rank = node rank x ranks per node + local rank.
+
+    python -m playground hello -n 4
+    python -m playground hello -n 4 --init-method env://
+    torchrun --nproc-per-node 4 -m playground hello
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from playground.runtime import device
+from playground.runtime.backends import backend_of
+
+
+def who_am_i(rank: int, size: int) -> dict[str, object]:
+    """Everything a rank knows about itself. `heard_from` is the proof that the world is one: all ranks it met.
+
+    `implementation` is the class behind the backend's name (for nccl, torch has two); `ranks_there` says how many ranks
+    share this rank's hardware: the GPU, or the CPUs of its host.
+    """
+    backend = backend_of()
+    mine = (socket.gethostname(), backend.hardware())
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, (rank, mine))
+    return {
+        "rank": dist.get_rank(),
+        "size": dist.get_world_size(),
+        "local_rank": dist.get_node_local_rank(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device()),
+        "threads": torch.get_num_threads(),
+        "backend": dist.get_backend(),
+        "torch": str(torch.__version__),  # plain data: torch has a class of its own for this
+        "implementation": backend.implementation(),
+        **backend.libraries(),
+        "hardware": backend.hardware() or "CPU",
+        "ranks_there": sum(there == mine for _, there in everyone),
+        "heard_from": [other for other, _ in everyone],
+    }

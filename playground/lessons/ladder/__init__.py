@@ -1,0 +1,1 @@
+"""From average_gradients to DistributedDataParallel, rung by rung."""

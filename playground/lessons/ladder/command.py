@@ -1,0 +1,103 @@
+"""The command `ladder`: every rung and DistributedDataParallel, measured side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from playground.console import plots
+from playground.console.options import RunOptions, options, plot_option, run_options
+from playground.console.progress import TrainingProgress
+from playground.console.session import Session
+from playground.console.training_options import (
+    DataOptions,
+    all_reduce_option,
+    bucket_cap_option,
+    bytes_of,
+    data_options,
+    prepare_data,
+)
+from playground.lessons import LESSONS
+from playground.lessons.ladder import report
+from playground.lessons.ladder.results import LadderResult, agreement
+from playground.lessons.ladder.settings import CANDIDATES, LadderSettings
+from playground.measurement import environment
+from playground.runtime.entry import World
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import remote
+from playground.training.models import MODELS
+
+LESSON = LESSONS["ladder"]
+RUN = remote("playground.lessons.ladder.lesson:run")
+COPIES = 6 * len(CANDIDATES)
+"""Of a model in a rank's memory: parameters, gradients, momentum, messages of each candidate (measured: 34)."""
+
+
+def by_model(field: str) -> str:
+    """The models' defaults, as --help shows them."""
+    return ", ".join(f"{getattr(spec, field):g} for {name}" for name, spec in MODELS.items())
+
+
+ladder_options = options(
+    click.option("--model", type=click.Choice(tuple(MODELS)), default="net", show_default=True, help="What to train."),
+    click.option("--steps", type=click.IntRange(1), show_default=by_model("steps"), help="Steps to time on each rung."),
+    click.option(
+        "--batch-size", type=click.IntRange(1), show_default=by_model("batch_size"), help="Of all ranks together."
+    ),
+    bucket_cap_option(None, by_model("bucket_cap_mb")),
+    all_reduce_option,
+    data_options,
+    plot_option("a bar for each rung"),
+)
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options
+@ladder_options
+def command(
+    run: RunOptions, data: DataOptions, model: str, steps: int | None, batch_size: int | None,
+    bucket_cap_mb: float | None, all_reduce: str, plot: Path | None,
+) -> None:  # fmt: skip
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world, spec = session.world, MODELS[model]
+    asked = LadderSettings(
+        folder=data.data_dir, limit=data.limit, seed=run.seed, model=model, steps=steps or spec.steps,
+        batch_size=batch_size or spec.batch_size, bucket_cap=bytes_of(bucket_cap_mb or spec.bucket_cap_mb),
+        all_reduce=all_reduce,
+    )  # fmt: skip
+    asked.check_batch(world.size)
+    check_memory(world, model)
+    if plot:
+        plots.check(plot)
+    world.warm_up(RUN, *spec.preload)
+    prepared = prepare_data(data)
+    asked.check_samples(prepared.train)
+    settings = replace(asked, folder=prepared.folder, dataset=prepared.name)
+    work = f"{model}, {settings.steps} steps of {settings.batch_size} samples"
+    session.say(f"{LESSON.name}: {world}, {prepared}, {work}\n{report.candidates_text()}")
+    with TrainingProgress(session.say) as progress:
+        result: LadderResult = world.run(RUN, settings, on_report=progress)[0]
+    verdict = agreement(result.rungs, all_reduce)
+    session.say(
+        f"\n{report.table_text(result.rungs)}\nShown: {LESSON.shown}; {report.fastest_text(result.rungs)}; {verdict}."
+    )
+    if plot and world.is_main:
+        report.plot(result.rungs, f"{model}, {world}", plot)
+    session.print_document(
+        {"run": result.parts}, batch_size=settings.batch_size, bucket_cap=settings.bucket_cap,
+        all_reduce=settings.all_reduce, seed=settings.seed, dataset=prepared.summary, model=settings.model,
+        timed_steps=settings.steps, rungs=result.rungs, environment=result.environment,
+    )  # fmt: skip
+
+
+def check_memory(world: World, model: str) -> None:
+    """Raise `UsageError` for more replicas of a model than this host's memory has room for."""
+    needed = world.local_size * COPIES * 4 * MODELS[model].parameters
+    available = environment.memory("MemAvailable")
+    if world.device == "cpu" and needed > available:
+        raise UsageError(
+            f"--model {model}: {world.local_size} ranks need about {needed:,} bytes of memory for {len(CANDIDATES)} "
+            f"replicas each and {available:,} are free: use fewer ranks or --model net"
+        )

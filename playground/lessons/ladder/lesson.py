@@ -1,0 +1,100 @@
+"""From `average_gradients` to DistributedDataParallel, rung by rung, each measured.
+
+    python -m playground ladder
+    python -m playground ladder --model resnet18 --plot ladder.svg
+    python -m playground ladder -n 4 --bucket-cap-mb 0.02 --all-reduce ring
+
+All train the same model on the same batches with the same dropout masks. In every round each takes one step, in an
+order that changes, so that whatever else the machine does meets all of them. In the same rounds each also averages
+gradients without a backward to hide behind, which shows how much of that it hides in its steps.
+`--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
+DistributedDataParallel has the backend's.
+The rungs: playground/training/gradients.py and overlap.py. What is measured, and how: timed_replica.py, beside this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from random import Random
+
+import torch
+import torch.distributed as dist
+
+from playground.algorithms import load_all_reduce
+from playground.lessons.ladder.messages import count_messages
+from playground.lessons.ladder.results import LadderResult
+from playground.lessons.ladder.settings import CANDIDATES, LadderSettings
+from playground.lessons.ladder.summary import parts_by_rank, summarize
+from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.measurement import environment
+from playground.measurement.interleave import Heartbeat, interleave
+from playground.runtime import device, host
+from playground.runtime.agreement import require_same_on_all_ranks
+from playground.training.data import Images, batches, partition_dataset
+from playground.training.models import MODELS
+from playground.training.replicas import all_gather_stacked, broadcast_parameters
+
+WARM_UP = 3
+"""Rounds that are trained but not timed: DistributedDataParallel arranges its buckets anew after the first."""
+
+
+def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
+    """Train the model on every rung, and in DistributedDataParallel, with a clock on each. All ranks return the same.
+
+    Raises `UsageError` if the ranks were not all given the same settings.
+    """
+    require_same_on_all_ranks(settings.on_all_ranks())
+    host.keep_to_one_core()
+    torch.manual_seed(settings.seed)
+    start = MODELS[settings.model].code().to(device(), memory_format=torch.channels_last)
+    broadcast_parameters(start)
+    rounds = Rounds(settings)
+    all_reduce, messages, replicas = load_all_reduce(settings.all_reduce), [], []
+    for name in CANDIDATES:
+        rounds.heartbeat.beat()
+        messages.append(count_messages(name, start, all_reduce, settings.bucket_cap))
+        replicas.append(TimedReplica(name, start, all_reduce, settings))
+
+    coming = iter(rounds)
+    next(coming)
+    for replica in replicas:
+        rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
+    calls = [call for replica in replicas for call in (partial(rounds.step, replica), replica.average_alone)]
+    timed = interleave(calls, coming, Random(settings.seed))  # the same order on every rank
+
+    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
+    seconds = all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, WARM_UP - 1 :]).cpu()
+    return LadderResult(
+        rungs=summarize(replicas, messages, seconds), parts=parts_by_rank(replicas, seconds),
+        environment=environment.describe(),
+    )  # fmt: skip
+
+
+class Rounds:
+    """In each, all replicas step on the same batch with the same dropout masks; after the last sample comes the first.
+
+    All batches are whole, so that all steps are alike.
+    """
+
+    def __init__(self, settings: LadderSettings) -> None:
+        self.settings, self.heartbeat = settings, Heartbeat()
+        samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
+        images = Images(settings.folder, "train", samples)
+        self.train_set = partition_dataset(images, settings.batch_size, settings.seed)
+
+    def __iter__(self) -> Iterator[None]:
+        total = WARM_UP + self.settings.steps
+        for number, batch in zip(range(total), self.batches(), strict=False):
+            self.number, self.batch = number, batch
+            self.heartbeat.beat(step=number, steps=total)
+            yield
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        while True:
+            yield from batches(self.train_set, self.settings.batch_size)
+
+    def step(self, replica: TimedReplica) -> list[float]:
+        """Let the replica take this round's step. Seconds of each of its parts."""
+        torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
+        return replica.step(*self.batch)

@@ -1,0 +1,133 @@
+"""Point to point: one rank sends a tensor, another receives it.
+
+    python -m playground p2p
+
+prints, among others,
+
+    Rank 0 has data 1.0
+    Rank 1 has data 1.0
+
+`send` and `recv` block; `isend` and `irecv` return a request at once. Between the call and `request.wait()` the
+tensor that is being sent must not be written, and the one that is being received must not be read.
+The tables show the run with as many ranks as they have rows. Source:
+https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from playground.runtime import device
+
+PARCEL, LETTER = 1, 2  # tags: a receive takes only messages that carry the tag it names
+
+
+def blocking(rank: int, size: int) -> dict[str, float]:
+    """Rank 0 adds one and sends; rank 1, which has allocated the memory, receives. Any other rank has no part in it.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 0.0    | 1.0   |
+    | 1    | 0.0    | 1.0   |
+    | 2    | 0.0    | 0.0   |
+    """
+    tensor = torch.zeros(1, device=device())
+    before = tensor.item()
+    if rank == 0:
+        tensor += 1
+        dist.send(tensor, dst=1)
+    elif rank == 1:
+        dist.recv(tensor, src=0)
+    return {"before": before, "after": tensor.item()}
+
+
+def immediate(rank: int, size: int) -> dict[str, float]:
+    """The same with requests: both calls return at once, and only `wait()` makes the data safe to touch.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 0.0    | 1.0   |
+    | 1    | 0.0    | 1.0   |
+    | 2    | 0.0    | 0.0   |
+    """
+    tensor = torch.zeros(1, device=device())
+    before = tensor.item()
+    request = None
+    if rank == 0:
+        tensor += 1
+        request = dist.isend(tensor, dst=1)
+    elif rank == 1:
+        request = dist.irecv(tensor, src=0)
+    if request:
+        request.wait()
+    return {"before": before, "after": tensor.item()}
+
+
+def any_source(rank: int, size: int) -> dict[str, float]:
+    """Receive from whoever sends: leave `src` out, and the call returns who it was.
+
+    Each rank sends its number to the right neighbour, in a parcel and, tenfold, in a letter. The letter is awaited
+    first although the parcel was sent first: the tags keep them apart.
+
+    | rank | before | parcel | letter | sender |
+    |------|--------|--------|--------|--------|
+    | 0    | 0.0    | 2.0    | 20.0   | 2      |
+    | 1    | 1.0    | 0.0    | 0.0    | 0      |
+    | 2    | 2.0    | 1.0    | 10.0   | 1      |
+    """
+    number = torch.full((1,), float(rank), device=device())
+    parcel, letter = torch.zeros_like(number), torch.zeros_like(number)
+    # Before anything is sent: a backend that cannot receive from anyone says so here, and no message is left behind.
+    awaited = dist.irecv(letter, tag=LETTER)
+    right = (rank + 1) % size
+    sent = [dist.isend(number, right, tag=PARCEL), dist.isend(10 * number, right, tag=LETTER)]
+    awaited.wait()
+    sender = dist.recv(parcel, tag=PARCEL)
+    for request in sent:
+        request.wait()
+    return {"before": number.item(), "parcel": parcel.item(), "letter": letter.item(), "sender": sender}
+
+
+def exchange(rank: int, size: int) -> dict[str, float]:
+    """Two ranks swap values. Were both to `send` first, each could wait for the other's `recv` for ever.
+
+    A batch hands over sends and receives together, so that their order does not matter, on any backend. Ranks pair
+    up as 0-1, 2-3, …; with an odd number of ranks the last one stays alone.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 0.0    | 1.0   |
+    | 1    | 1.0    | 0.0   |
+    | 2    | 2.0    | 2.0   |
+    """
+    mine = torch.full((1,), float(rank), device=device())
+    theirs = mine.clone()
+    partner = rank ^ 1
+    if partner < size:
+        batch = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+        for request in dist.batch_isend_irecv(batch):
+            request.wait()
+    return {"before": mine.item(), "after": theirs.item()}
+
+
+def ring(rank: int, size: int) -> dict[str, float]:
+    """A token goes round: each rank adds one and passes it on, so it comes home to rank 0 with the world size.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 0.0    | 3.0   |
+    | 1    | 0.0    | 2.0   |
+    | 2    | 0.0    | 3.0   |
+    """
+    token = torch.zeros(1, device=device())
+    before = token.item()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    if rank == 0:
+        dist.send(token + 1, right)
+        dist.recv(token, left)
+    else:
+        dist.recv(token, left)
+        token += 1
+        dist.send(token, right)
+    return {"before": before, "after": token.item()}

@@ -1,0 +1,1 @@
+"""Do N ranks equal one process with the whole batch?"""

@@ -1,0 +1,69 @@
+"""The command `prove`: N ranks against one process, and what breaks it."""
+
+from __future__ import annotations
+
+import click
+
+from playground.console.options import Finite, RunOptions, run_options
+from playground.console.session import Session
+from playground.console.training_options import (
+    DataOptions,
+    all_reduce_option,
+    bucket_cap_option,
+    bytes_of,
+    data_options,
+    prepare_data,
+)
+from playground.lessons import LESSONS
+from playground.lessons.prove.report import ReportPrinter, breaks_summary, proof_summary, shares_text
+from playground.lessons.prove.results import ProveResult
+from playground.lessons.prove.settings import BUCKET_CAP_MB, ProveSettings
+from playground.lessons.prove.verdict import check
+from playground.runtime.remote import docstrings, remote
+from playground.training.partition import share
+
+LESSON = LESSONS["prove"]
+RUN_TRAINING = remote("playground.training.runner:run_training")
+EXPERIMENT = LESSON.remote("run", "experiment")
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=ProveSettings.batch_size, show_default=True,
+    help="Samples per step, of all ranks together.",
+)  # fmt: skip
+@click.option(
+    "--steps", type=click.IntRange(1), default=ProveSettings.steps, show_default=True,
+    help="Training steps, with a comparison after each.",
+)  # fmt: skip
+@click.option("--lr", type=Finite(0, min_open=True), default=ProveSettings.lr, show_default=True, help="Learning rate.")
+@click.option("--momentum", type=Finite(0), default=ProveSettings.momentum, show_default=True, help="Momentum of SGD.")
+@all_reduce_option
+@bucket_cap_option(BUCKET_CAP_MB)
+@data_options
+def command(
+    run: RunOptions, data: DataOptions, batch_size: int, steps: int, lr: float, momentum: float, all_reduce: str,
+    bucket_cap_mb: float,
+) -> None:  # fmt: skip
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world = session.world
+    asked = ProveSettings(
+        folder=data.data_dir, limit=data.limit, seed=run.seed, steps=steps, batch_size=batch_size, lr=lr,
+        momentum=momentum, all_reduce=all_reduce, bucket_cap=bytes_of(bucket_cap_mb),
+    )  # fmt: skip
+    asked.check_batch(world.size)
+    world.warm_up(RUN_TRAINING, EXPERIMENT)
+    prepared = prepare_data(data)
+    shares = shares_text(batch_size, world.size)
+    session.say(f"{LESSON.name}: {world}, {prepared}, {steps} steps, batches of {shares}, no dropout")
+    summaries = docstrings(LESSON.module("failure_modes")) | {"equal": LESSON.remote("compare").summary}
+    printer = ReportPrinter(session.say, summaries)
+    result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, prepared.settings(asked), on_report=printer)[0]
+    session.print_document(
+        {"equal": [{"samples": share(batch_size, rank, world.size)} for rank in range(world.size)]},
+        dataset=prepared.summary, recipe=asked.recipe, proof=result.proof, breaks=result.breaks,
+    )  # fmt: skip
+    check(result)
+    shown = LESSON.shown.format(size=world.size)
+    session.say(f"\nShown: {shown} ({proof_summary(result.proof)}); {breaks_summary(result.breaks)}.")

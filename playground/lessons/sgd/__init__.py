@@ -1,0 +1,1 @@
+"""Synchronous SGD by hand."""

@@ -1,1 +1,0 @@
-"""How fast collectives are on this machine, and whether they are right: ours beside the backend's."""

@@ -1,0 +1,91 @@
+"""Timing side by side: in every round each call has one turn, in an order that changes.
+
+So whatever else the machine does meets all of them, and their ratio survives.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from playground.runtime import device, report
+
+REPORT_EVERY = 1.0
+"""Seconds between two signs of life: whoever hears them takes time from a core."""
+
+Outcome = TypeVar("Outcome")
+
+
+def interleave(calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object], order: Random) -> list[list[Outcome]]:
+    """What each call returned in each round: [call][round].
+
+    `order` must be in the same state on every rank, and `rounds` yield equally often there.
+    """
+    outcomes: list[list[Outcome]] = [[] for _ in calls]
+    heartbeat = Heartbeat()
+    for _ in rounds:
+        for number in order.sample(range(len(calls)), len(calls)):
+            heartbeat.beat()
+            outcomes[number].append(calls[number]())
+    return outcomes
+
+
+def timed(
+    call: Callable[[], object], times: int = 1, devices: Sequence[torch.device] = (), group: Any = None
+) -> Callable[[], float]:
+    """A call that returns the seconds one of `times` calls in a row takes on this rank, all ranks starting together.
+
+    One call alone may be shorter than what comes between the clock and it. What GPUs among `devices` (by default this
+    rank's own) still do is waited for.
+    """
+
+    def seconds() -> float:
+        dist.barrier(group)
+        synchronize(devices)
+        started = time.perf_counter()
+        for _ in range(times):
+            call()
+        synchronize(devices)
+        return (time.perf_counter() - started) / times
+
+    return seconds
+
+
+def synchronize(devices: Sequence[torch.device] = ()) -> None:
+    """Wait until the GPUs among `devices` (by default this rank's own) have done what they were given."""
+    for each in devices or (device(),):
+        if each.type == "cuda":
+            torch.cuda.synchronize(each)
+
+
+def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:
+    """Each figure's largest among all ranks of the group. All of them must call this."""
+    largest = torch.tensor(seconds, dtype=torch.float64, device=device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    return list(largest.tolist())
+
+
+class Heartbeat:
+    """Tells whoever listens, now and then, that this rank is alive."""
+
+    def __init__(self) -> None:
+        self.reported = time.monotonic()
+
+    def beat(self, **progress: object) -> None:
+        """Report `progress`, if the last report was long enough ago."""
+        if time.monotonic() - self.reported > REPORT_EVERY:
+            self.reported = time.monotonic()
+            report(**(progress or {"measuring": True}))
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value below which `percent` of them lie, on the line between the two nearest."""
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

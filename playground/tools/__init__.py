@@ -1,0 +1,33 @@
+"""What measures and examines: a folder each, of the same shape as a lesson's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from playground.runtime.remote import Remote, remote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    name: str
+    """Its command."""
+    purpose: str
+    """One line for the list of commands."""
+    command: Remote
+
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool(
+            name="bench",
+            purpose="measure collectives, ours beside the backend's",
+            command=remote("playground.tools.bench.command:command"),
+        ),
+        Tool(
+            name="scale",
+            purpose="predict all-reduce on up to 65,536 ranks, and check the model against this host",
+            command=remote("playground.tools.scale.command:command"),
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""Measure collectives, ours beside the backend's."""

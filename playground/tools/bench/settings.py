@@ -1,0 +1,136 @@
+"""What a benchmark measures, and how often: one object from the command line to the ranks. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from playground.algorithms import BACKEND, OURS
+from playground.runtime.errors import UsageError
+from playground.tools.bench.collectives import COLLECTIVES
+from playground.tools.bench.sizes import to_text
+
+ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)]))
+"""Every algorithm of any collective."""
+DEFAULT_COLLECTIVES = ("all_reduce",)
+DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto", "ring")}
+"""By collective; the backend's alone for the others."""
+DTYPES = {
+    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
+}  # fmt: skip
+"""Bytes per element."""
+OPS = {
+    "sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG",
+    "band": "BAND", "bor": "BOR", "bxor": "BXOR",
+}  # fmt: skip
+"""What `dist.ReduceOp` calls each."""
+
+
+def available_algorithms(collective: str) -> tuple[str, ...]:
+    """The backend's, and ours if there are any."""
+    return (BACKEND, *OURS.get(collective, ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """Raises `UsageError` for what cannot be measured."""
+
+    collectives: tuple[str, ...] = DEFAULT_COLLECTIVES
+    algorithms: tuple[str, ...] = ()
+    """For every collective. All of `ALGORITHMS` means all that each collective has; none, each collective's default."""
+    sizes: tuple[int, ...]
+    """Bytes, from small to large."""
+    dtype: str = "float32"
+    op: str = "sum"
+    """The reduction."""
+    iterations: int = 20
+    """Trials per size and algorithm."""
+    warmup: int = 5
+    """Calls before the first trial."""
+    limit: bool = False
+    """Whether to measure the wire itself too."""
+    seed: int = 1234
+    """For the order in which algorithms have their turns."""
+
+    def __post_init__(self) -> None:
+        for name, values, choices in (
+            ("collective", self.collectives, COLLECTIVES),
+            ("algorithm", self.algorithms, ALGORITHMS),
+            ("dtype", (self.dtype,), DTYPES),
+            ("op", (self.op,), OPS),
+        ):
+            for value in values:
+                if value not in choices:
+                    raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
+        if self.iterations < 1 or self.warmup < 0:
+            raise UsageError(f"{self.iterations} iterations, {self.warmup} warm-up calls: at least 1, and at least 0")
+        self.check_sizes()
+        for collective in self.collectives:
+            self.check_algorithms(collective)
+
+    def check_sizes(self) -> None:
+        """Raise `UsageError` for sizes that are not in order, or not made of whole elements."""
+        if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(self.sizes):
+            raise UsageError(f"sizes {self.sizes}: give at least one, each above 0, from small to large")
+        first, element = to_text(self.sizes[0]), DTYPES[self.dtype]
+        if self.sizes[0] % element:
+            raise UsageError(f"--begin {first} is not a multiple of {element} bytes, the size of one {self.dtype}")
+
+    def check_algorithms(self, collective: str) -> None:
+        """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
+        missing = [name for name in self.algorithms if name not in available_algorithms(collective)]
+        if not missing or set(self.algorithms) == set(ALGORITHMS):
+            return
+        if collective in OURS:
+            raise UsageError(
+                f"--algorithm {missing[0]} for {collective}: of ours, {collective} has {', '.join(OURS[collective])}, "
+                f"leave --algorithm out or ask for what every collective has"
+            )
+        raise UsageError(
+            f"--algorithm {missing[0]} for {collective}: ours are algorithms for {', '.join(OURS)} alone, "
+            f"leave --algorithm out for the others"
+        )
+
+    def check_world(self, size: int) -> None:
+        """Raise `UsageError` if the smallest size does not have an element for each of `size` ranks."""
+        smallest, needed = self.sizes[0], DTYPES[self.dtype] * size
+        for collective in self.collectives:
+            if not COLLECTIVES[collective].in_place and smallest < needed:
+                raise UsageError(
+                    f"--begin {to_text(smallest)} is too small: {collective} needs one {self.dtype} for each of "
+                    f"{size} ranks, so at least {needed} bytes"
+                )
+
+    def check_memory(self, local_size: int, size: int, available: int) -> None:
+        """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available` bytes."""
+        needed = self.memory(local_size, size)
+        if needed > available:
+            raise UsageError(
+                f"sizes up to {to_text(self.sizes[-1])}: {local_size} ranks need about {needed:,} bytes of memory "
+                f"and {available:,} are free: use a smaller --end or fewer ranks"
+            )
+
+    def algorithms_of(self, collective: str) -> tuple[str, ...]:
+        """What is measured for this collective, in the order of the table."""
+        wanted = self.algorithms or DEFAULT_ALGORITHMS.get(collective, (BACKEND,))
+        return tuple(name for name in available_algorithms(collective) if name in wanted)
+
+    def count(self, collective: str, nbytes: int, size: int) -> int:
+        """Elements of the tensor, or of a rank's share of it."""
+        elements = nbytes // DTYPES[self.dtype]
+        return elements if COLLECTIVES[collective].in_place else elements // size
+
+    def memory(self, local_size: int, size: int) -> int:
+        """Bytes that `local_size` ranks of a world of `size` need for the largest size, about.
+
+        A tensor or two, and what the algorithm and the check need beside them. The all-to-all all-reduce alone receives
+        every rank's tensor.
+        """
+        all_to_all = "all_reduce" in self.collectives and "all-to-all" in self.algorithms_of("all_reduce")
+        tensors = 2 + size if all_to_all else 4
+        return self.sizes[-1] * local_size * (tensors + 2 * self.limit)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """As --json prints them: with the algorithms that are measured."""
+        measured = {name for collective in self.collectives for name in self.algorithms_of(collective)}
+        return asdict(self) | {"algorithms": tuple(name for name in ALGORITHMS if name in measured)}
