@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
+from playground.runtime.remote import Remote, module_exists, outline, remote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,14 @@ class Lesson:
     @property
     def steps(self) -> tuple[str, ...]:
         """The functions of `lesson.py` that ranks run, in order."""
-        return rank_functions(self.module())
+        return outline(self.module()).rank_functions
 
     @property
     def help(self) -> str:
         """What the lesson says about itself, for click, which would fill lines that are indented as if prose."""
-        return docstrings(self.module())[""].replace("\n\n    ", "\n\n\b\n    ")
+        return outline(self.module()).docstrings[""].replace("\n\n    ", "\n\n\b\n    ")
 
     @property
     def texts(self) -> dict[str, str]:
         """What its steps say about themselves."""
-        return docstrings(self.module())
+        return outline(self.module()).docstrings

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,18 @@ class Remote:
     @property
     def summary(self) -> str:
         """The first paragraph of its docstring, in one line."""
-        return docstrings(self.module).get(self.name, "")
+        return outline(self.module).docstrings.get(self.name, "")
 
 
 def remote(reference: str) -> Remote:
     """The function that `reference` ("package.module:function") names. Raises `ValueError` if there is none."""
     module, _, name = reference.partition(":")
     try:
-        names = top_level_names(module)
+        source = file_of(module).read_text(encoding="utf-8")
     except OSError:
         raise ValueError(f"{reference}: there is no module {module}") from None
-    if name not in names:
+    # Not by its outline: ranks make these references too, and a syntax tree leaves megabytes of garbage in each.
+    if not name or not re.search(rf"^(?:def|class) {name}\b|^{name}\b[^=\n]*=", source, re.MULTILINE):
         raise ValueError(f"{reference}: {module} has nothing called {name!r} at its top")
     return Remote(module, name)
 
@@ -57,34 +59,25 @@ def module_exists(module: str) -> bool:
     return file_of(module).is_file()
 
 
-@functools.cache
-def parse(module: str) -> ast.Module:
-    """The source of one of our modules, parsed but not run."""
-    return ast.parse(file_of(module).read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Outline:
+    """What a module says of itself, known without running it."""
+
+    docstrings: dict[str, str]
+    """What it says about itself (under "") and, in one paragraph each, about its functions and classes."""
+    rank_functions: tuple[str, ...]
+    """What ranks run, in order: the functions whose first two parameters are `rank` and `size`."""
 
 
 @functools.cache
-def docstrings(module: str) -> dict[str, str]:
-    """What a module says about itself (under "") and, in one paragraph each, about its functions and classes."""
-    tree = parse(module)
+def outline(module: str) -> Outline:
+    """The outline of one of our modules. Raises `OSError` if there is none of that name."""
+    tree = ast.parse(file_of(module).read_text(encoding="utf-8"))
     texts = {"": ast.get_docstring(tree) or ""}
+    rank_functions = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             texts[node.name] = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-    return texts
-
-
-def rank_functions(module: str) -> tuple[str, ...]:
-    """The module's functions that ranks run, in order: those whose first two parameters are `rank` and `size`."""
-    functions = (node for node in parse(module).body if isinstance(node, ast.FunctionDef))
-    return tuple(each.name for each in functions if [arg.arg for arg in each.args.args[:2]] == ["rank", "size"])
-
-
-def top_level_names(module: str) -> set[str]:
-    names = set()
-    for node in parse(module).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return names
+        if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args[:2]] == ["rank", "size"]:
+            rank_functions.append(node.name)
+    return Outline(texts, tuple(rank_functions))

@@ -30,7 +30,7 @@ def warm_up() -> Any:
         return mp.get_context("spawn")
     from multiprocessing import forkserver, resource_tracker
 
-    mp.set_forkserver_preload(PRELOADED)
+    mp.set_forkserver_preload([*PRELOADED, "playground.runtime.freeze"])
     # Ctrl-C reaches every process of the terminal's group. The server is started with SIGINT blocked, and what it
     # forks inherits that: only the launcher hears it, and decides. (The tracker first: its start unblocks signals.)
     resource_tracker.ensure_running()

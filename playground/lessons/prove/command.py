@@ -19,7 +19,7 @@ from playground.lessons.prove.report import ReportPrinter, breaks_summary, proof
 from playground.lessons.prove.results import ProveResult
 from playground.lessons.prove.settings import BUCKET_CAP_MB, ProveSettings
 from playground.lessons.prove.verdict import check
-from playground.runtime.remote import docstrings, remote
+from playground.runtime.remote import outline, remote
 from playground.training.partition import share
 
 LESSON = LESSONS["prove"]
@@ -57,7 +57,7 @@ def command(
     prepared = prepare_data(data)
     shares = shares_text(batch_size, world.size)
     session.say(f"{LESSON.name}: {world}, {prepared}, {steps} steps, batches of {shares}, no dropout")
-    summaries = docstrings(LESSON.module("failure_modes")) | {"equal": LESSON.remote("compare").summary}
+    summaries = outline(LESSON.module("failure_modes")).docstrings | {"equal": LESSON.remote("compare").summary}
     printer = ReportPrinter(session.say, summaries)
     result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, prepared.settings(asked), on_report=printer)[0]
     session.print_document(
