@@ -1,11 +1,11 @@
 """Every error a user can meet: its message and its exit code.
 
-| exit code | class          | what happened                                    |
-|-----------|----------------|--------------------------------------------------|
-| 2         | `UsageError`   | what was asked cannot be done; nothing was started |
-| 1         | `RankFailed`   | a rank raised, was killed, or vanished           |
-| 1         | `RankTimeout`    | a world stayed silent past its timeout           |
-| 1         | `RendezvousTimeout`     | the ranks did not find each other in time        |
+| exit code | class               | what happened                                      |
+|-----------|---------------------|----------------------------------------------------|
+| 2         | `UsageError`        | what was asked cannot be done; nothing was started |
+| 1         | `RankFailed`        | a rank raised, was killed, or vanished             |
+| 1         | `RankTimeout`       | a world stayed silent past its timeout             |
+| 1         | `RendezvousTimeout` | the ranks did not find each other in time          |
 
 Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
 """

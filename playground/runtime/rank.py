@@ -5,7 +5,7 @@
 | `("up",)`                   | `"where"`: answer with `("stack", text)`           |
 | `("report", event)`         | `"leave"`: every rank has its result, you may go   |
 | `("result", pickled)`       | end of file: the launcher is gone, go at once      |
-| `("failed", error)`          |                                                    |
+| `("failed", error)`         |                                                    |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
 fails only because it is gone, and the first failure to be told is the first that happened.

@@ -20,12 +20,12 @@ START_LIMIT = 300.0
 AFTERMATH = 0.25
 """Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
 GRACE = 1.0
-"""Seconds a rank has to answer, or to end once told to, before the next sterner means."""
+"""Seconds a rank has to answer, or to end once told to, before it is stopped harder."""
 LEAVE_LIMIT = 10.0
 """Seconds a rank has to destroy its process group, all results being in."""
 LOST_BY_THE_SERVER = 255
 """Exit code of a rank whose fork server is gone: nobody can tell how it ended."""
-UNHEARD = "  (no answer: stopped, or inside C code that holds the interpreter lock)"
+UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 
 
