@@ -64,6 +64,18 @@ def real_mnist() -> Path:
     return folder
 
 
+@pytest.fixture
+def torch_is_imported() -> Callable[..., bool]:
+    """`torch_is_imported(module, …)`: whether a new process that imports these modules has then imported torch."""
+
+    def ask(*modules: str) -> bool:
+        text = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+        return done.stdout.strip() == "True"
+
+    return ask
+
+
 @dataclass
 class Outcome:
     code: int

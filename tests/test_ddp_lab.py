@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -297,11 +295,10 @@ def test_the_command_line_offers_what_the_tables_have(run_cli: Callable[..., Any
     assert all(part.name == part.code.name for part in PARTS.values())
 
 
-def test_without_torch() -> None:
+def test_without_torch(torch_is_imported: Callable[..., bool]) -> None:
     """What the launcher imports to parse options, to unpickle results and to show them."""
     modules = ("command", "settings", "parts", "hooks_table", "results", "report")
-    text = "; ".join(f"import playground.lessons.ddp.{module}" for module in modules)
-    subprocess.run([sys.executable, "-c", f"{text}; import sys; assert 'torch' not in sys.modules"], check=True)
+    assert not torch_is_imported(*(f"playground.lessons.ddp.{module}" for module in modules))
 
 
 def lab_settings(folder: Path, **changes: Any) -> LabSettings:

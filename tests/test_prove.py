@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -168,10 +166,9 @@ def test_settings_validate_themselves(changes: dict[str, Any], tmp_path: Path) -
         settings_for(tmp_path, **changes)
 
 
-def test_command_and_results_do_without_torch() -> None:
+def test_command_and_results_do_without_torch(torch_is_imported: Callable[..., bool]) -> None:
     modules = ("command", "report", "results", "settings", "verdict")
-    imports = "; ".join(f"import playground.lessons.prove.{name}" for name in modules)
-    subprocess.run([sys.executable, "-c", f"import sys; {imports}; assert 'torch' not in sys.modules"], check=True)
+    assert not torch_is_imported(*(f"playground.lessons.prove.{name}" for name in modules))
 
 
 def test_differences_are_the_largest_of_any_rank_and_never_hide_a_nan(world: Worlds) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -101,6 +101,9 @@ sync_options = options(
 )  # fmt: skip
 
 
+Settings = TypeVar("Settings", bound=TrainingSettings)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
     """The data, ready on this host."""
@@ -118,7 +121,7 @@ class PreparedData:
     def __str__(self) -> str:
         return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
 
-    def settings(self, asked: TrainingSettings) -> TrainingSettings:
+    def settings(self, asked: Settings) -> Settings:
         """What was asked for, on this data."""
         return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
 

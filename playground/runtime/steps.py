@@ -26,8 +26,3 @@ def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234, m
                 raise
             outcomes.append({"refused": refusal(error)})
     return outcomes
-
-
-def by_step(names: Sequence[str], by_rank: list[list[Any]]) -> dict[str, list[Any]]:
-    """What `run_steps` returned on each rank, transposed: for each step what it left, in rank order."""
-    return dict(zip(names, map(list, zip(*by_rank, strict=True)), strict=True))

@@ -49,6 +49,10 @@ class Images(Dataset[Batch]):
         images = self.images[wanted].float().div_(255 * STD).sub_(MEAN / STD)
         return images, self.labels[wanted].long()
 
+    def span(self, first: int, count: int) -> Batch:
+        """`count` samples in the order of the file from number `first` on; after the last comes the first again."""
+        return self.__getitems__([place % len(self) for place in range(first, first + count)])
+
 
 class ImagesOneByOne(Images):
     """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by torchvision."""

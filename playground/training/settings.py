@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from playground.algorithms import ALL_REDUCES
+from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
 from playground.runtime.errors import UsageError
 from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
@@ -46,19 +48,11 @@ class TrainingSettings:
     """Bytes after which a bucket of gradients is full."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("loader", self.loader, LOADERS),
-            ("sync", self.sync, tuple(GRAD_SYNCS)),
-            ("all_reduce", self.all_reduce, tuple(ALL_REDUCES)),
-        ):
-            if value not in choices:
-                raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
-        for name in ("epochs", "batch_size", "accumulate", "sync_every", "bucket_cap"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: it must be at least 1")
-        for name in ("lr", "momentum"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} {getattr(self, name)}: it must be a finite number, 0 or above")
+        check_choice("loader", self.loader, LOADERS)
+        check_choice("sync", self.sync, GRAD_SYNCS)
+        check_choice("all_reduce", self.all_reduce, ALL_REDUCES)
+        check_at_least_one(self, "epochs", "batch_size", "accumulate", "sync_every", "bucket_cap")
+        check_not_negative(self, "lr", "momentum")
         if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
             raise UsageError(
                 f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
@@ -72,11 +66,8 @@ class TrainingSettings:
         return all(getattr(self, name) == getattr(plain, name) for name in ("sync", "all_reduce", "accumulate"))
 
     def check_batch(self, size: int) -> None:
-        """Raise `UsageError` if a batch cannot be shared out among `size` ranks."""
-        if self.batch_size < size:
-            raise UsageError(
-                f"--batch-size {self.batch_size} for {size} ranks: it is for all together, so at least one each"
-            )
+        """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""
+        MODELS["net"].check_batch(self.batch_size, size)
 
     def check_accumulation(self, samples: int) -> None:
         """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no step takes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from playground.algorithms import ALGORITHMS, OURS, AlgorithmSpec
+from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
 
 MAX_ELEMENTS = 64
@@ -42,8 +43,7 @@ class AllReduceSettings:
         if self.elements is not None and not 1 <= self.elements <= MAX_ELEMENTS:
             raise UsageError(f"{self.elements} elements: choose 1 to {MAX_ELEMENTS}")
         for name in self.names:
-            if name not in TRACEABLE:
-                raise UsageError(f"algorithm {name!r} is unknown: choose one of {', '.join(TRACEABLE)}")
+            check_choice("algorithm", name, TRACEABLE)
             if name in PHASES and self.numel % self.size:
                 raise UsageError(
                     f"--algorithm {name}: {self.numel} elements are not {self.size} equal shares, and every rank's "

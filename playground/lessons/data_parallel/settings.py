@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import UsageError
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
@@ -21,8 +22,7 @@ class Way:
     """Where the loss ends up."""
 
     def __post_init__(self) -> None:
-        if self.gather not in WAYS:
-            raise UsageError(f"gather {self.gather!r} is unknown: choose one of {', '.join(WAYS)}")
+        check_choice("gather", self.gather, WAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,7 @@ class DataParallelSettings:
                 )
         if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
             raise UsageError(f"batch_size {self.batch_size}: it must be between 1 and {MAX_BATCH_SIZE}")
-        if self.steps < 1:
-            raise UsageError(f"steps {self.steps}: it must be at least 1")
+        check_at_least_one(self, "steps")
 
     @property
     def device_type(self) -> str:

@@ -44,9 +44,7 @@ class DDPRun:
         batch_size, size = self.training.batch_size, dist.get_world_size()
         shares = [share(batch_size, rank, size) for rank in range(dist.get_rank() + 1)]
         first = number * batch_size + sum(shares[:-1])
-        images, labels = self.images.__getitems__(
-            [place % len(self.images) for place in range(first, first + shares[-1])]
-        )
+        images, labels = self.images.span(first, shares[-1])
         return images.to(device(), self.params[0].dtype), labels.to(device())
 
     def loss(self, model: nn.Module, batch: Batch, batches: int = 1) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from playground.lessons.ddp.hooks_table import BASELINE, HOOKS
 from playground.lessons.ddp.parts import PARTS
+from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import UsageError
 from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
@@ -45,15 +46,13 @@ class LabSettings:
         )
         for kind, names, known in asked:
             for name in names:
-                if name not in known:
-                    raise UsageError(f"{kind} {name!r} is unknown: choose one of {', '.join(known)}")
+                check_choice(kind, name, known)
         if self.hooks[:1] != (BASELINE,):
             raise UsageError(f"hooks {', '.join(self.hooks)}: {BASELINE} must come first, for comparison")
         for cap in self.caps:
             if not 0 < cap < math.inf:
                 raise UsageError(f"bucket cap {cap}: it must be a finite number of MiB above 0")
-        if self.steps < 1:
-            raise UsageError(f"steps {self.steps}: it must be at least 1")
+        check_at_least_one(self, "steps")
 
     @property
     def bucket_caps(self) -> tuple[float, ...]:

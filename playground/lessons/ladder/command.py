@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -74,7 +73,7 @@ def command(
     world.warm_up(RUN, *spec.preload)
     prepared = prepare_data(data)
     asked.check_samples(prepared.train)
-    settings = replace(asked, folder=prepared.folder, dataset=prepared.name)
+    settings = prepared.settings(asked)
     work = f"{model}, {settings.steps} steps of {settings.batch_size} samples"
     session.say(f"{LESSON.name}: {world}, {prepared}, {work}\n{report.candidates_text()}")
     with TrainingProgress(session.say) as progress:

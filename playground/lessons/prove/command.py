@@ -6,6 +6,7 @@ import click
 
 from playground.console.options import Finite, RunOptions, run_options
 from playground.console.session import Session
+from playground.console.training import RUN_TRAINING
 from playground.console.training_options import (
     DataOptions,
     all_reduce_option,
@@ -19,11 +20,10 @@ from playground.lessons.prove.report import ReportPrinter, breaks_summary, proof
 from playground.lessons.prove.results import ProveResult
 from playground.lessons.prove.settings import BUCKET_CAP_MB, ProveSettings
 from playground.lessons.prove.verdict import check
-from playground.runtime.remote import outline, remote
+from playground.runtime.remote import outline
 from playground.training.partition import share
 
 LESSON = LESSONS["prove"]
-RUN_TRAINING = remote("playground.training.runner:run_training")
 EXPERIMENT = LESSON.remote("run", "experiment")
 
 

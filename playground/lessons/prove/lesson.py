@@ -138,7 +138,6 @@ def global_batches(settings: ProveSettings, dtype: torch.dtype = torch.float64) 
     """The whole batch of each step: samples in the order of the file, from its start again after its end."""
     data = Images(settings.folder, "train", settings.limit)
     for step in range(settings.steps):
-        first = step * settings.batch_size
-        images, labels = data.__getitems__([place % len(data) for place in range(first, first + settings.batch_size)])
+        images, labels = data.span(step * settings.batch_size, settings.batch_size)
         yield images.to(device(), dtype), labels.to(device())
         report(step=step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import UsageError
 from playground.training.settings import TrainingSettings
 
@@ -30,8 +31,7 @@ class ProveSettings(TrainingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1:
-            raise UsageError(f"steps {self.steps}: it must be at least 1")
+        check_at_least_one(self, "steps")
         if self.lr == 0:
             raise UsageError("lr 0: no step would change anything, so it must be above 0")
 

@@ -12,15 +12,14 @@ from typing import Any
 from playground.runtime.backends.backend import Backend
 from playground.runtime.backends.gloo import Gloo
 from playground.runtime.backends.nccl import Nccl
-from playground.runtime.errors import UsageError
+from playground.runtime.checks import check_choice
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl())}
 
 
 def get_backend(name: str) -> Backend:
     """The backend of that name. Raises `UsageError` for one that is unknown."""
-    if name not in BACKENDS:
-        raise UsageError(f"backend {name!r} is unknown: choose one of {', '.join(BACKENDS)}")
+    check_choice("backend", name, BACKENDS)
     return BACKENDS[name]
 
 

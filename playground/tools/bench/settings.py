@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from playground.algorithms import BACKEND, OURS
+from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.sizes import to_text
@@ -59,8 +60,7 @@ class BenchSettings:
             ("op", (self.op,), OPS),
         ):
             for value in values:
-                if value not in choices:
-                    raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
+                check_choice(name, value, choices)
         if self.iterations < 1 or self.warmup < 0:
             raise UsageError(f"{self.iterations} iterations, {self.warmup} warm-up calls: at least 1, and at least 0")
         self.check_sizes()
