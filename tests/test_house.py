@@ -171,6 +171,7 @@ LAUNCHER = [
 def test_torch_is_not_imported_before_it_is_needed(torch_is_imported: Callable[..., bool]) -> None:
     """Not by what parses a command line, nor by what reads the results of ranks."""
     assert [module for module in LAUNCHER if torch_is_imported(module)] == []
+    assert torch_is_imported("playground.training.loop")
 
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
