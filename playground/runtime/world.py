@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, await_everyone, connect, leave_together
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous
+from playground.runtime.store import await_everyone, connect, leave_together
 
 
 def init_process(

@@ -22,6 +22,8 @@ class Backend:
     """A few words for --help."""
     interface_variable: str
     """The environment variable that names the network interface it may use."""
+    trusts_host_name = False
+    """Whether, left to itself, it takes the interface that its host's name resolves to, on many machines loopback."""
     log_level = "FATAL"
     """Of torch's C++ log (TORCH_CPP_LOG_LEVEL). What is logged is also raised as an exception, and told once, by us."""
     batches_messages = False

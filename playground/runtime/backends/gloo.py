@@ -13,3 +13,4 @@ class Gloo(Backend):
     device_type = "cpu"
     summary = "CPU"
     interface_variable = "GLOO_SOCKET_IFNAME"
+    trusts_host_name = True
