@@ -6,6 +6,7 @@
 | 1         | `RankFailed`        | a rank raised, was killed, or vanished             |
 | 1         | `RankTimeout`       | a world stayed silent past its timeout             |
 | 1         | `RendezvousTimeout` | the ranks did not find each other in time          |
+| 1         | `ForkServerFailed`  | the process that ranks come from gave none         |
 
 Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
 """
@@ -23,6 +24,13 @@ class UsageError(PlaygroundError):
     """The user asked for something that cannot be done here. One line: what was asked, the rule, what to do."""
 
     exit_code = 2
+
+
+class ForkServerFailed(PlaygroundError):
+    """The fork server, the process that ranks come from, was killed, is stopped, or could not start a rank."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the fork server, which ranks come from, {reason}")
 
 
 class RendezvousTimeout(PlaygroundError):
@@ -69,3 +77,9 @@ class RankTimeout(PlaygroundError):
 def format_stacks(stacks: dict[int, str]) -> str:
     """Where each rank stands, one paragraph a rank."""
     return "\n".join(f"rank {rank} stands at:\n{stack.rstrip()}" for rank, stack in stacks.items())
+
+
+for _error in (
+    PlaygroundError, UsageError, ForkServerFailed, RendezvousTimeout, RankFailed, PeerDisconnected, RankTimeout,
+):  # fmt: skip
+    _error.__module__ = "playground"  # users import them from there, and tracebacks say so

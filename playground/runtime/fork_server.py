@@ -1,0 +1,211 @@
+"""The fork server: a process that imports torch once, and forks itself for each rank. What runs in it.
+
+`server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of a pipe that carries
+nothing and whose end means that the launcher is gone. With the byte come file descriptors:
+
+| descriptor | use                                                                                            |
+|------------|------------------------------------------------------------------------------------------------|
+| status     | to be written to: the rank's process id, later its exit code; or `REFUSED` and the reason      |
+| work       | what the rank is to run, pickled                                                               |
+| the others | what the rank is to inherit: its line to the launcher, for example                             |
+
+The standard library has a fork server, too. It listens on a socket in the temporary directory (which can be full,
+missing, or have too long a name, and which a killed process leaves behind), brings a second process along, and learns
+of its launcher's death only when its imports are done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import warnings
+from multiprocessing import spawn
+from multiprocessing.connection import wait
+from typing import NoReturn
+
+from playground.runtime.streams import open_standard_streams
+
+MESSAGE = struct.Struct("q")
+REFUSED = -1
+"""In the place of a process id: there will be no rank. The reason follows, as text."""
+MAX_FDS = 64
+"""That come with a request."""
+LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""A terminal or a job manager sends them to every process of a group. The server is started with them blocked: the
+launcher alone hears them, and decides."""
+inherited: list[int] = []
+"""In a rank: the descriptors it was given."""
+
+
+class InheritedFd:
+    """Stands for a descriptor in what a rank unpickles."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def detach(self) -> int:
+        return inherited[self.index]
+
+
+def serve(lifeline: int, modules: list[str]) -> NoReturn:
+    """Import `modules`, then fork a rank for each request that arrives at standard input, until that ends."""
+    kill_at_end_of_file(lifeline)
+    open_standard_streams()
+    leave_deleted_folder()
+    requests = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    failure = import_all(modules)
+    # A garbage collection in a rank would write to the header of every object it inherited, and so copy the pages that
+    # all ranks share. Source: https://docs.python.org/3/library/gc.html#gc.freeze
+    gc.collect()
+    gc.freeze()
+    with requests:
+        ForkServer(requests, lifeline, failure).run()
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY)  # it need not be killed
+    atexit._run_exitfuncs()
+    os._exit(0)  # the rest of an orderly exit would only give memory back
+
+
+def leave_deleted_folder() -> None:
+    """Go elsewhere if the working folder has been deleted: in such a folder oneMKL ends whoever imports torch."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir(os.sep)
+
+
+def kill_at_end_of_file(pipe: int) -> None:
+    """Have the kernel kill this process when nobody holds the other end of `pipe` any more.
+
+    Whatever it is doing then: importing, inside C code that holds the GIL, stopped. Where the system cannot do that,
+    the process notices when it next reads. Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
+    """
+    if not hasattr(fcntl, "F_SETSIG"):
+        return
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([pipe], 0):  # the end came first
+        os._exit(1)
+
+
+def import_all(modules: list[str]) -> str:
+    """Import `modules`; the reason if torch itself cannot be imported. (The rank that needs another one says so.)"""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            if "torch" not in sys.modules or isinstance(error, MemoryError):
+                return f"cannot import {name} ({describe(error)}): is torch installed, is there memory (ulimit -v)?"
+    return ""
+
+
+def arrives(pipe: int) -> bool:
+    """Wait for something to read; False if there will be nothing: the launcher has given up meanwhile (Ctrl-C)."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll()[0][1] & select.POLLIN)
+
+
+def describe(error: BaseException) -> str:
+    """The kind of error and what it says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class ForkServer:
+    """Forks the ranks and waits for their ends."""
+
+    def __init__(self, requests: socket.socket, lifeline: int, failure: str) -> None:
+        self.requests, self.lifeline, self.failure = requests, lifeline, failure
+        self.statuses: dict[int, int] = {}
+        """Of each rank that is running: where its exit code goes."""
+        self.wakeups, self.wakeup = os.pipe()
+        os.set_blocking(self.wakeups, False)
+        os.set_blocking(self.wakeup, False)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only a handler makes it write to the wake-up pipe
+        signal.set_wakeup_fd(self.wakeup, warn_on_full_buffer=False)
+        while True:
+            ready = wait([self.requests, self.wakeups])
+            if self.wakeups in ready:
+                os.read(self.wakeups, 4096)
+                self.reap()
+            if self.requests in ready and not self.answer():
+                return
+
+    def answer(self) -> bool:
+        """Take one request and fork; False if there will be no more."""
+        request, fds, flags, _ = socket.recv_fds(self.requests, 1, MAX_FDS)
+        if not request:
+            return False
+        with contextlib.ExitStack() as received:
+            for descriptor in fds:
+                received.callback(os.close, descriptor)
+            if len(fds) < 2 or flags & socket.MSG_CTRUNC:
+                self.failure = "has no file descriptor left: raise the limit (ulimit -n)"
+            if fds:
+                self.fork(*fds)
+        return True
+
+    def fork(self, status: int, *fds: int) -> None:
+        pid, failure = REFUSED, self.failure
+        if not failure:
+            try:
+                with warnings.catch_warnings():  # of threads: those of numpy's BLAS, which is prepared for a fork
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    pid = os.fork()
+            except OSError as error:
+                failure = f"cannot start another process ({error.strerror}): raise the limit (ulimit -u)"
+        if pid == 0:
+            os.close(status)  # or the launcher would wait for what only a server that has been killed could write
+            self.become_rank(*fds)
+        with contextlib.suppress(BrokenPipeError):  # the launcher has given up meanwhile
+            os.write(status, MESSAGE.pack(pid) + failure.encode())
+        if pid > 0:
+            self.statuses[pid] = os.dup(status)
+
+    def become_rank(self, work: int, *fds: int) -> NoReturn:
+        """In the new process: drop what is the server's, and run what `work` says."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which may end a single rank
+            self.requests.close()
+            for descriptor in (self.wakeups, self.wakeup, *self.statuses.values()):
+                os.close(descriptor)
+            self.keep_lifeline()
+            inherited[:] = fds
+            if arrives(work):
+                code = spawn._main(work, os.dup(work))
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+
+    def keep_lifeline(self) -> None:
+        """Have the kernel kill this rank, too, when the launcher is gone; it signals one owner for each opened file."""
+        with contextlib.suppress(OSError):  # no /proc: the rank notices by its line
+            kill_at_end_of_file(os.open(f"/proc/self/fd/{self.lifeline}", os.O_RDONLY | os.O_NONBLOCK))
+        os.close(self.lifeline)
+
+    def reap(self) -> None:
+        """Pass on the exit codes of the ranks that have ended."""
+        while self.statuses:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self.statuses[pid], MESSAGE.pack(os.waitstatus_to_exitcode(status)))
+            os.close(self.statuses.pop(pid))

@@ -1,0 +1,56 @@
+"""Signals that end a program of ours: what they do to a launcher, and to a rank that somebody else has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import NoReturn
+
+TERMINATING = (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,)
+"""What asks a program to end, besides Ctrl-C: its supervisor does, or the terminal, being closed."""
+DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
+"""Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in the background.)"""
+
+
+def handle_termination() -> None:
+    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with code 128 + number."""
+    for number in TERMINATING:
+        if signal.getsignal(number) in DEFAULT:
+            signal.signal(number, exit_orderly)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def exit_orderly(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def leave_to_system() -> None:
+    """From now on these signals end the process at once, and Ctrl-C, which a person may repeat, does nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in TERMINATING:
+        if signal.getsignal(number) == exit_orderly:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def exit_after(seconds: float) -> None:
+    """Have these signals end the process after `seconds`, wherever its main thread then stands.
+
+    Python runs handlers in the main thread, between two of its instructions: never, while that waits in gloo for a
+    peer that is gone. torchrun would wait for it, too, 30 s long.
+    """
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    threading.Thread(target=wait_and_exit, args=(signals, seconds), name="signals", daemon=True).start()
+
+
+def wait_and_exit(signals: int, seconds: float) -> NoReturn:
+    while (number := os.read(signals, 1)[0]) not in (signal.SIGINT, *TERMINATING):
+        pass
+    time.sleep(seconds)
+    os._exit(128 + number)

@@ -1,0 +1,28 @@
+"""Standard streams that are closed, full, or that nobody reads any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+def open_standard_streams() -> None:
+    """Open on the null device what is closed of stdin, stdout and stderr: no other file then gets its number, and
+    printing does nothing."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (it stays open)
+
+
+def discard_output() -> None:
+    """Drop what is printed from now on, and what has not been written yet: Python tries that again when it exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # not a file
+        os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
