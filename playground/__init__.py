@@ -16,9 +16,56 @@ From a script, a test or a notebook:
     from playground import launch
     launch(fn, 2)    # runs fn(rank, size) on two ranks, returns [result of rank 0, result of rank 1]
 
+A rank tells how far it is with `report(step=3)`. What `launch` raises is a `PlaygroundError`:
+
+    UsageError           what was asked cannot be done; nothing was started
+    RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback
+      PeerDisconnected   … because another rank hung up on it
+    RankTimeout          no rank gave a sign of life for `timeout` seconds: .stacks says where each one stands
+    RendezvousTimeout    the ranks did not find each other in time
+    ForkServerFailed     the process that ranks come from was killed, is stopped, or could not start one
+
 Importing this package does not import torch.
 """
 
-from playground.runtime.launch import launch
+from playground.console.interrupt import leave_quietly_on_ctrl_c
+from playground.console.search_path import put_working_folder_last
 
-__all__ = ["launch"]
+put_working_folder_last()  # before anything else is imported
+leave_quietly_on_ctrl_c()
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+if TYPE_CHECKING:
+    from playground.runtime import (
+        PeerDisconnected,
+        PlaygroundError,
+        RankFailed,
+        RankTimeout,
+        RendezvousTimeout,
+        UsageError,
+        launch,
+        report,
+    )
+
+__all__ = [
+    "ForkServerFailed",
+    "PeerDisconnected",
+    "PlaygroundError",
+    "RankFailed",
+    "RankTimeout",
+    "RendezvousTimeout",
+    "UsageError",
+    "launch",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what this package exports when it is first asked for: pytest imports the package in every run of whoever
+    has it installed, for the sake of the plugin."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from playground import runtime
+
+    return getattr(runtime, name)

@@ -5,11 +5,21 @@
 """
 
 from playground.runtime.backends import device
-from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout, RendezvousTimeout, UsageError
+from playground.runtime.errors import (
+    ForkServerFailed,
+    PeerDisconnected,
+    PlaygroundError,
+    RankFailed,
+    RankTimeout,
+    RendezvousTimeout,
+    UsageError,
+)
 from playground.runtime.launch import launch
 from playground.runtime.rank import report
 
 __all__ = [
+    "ForkServerFailed",
+    "PeerDisconnected",
     "PlaygroundError",
     "RankFailed",
     "RankTimeout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from playground.runtime.rendezvous import Rendezvous, is_loopback, parse_init_me
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
+
+MAX_WORLD_SIZE = 2**17
+"""More ranks than any world has had: a larger number is a slip, and would be waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +45,15 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
         raise UsageError(
             f"{given} set without {', '.join(missing)}: set all of {', '.join(needed)}, or none to start a world here"
         )
-    size = read_integer("WORLD_SIZE", environ, 1, 2**31)
+    size = read_integer("WORLD_SIZE", environ, 1, MAX_WORLD_SIZE + 1)
     rank = read_integer("RANK", environ, 0, size)
     path = ""
     if init_method is None or init_method == "env://":
-        host, port = environ["MASTER_ADDR"], read_integer("MASTER_PORT", environ, 1, 65536)
+        host, port = read_host("MASTER_ADDR", environ), read_integer("MASTER_PORT", environ, 1, 65536)
     else:
-        _, host, port, path = parse_init_method(init_method)
+        scheme, host, port, path = parse_init_method(init_method)
+        if scheme == "tcp" and port == 0:
+            raise UsageError(f"--init-method {init_method}: ranks that are started one by one need to know the port")
     rendezvous = Rendezvous(
         host=host, port=port, local=not path and is_loopback(host), path=path,
         served=environ.get(SERVED_BY_TORCHRUN) != "True",
@@ -58,8 +64,16 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
         local_size = read_integer("LOCAL_WORLD_SIZE", environ, 1, size + 1)
     local_rank = rank % local_size
     if "LOCAL_RANK" in environ:
-        local_rank = read_integer("LOCAL_RANK", environ, 0, size)
+        local_rank = read_integer("LOCAL_RANK", environ, 0, local_size if "LOCAL_WORLD_SIZE" in environ else size)
     return RankEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size, rendezvous=rendezvous)
+
+
+def read_host(name: str, environ: Mapping[str, str]) -> str:
+    """The environment's host `name`: a name, or an address without brackets."""
+    host = environ[name]
+    if not re.fullmatch(r"[\w.:%-]+", host):
+        raise UsageError(f"{name}={host!r} is not a host: set it to the name or IP address of the host of rank 0")
+    return host
 
 
 def read_integer(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:

@@ -7,6 +7,7 @@ line what went wrong.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,9 +17,14 @@ import torch.distributed as dist
 from playground.runtime import backends
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.environment import RankEnv
+from playground.runtime.errors import PeerDisconnected
 from playground.runtime.rank import Progress, failure, report_to
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen
 from playground.runtime.world import init_process
+
+PRECEDENCE = 0.5
+"""Seconds by which a rank whose peer is gone ends after that peer. torchrun looks every 0.1 s who has ended, and blames
+the first that it finds."""
 
 
 def join(
@@ -45,7 +51,10 @@ def join(
             local_rank=env.local_rank, local_size=env.local_size, joined=True, before_leaving=share,
         )  # fmt: skip
     except Exception as error:
-        raise failure(error, env.rank, env.size) from error
+        failed = failure(error, env.rank, env.size)
+        if isinstance(failed, PeerDisconnected):
+            time.sleep(PRECEDENCE)
+        raise failed from error
 
 
 def bind_store(env: RankEnv) -> socket.socket | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import socket
 from collections.abc import Callable
 from typing import Any
 
-from playground.runtime import backends, rank as rank_process, server
-from playground.runtime.errors import UsageError
+from playground.runtime import backends, kept, rank as rank_process, server
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.limits import check_open_files
+from playground.runtime.output import open_pipes
 from playground.runtime.rank import Progress
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, prepare_rendezvous
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous
 from playground.runtime.watch import Rank, release, stop, watch
+from playground.runtime.work import prepare_work
 
 MAX_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
@@ -28,34 +32,71 @@ def launch(
     timeout: float = DEFAULT_TIMEOUT,
     init_method: str | None = None,
     on_report: Progress | None = None,
+    fresh: bool = False,
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
-    `fn` must be importable by name (a function at the top of a module) and its results must pickle. `timeout`, in
-    seconds, bounds the time for which no rank gives a sign of life; `report()` in a rank is one, and arrives at
-    `on_report(rank, event)`. While others do give one, an operation of the process group may take 5 s longer.
+    `fn` must be importable by name (a function at the top of a module) and its results must pickle. One without
+    parameters, such as the `main()` of a script for torchrun, is called without: RANK, WORLD_SIZE, LOCAL_RANK,
+    MASTER_ADDR and MASTER_PORT are set, and it may call `init_process_group` itself. The environment variables and the
+    working folder are the caller's. What a rank prints comes out here, line by line.
+
+    `timeout`, in seconds, bounds the time for which no rank gives a sign of life; `report()` in a rank is one, and
+    arrives at `on_report(rank, event)`, and so is what it prints. While others do give one, an operation of the process
+    group may take 5 s longer. Where worlds are kept (`keep_worlds`, as in pytest), `fresh` asks for new processes.
 
     Raises `UsageError` before anything is started; `RankFailed` for the first rank that raised or died;
     `RankTimeout`, with every unfinished rank's Python stack, when the timeout passes. However it ends, Ctrl-C
     included, no rank outlives the call; if this process is killed, they end by themselves.
     """
-    server.leave_if_imported()
-    check(size, backend, timeout)
-    work = pickle_work(fn, args)
-    rendezvous, listener = prepare_rendezvous(init_method)
+    __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback
     ranks: list[Rank] = []
     try:
-        with listener or contextlib.nullcontext():
-            for number in range(size):
-                settings = (number, size, backend, work, rendezvous, listener if number == 0 else None)
-                name = f"rank {number} of {size}"
-                process, line = server.start(name, rank_process.main, *settings, timeout + HEAD_START)
-                ranks.append(Rank(number, size, process, line, backends.get_backend(backend)))
+        server.leave_if_imported()
+        check(size, backend, timeout)
+        work = prepare_work(fn, args, timeout + HEAD_START)
+        reusable = not fresh and init_method is None and backends.get_backend(backend).may_be_kept
+        ranks = kept.take(size, backend) if reusable else []
+        if not ranks:
+            start(ranks, size, backend, init_method)
+        for rank in ranks:
+            rank.assign(work)
         watch(ranks, timeout, on_report or (lambda rank, event: None))
-        release(ranks)
-        return [pickle.loads(rank.result or b"") for rank in ranks]
+        results = [pickle.loads(rank.result or b"") for rank in ranks]
+        if reusable and kept.keep(ranks):
+            ranks = []
+        else:
+            release(ranks)
+        return results
+    except PlaygroundError as error:
+        failure = error
     finally:
         stop(ranks)
+    raise failure.with_traceback(None)  # where the launcher stood is no help
+
+
+def start(ranks: list[Rank], size: int, backend: str, init_method: str | None) -> None:
+    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped."""
+    rendezvous, listener = prepare_rendezvous(init_method)
+    with listener or contextlib.nullcontext():
+        for number in range(size):
+            ranks.append(start_rank(number, size, backend, rendezvous, listener if number == 0 else None))
+
+
+def start_rank(number: int, size: int, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> Rank:
+    outputs, ends = open_pipes(number)
+    try:
+        process, line = server.start(
+            f"rank {number} of {size}", rank_process.main, ends, number, size, backend, rendezvous, listener
+        )
+    except BaseException:
+        for output in outputs:
+            output.close()
+        raise
+    finally:
+        for end in ends:
+            end.close()
+    return Rank(number, size, process, line, outputs, backends.get_backend(backend))
 
 
 def check(size: int, backend: str, timeout: float) -> None:
@@ -64,22 +105,5 @@ def check(size: int, backend: str, timeout: float) -> None:
         raise UsageError(f"a world of {size} ranks: one host takes 1 to {MAX_RANKS}; torchrun takes more on several")
     if not 0 < timeout < 1e6:
         raise UsageError(f"a timeout of {timeout} s: use a number of seconds above 0 and below a million")
+    check_open_files(size)
     backends.get_backend(backend).check(size)
-
-
-def pickle_work(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """The work, ready to travel. Raises `UsageError` if a new process could not find the function."""
-    import __main__
-
-    if getattr(fn, "__module__", None) == "__main__" and not hasattr(__main__, "__file__"):
-        raise UsageError(
-            f"{fn.__qualname__} was defined in a notebook or at a prompt, where the ranks, being new processes, "
-            f"cannot see it: write it to a file (%%writefile ranks.py) and import it"
-        )
-    try:
-        return pickle.dumps((fn, args))
-    except Exception as error:
-        raise UsageError(
-            f"{fn!r} or its arguments cannot be sent to another process ({error}): "
-            f"use a function at the top of a module, and plain data"
-        ) from None

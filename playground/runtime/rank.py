@@ -1,18 +1,21 @@
-"""Inside a rank that the launcher started: run the function, tell the launcher how it goes, follow_orders its orders.
+"""Inside a rank that the launcher started: run the function, tell the launcher how it goes, follow its orders.
 
-| rank → launcher             | launcher → rank                                   |
-|-----------------------------|---------------------------------------------------|
-| `("up",)`                   | `"where"`: answer with `("stack", text)`           |
-| `("report", event)`         | `"leave"`: every rank has its result, you may go   |
-| `("result", pickled)`       | end of file: the launcher is gone, go at once      |
-| `("failed", error)`         |                                                    |
+| rank → launcher              | launcher → rank                                     |
+|------------------------------|-----------------------------------------------------|
+| `("up",)`                    | `Work`: run this                                     |
+| `("report", event)`          | `"where"`: answer with `("stack", text)`             |
+| `("result", pickled, clean)` | `"leave"`: every rank has its result, you may go     |
+| `("failed", error)`          | end of file: the launcher is gone, go at once        |
+| `("paused", flag)`           |                                                     |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
-fails only because it is gone, and the first failure to be told is the first that happened.
+fails only because it is gone, and the first failure to be told is the first that happened. A rank that has handed in
+its result waits too: for the order to leave, or for more work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -20,17 +23,23 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from playground.runtime.coverage import count_lines
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.output import redirect
 from playground.runtime.rendezvous import Rendezvous
+from playground.runtime.work import Work, call
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-OURS = os.path.dirname(__file__)
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
+NOT_THEIRS = (*(os.path.join(PACKAGE, room, "") for room in ("runtime", "testing")), "<frozen importlib")
+"""Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
 """What a rank reports: names and values of its choice."""
@@ -53,9 +62,9 @@ def report_to(listener: Callable[[Event], None]) -> None:
 class Launcher:
     """The rank's end of the line to its launcher."""
 
-    def __init__(self, line: Connection) -> None:
-        self.line = line
-        self.may_leave = threading.Event()
+    def __init__(self, line: Connection, rank: int, size: int) -> None:
+        self.line, self.rank, self.size = line, rank, size
+        self.work: SimpleQueue[Work | None] = SimpleQueue()
         self.one_at_a_time = threading.Lock()
         self.main_thread = threading.get_ident()
         threading.Thread(target=self.follow_orders, name="launcher", daemon=True).start()
@@ -76,46 +85,85 @@ class Launcher:
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
                 self.tell("stack", "".join(traceback.format_list(user_frames(traceback.extract_stack(frame)))))
-            elif order == "leave":
-                self.may_leave.set()
+            else:
+                self.work.put(None if order == "leave" else order)
 
-    def submit(self, result: Any) -> None:
-        """Hand in the result; return when every rank has done so."""
+    def assignments(self) -> Iterator[Work]:
+        """What this rank is given to do, until it may leave."""
+        return iter(self.work.get, None)
+
+    def submit(self, result: Any, clean: bool) -> None:
+        """Hand in the result. `clean`: this process can run something else as a new one would."""
         try:
             pickled = pickle.dumps(result)
         except Exception as error:
-            raise TypeError(f"the result cannot be sent to the launcher ({error}): return plain data") from None
-        self.tell("result", pickled)
-        self.may_leave.wait()
+            words = f"returned what cannot be sent to the launcher ({error}): return plain data"
+            raise RankFailed(self.rank, self.size, words) from None
+        flush()
+        self.tell("result", pickled, clean)
 
 
 def main(
     line: Connection,
+    pipes: list[Connection],
     rank: int,
     size: int,
     backend: str,
-    pickled_work: bytes,
     rendezvous: Rendezvous,
     listener: socket.socket | None,
-    timeout: float,
 ) -> None:
     """The life of a rank."""
-    launcher = Launcher(line)
+    redirect(*pipes)
+    launcher = Launcher(line, rank, size)
     launcher.tell("up")
     report_to(partial(launcher.tell, "report"))
+    sys.breakpointhook = partial(debug, launcher)
     try:
-        from playground.runtime.world import init_process
-
-        fn, args = pickle.loads(pickled_work)
-        init_process(
-            rank, size, fn, backend,
-            args=args, rendezvous=rendezvous, listener=listener, timeout=timeout, before_leaving=launcher.submit,
-        )  # fmt: skip
+        live(launcher, backend, rendezvous, listener)
     except BaseException as error:  # whatever it is, SystemExit included: the launcher must hear of it
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         launcher.tell("failed", failure(error, rank, size))
         threading.Event().wait()
+
+
+def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
+    """Enter the world, run what the launcher sends, leave the world when all may."""
+    from playground.runtime.process_state import ProcessState
+    from playground.runtime.world import Member
+
+    rank, size = launcher.rank, launcher.size
+    member = state = None
+    for work in launcher.assignments():
+        work.move_in()
+        if member is None or state is None:
+            member = Member(rank, size, backend, rendezvous=rendezvous, listener=listener, timeout=work.timeout)
+            state = ProcessState()
+        else:
+            member.drop_groups()
+        member.form_group(work.timeout)
+        fn, args = work.load()
+        state.begin()
+        with count_lines(work.coverage):
+            result = call(fn, rank, size, *args)
+        launcher.submit(result, state.is_unchanged())
+    if member:
+        member.leave()
+
+
+def debug(launcher: Launcher, *args: Any, **kwargs: Any) -> Any:
+    """What `breakpoint()` does in a rank."""
+    if "PYTHONBREAKPOINT" in os.environ:  # somebody has chosen a debugger, or none
+        return sys.__breakpointhook__(*args, **kwargs)
+    from playground.runtime.debug import set_trace
+
+    return set_trace(sys._getframe(1), launcher.rank, launcher.tell)
+
+
+def flush() -> None:
+    """Hand over what has been printed; a stream that the function has closed has nothing to hand over."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError):
+            stream.flush()
 
 
 def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
@@ -130,7 +178,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
 
 
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """`stack` without what led to the user's function; all of it if it never got there."""
-    ours = [i for i, frame in enumerate(stack) if os.path.dirname(frame.filename) == OURS]
-    below = stack[ours[-1] + 1 :] if ours else stack
-    return list(below or stack)
+    """`stack` from where the user's function begins, without our own part in it; all of it if it never got there."""
+    start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
+    theirs = [frame for frame in stack[start:] if not frame.filename.startswith(NOT_THEIRS)]
+    return theirs or list(stack)

@@ -7,12 +7,16 @@ and they import it. The name is checked where it is written, not where it is use
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from playground.runtime.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 """The folder that the package lies in."""
@@ -26,8 +30,9 @@ class Remote:
     name: str
 
     def load(self) -> Any:
-        """The function (or whatever else has that name)."""
-        return getattr(importlib.import_module(self.module), self.name)
+        """The function (or whatever else has that name). Raises `UsageError` for a syntax error on the way to it."""
+        with syntax_errors_in_one_line():
+            return getattr(importlib.import_module(self.module), self.name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.load()(*args, **kwargs)
@@ -51,6 +56,15 @@ def remote(reference: str) -> Remote:
     return Remote(module, name)
 
 
+@contextlib.contextmanager
+def syntax_errors_in_one_line() -> Iterator[None]:
+    """Raise `UsageError`, which names the file and the line, instead of `SyntaxError`."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}; correct it and retry") from error
+
+
 def file_of(module: str) -> Path:
     return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
@@ -71,8 +85,11 @@ class Outline:
 
 @functools.cache
 def outline(module: str) -> Outline:
-    """The outline of one of our modules. Raises `OSError` if there is none of that name."""
-    tree = ast.parse(file_of(module).read_text(encoding="utf-8"))
+    """The outline of one of our modules. Raises `OSError` if there is none of that name, and `UsageError` for one that
+    is not valid Python."""
+    file = file_of(module)
+    with syntax_errors_in_one_line():
+        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     texts = {"": ast.get_docstring(tree) or ""}
     rank_functions = []
     for node in tree.body:

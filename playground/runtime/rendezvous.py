@@ -66,10 +66,14 @@ def check_method(init_method: str | None) -> None:
     scheme, host, _, path = parse_init_method(init_method)
     if scheme == "tcp" and not is_loopback(host):
         raise UsageError(f"--init-method {init_method}: one host's ranks meet on loopback, e.g. tcp://127.0.0.1:29500")
-    if scheme == "file" and os.path.exists(path):
-        raise UsageError(f"--init-method {init_method}: the file is there already; a world needs a fresh one")
-    if scheme == "file" and not os.access(os.path.dirname(path), os.W_OK):
-        raise UsageError(f"--init-method {init_method}: the folder does not exist or is not writable")
+    if scheme == "file":
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
+            os.unlink(path)
+        except FileExistsError:
+            raise UsageError(f"--init-method {init_method}: the file is there already; use a new one") from None
+        except OSError as error:
+            raise UsageError(f"--init-method {init_method}: the file cannot be created ({error.strerror})") from None
 
 
 def bracket_ipv6(host: str) -> str:
@@ -84,9 +88,13 @@ def parse_init_method(init_method: str) -> tuple[str, str, int, str]:
         host, port = url.hostname, url.port
     except ValueError as error:
         raise UsageError(f"--init-method {init_method}: {error}") from None
-    if url.scheme == "file" and url.path and not url.netloc:
+    if url.query or url.fragment:
+        raise UsageError(f"--init-method {init_method}: nothing may follow a ? or #, the ranks are numbered already")
+    if url.scheme == "file" and url.path.startswith("/") and not url.netloc:
         return "file", "", 0, url.path
     if url.scheme == "tcp" and host and port is not None:
+        if url.path or "@" in url.netloc:
+            raise UsageError(f"--init-method {init_method}: tcp:// takes a host and a port alone, tcp://HOST:PORT")
         return "tcp", host, port, ""
     raise UsageError(f"--init-method {init_method}: use env://, tcp://HOST:PORT or file:///PATH")
 

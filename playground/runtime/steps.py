@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 
 from playground.runtime.backends import refusal
+from playground.runtime.errors import PlaygroundError
 from playground.runtime.remote import Remote
 
 
-def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234, more: tuple[Any, ...] = ()) -> list[Any]:
-    """What this rank gets from each step; {"refused": words} for what the backend cannot do.
+def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234) -> list[Any]:
+    """What this rank gets from each step, as `attempt` says.
 
-    Each step is called as `step(rank, size, *more)`.
+    Each step is called as `step(rank, size)`. Raises `PlaygroundError` for one that does not return plain data.
     """
     torch.manual_seed(seed)
-    outcomes: list[Any] = []
-    for step in steps:
-        try:
-            outcomes.append(step(rank, size, *more))
-        except (RuntimeError, ValueError) as error:
-            if not refusal(error):
-                raise
-            outcomes.append({"refused": refusal(error)})
-    return outcomes
+    return [check_outcome(step.name, attempt(step, rank, size)) for step in steps]
+
+
+def attempt(step: Remote, *args: Any) -> Any:
+    """What `step(*args)` returns; {"refused": words} for what the backend cannot do."""
+    try:
+        return step(*args)
+    except (RuntimeError, ValueError) as error:
+        if not refusal(error):
+            raise
+        return {"refused": refusal(error)}
+
+
+def check_outcome(step: str, outcome: Any) -> Any:
+    """`outcome`, if it is a mapping or a dataclass without tensors. Raises `PlaygroundError` if it is not."""
+    rule = "return plain data, e.g. {'before': tensor.item(), 'after': tensor.tolist()}"
+    if not isinstance(outcome, Mapping):
+        if is_dataclass(outcome) and not isinstance(outcome, type):
+            return outcome
+        what = "nothing" if outcome is None else f"a {type(outcome).__name__}"
+        raise PlaygroundError(f"step {step} returned {what}: {rule}")
+    for name, value in outcome.items():
+        if any(isinstance(each, torch.Tensor) for each in (value if isinstance(value, (list, tuple)) else [value])):
+            raise PlaygroundError(f"step {step} returned a Tensor in {name!r}: {rule}")
+    return outcome

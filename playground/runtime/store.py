@@ -41,14 +41,8 @@ def connect(
     """
     import torch.distributed as dist
 
-    for backend in BACKENDS.values():
-        if rendezvous.local:
-            os.environ[backend.interface_variable] = LOOPBACK_INTERFACE
-        elif backend.trusts_host_name and (name := interface_towards(rendezvous.host)):
-            os.environ.setdefault(backend.interface_variable, name)
     if rendezvous.path:
         return dist.FileStore(rendezvous.path, size)
-    os.environ.update(MASTER_ADDR=rendezvous.host, MASTER_PORT=str(rendezvous.port))
     serves = rendezvous.served and rank == 0
     # Not libuv: in older torch (2.6) its store cannot take over a socket that is listening already.
     fd = {"master_listen_fd": listener.detach(), "use_libuv": False} if serves and listener else {}
@@ -65,6 +59,15 @@ def connect(
         ) from error
     # torchrun's store may have seen an earlier attempt of the same world
     return dist.PrefixStore(f"attempt {os.environ.get(ATTEMPT, 0)}", store)
+
+
+def choose_interface(rendezvous: Rendezvous) -> None:
+    """Tell the backends, before they form a process group, which network interface leads to the other ranks."""
+    for backend in BACKENDS.values():
+        if rendezvous.local:
+            os.environ[backend.interface_variable] = LOOPBACK_INTERFACE
+        elif backend.trusts_host_name and (name := interface_towards(rendezvous.host)):
+            os.environ.setdefault(backend.interface_variable, name)
 
 
 def await_everyone(store: dist.Store, rendezvous: Rendezvous, rank: int, size: int, timeout: timedelta) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 from playground.runtime.backends import Backend
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.output import Output
 from playground.runtime.rank import Event, Progress
-from playground.runtime.server import UNGUARDED
+from playground.runtime.server import LOST_BY_THE_SERVER, UNGUARDED, check_server
+from playground.runtime.work import Work
 
 START_LIMIT = 300.0
 """Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
@@ -23,8 +25,6 @@ GRACE = 1.0
 """Seconds a rank has to answer, or to end once told to, before it is stopped harder."""
 LEAVE_LIMIT = 10.0
 """Seconds a rank has to destroy its process group, all results being in."""
-LOST_BY_THE_SERVER = 255
-"""Exit code of a rank whose fork server is gone: nobody can tell how it ended."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 
@@ -37,13 +37,23 @@ class Rank:
     size: int
     process: Any
     line: Connection
+    outputs: list[Output]
     backend: Backend
     up: bool = False
     result: bytes | None = None
+    clean: bool = False
+    """Whether its process can run something else as a new one would."""
+    paused: bool = False
+    """Whether a person is debugging it."""
     stack: str = UNHEARD
     failure: PlaygroundError | None = None
     failed_at: float = 0.0
     vanished: bool = False
+
+    def assign(self, work: Work) -> None:
+        """Give it something to do."""
+        self.result, self.stack = None, UNHEARD
+        self.order(work)
 
     def receive(self) -> Event | None:
         """Take in one message; return the event if it is a report."""
@@ -53,7 +63,9 @@ class Rank:
         elif kind == "report":
             return content[0]
         elif kind == "result":
-            self.result = content[0]
+            self.result, self.clean = content
+        elif kind == "paused":
+            self.paused = content[0]
         elif kind == "stack":
             self.stack = content[0]
         elif kind == "failed":
@@ -73,9 +85,14 @@ class Rank:
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
-    def order(self, word: str) -> None:
+    def order(self, order: Work | str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
-            self.line.send(word)
+            self.line.send(order)
+
+    def relay_output(self) -> None:
+        """Pass on all that it has printed by now."""
+        for output in self.outputs:
+            output.relay_all()
 
 
 def describe_exit(code: int | None, backend: Backend) -> str:
@@ -83,7 +100,7 @@ def describe_exit(code: int | None, backend: Backend) -> str:
     if code is None:
         return "hung up on its launcher but is still there"
     if code == LOST_BY_THE_SERVER:
-        return "is out of reach: the fork server it came from was killed"
+        return "is out of reach: the fork server it came from was killed or stopped"
     if code >= 0:
         return f"exited with code {code} without a result"
     names = {number.value: number.name for number in signal.Signals}
@@ -92,20 +109,28 @@ def describe_exit(code: int | None, backend: Backend) -> str:
 
 def watch(ranks: list[Rank], timeout: float, on_report: Progress) -> None:
     """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for too long."""
-    limit = START_LIMIT
+    limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
     while not all(rank.result for rank in ranks):
-        if not listen(ranks, limit, on_report):
+        if not listen(ranks, limit, on_report) and not any(rank.paused for rank in ranks):
             raise RankTimeout(len(ranks), limit, collect_stacks(ranks))
         if any(rank.failure for rank in ranks):
             raise first_failure(ranks)
         limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
+    for rank in ranks:
+        rank.relay_output()
 
 
 def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
-    """Wait for word from any rank, take in what there is; False if `seconds` passed in silence."""
+    """Wait for word from any rank, take in what there is; False if `seconds` passed in silence.
+
+    What a rank prints is word from it, and passed on as it comes.
+    """
     lines: dict[Any, Rank] = {rank.line: rank for rank in ranks if not rank.vanished}
     ends: dict[Any, Rank] = {rank.process.sentinel: rank for rank in ranks if not rank.vanished}
-    ready = wait([*lines, *ends], seconds)
+    outputs = open_outputs(ranks)
+    ready = wait([*lines, *ends, *outputs], seconds)
+    for pipe in outputs.keys() & set(ready):
+        outputs[pipe].relay()
     events: list[tuple[int, Event]] = []
     for line in lines.keys() & set(ready):
         rank = lines[line]
@@ -121,6 +146,11 @@ def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
         if not ends[end].vanished:
             ends[end].vanish()
     return bool(ready)
+
+
+def open_outputs(ranks: list[Rank]) -> dict[Any, Output]:
+    """What the ranks may still print to, by its pipe."""
+    return {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
 
 
 def first_failure(ranks: list[Rank]) -> PlaygroundError:
@@ -166,8 +196,12 @@ def release(ranks: list[Rank]) -> None:
     lines: dict[Any, Rank] = {rank.line: rank for rank in ranks}
     end = time.monotonic() + LEAVE_LIMIT
     while staying:
-        ready = wait([*staying, *lines], max(0.0, end - time.monotonic()))
+        outputs = open_outputs(ranks)
+        ready = wait([*staying, *lines, *outputs], max(0.0, end - time.monotonic()))
+        for pipe in outputs.keys() & set(ready):
+            outputs[pipe].relay()
         if not ready:
+            check_server()
             # rank 0 waits for the others: if one of them is still there, it is that one
             last = max(staying.values(), key=lambda rank: rank.number)
             raise unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
@@ -192,13 +226,19 @@ def unclean_exit(rank: Rank, how: str) -> RankFailed:
 
 def stop(ranks: list[Rank]) -> None:
     """End what is left of the ranks: the closed line tells them, then SIGTERM, then SIGKILL."""
-    for rank in ranks:
-        rank.line.close()
-        rank.process.terminate()
-    end = time.monotonic() + GRACE
-    for rank in ranks:
-        rank.process.join(max(0.0, end - time.monotonic()))
-    for rank in ranks:
-        rank.process.kill()
-        rank.process.join()
-        rank.process.close()
+    try:
+        for rank in ranks:
+            rank.relay_output()
+    finally:  # whoever was to read that may be gone
+        for rank in ranks:
+            rank.line.close()
+            rank.process.terminate()
+        end = time.monotonic() + GRACE
+        for rank in ranks:
+            rank.process.join(max(0.0, end - time.monotonic()))
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.join()
+            rank.process.close()
+            for output in rank.outputs:
+                output.close()

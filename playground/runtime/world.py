@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import socket
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,7 +17,7 @@ import torch.distributed as dist
 from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous
-from playground.runtime.store import await_everyone, connect, leave_together
+from playground.runtime.store import await_everyone, choose_interface, connect, leave_together
 
 
 def init_process(
@@ -42,27 +45,130 @@ def init_process(
 
     Raises `RendezvousTimeout` if the ranks do not find each other in time, `RankFailed` if the backend then fails.
     """
-    local_rank = rank if local_rank is None else local_rank
-    local_size = size if local_size is None else local_size
-    torch.set_num_threads(host.threads_per_rank(local_size))
-    # where torch and others look for it, whoever started this process
-    os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_size))
-    host.use_batch_scheduling()
-    host.keep_freed_memory()
-    used = backends.get_backend(backend)
-    device = used.claim_device(local_rank, local_size, joined)
-    limit = timedelta(seconds=timeout)
-    store = connect(rendezvous, listener, rank, size, limit)
-    await_everyone(store, rendezvous, rank, size, limit)
-    try:
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=limit,
-            device_id=device,
-        )  # fmt: skip
-    except dist.DistError as error:
-        raise RankFailed(rank, size, f"could not enter the world: {used.explain_init_failure(error)}") from error
+    member = Member(
+        rank, size, backend, rendezvous=rendezvous, listener=listener, local_rank=local_rank, local_size=local_size,
+        joined=joined, timeout=timeout,
+    )  # fmt: skip
+    member.form_group(timeout)
     result = before_leaving(fn(rank, size, *args))
-    used.drain()
-    dist.destroy_process_group()
-    leave_together(store, rank, size)
+    member.leave()
     return result
+
+
+class Member:
+    """This process as a member of a world: it comes to the store once, and forms one process group after the other."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        backend: str,
+        *,
+        rendezvous: Rendezvous,
+        listener: socket.socket | None,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+        joined: bool = False,
+        timeout: float,
+    ) -> None:
+        """Wait for the others, `timeout` seconds at most. Raises `RendezvousTimeout`."""
+        self.rank, self.size, self.backend = rank, size, backends.get_backend(backend)
+        self.local_rank = rank if local_rank is None else local_rank
+        self.local_size = size if local_size is None else local_size
+        self.rendezvous, self.joined = rendezvous, joined
+        self.groups_formed = 0
+        self.group: dist.ProcessGroup | None = None
+        torch.set_num_threads(host.threads_per_rank(self.local_size))
+        host.use_batch_scheduling()
+        host.keep_freed_memory()
+        self.device = self.backend.claim_device(self.local_rank, self.local_size, joined)
+        limit = timedelta(seconds=timeout)
+        self.store = connect(rendezvous, listener, rank, size, limit)
+        await_everyone(self.store, rendezvous, rank, size, limit)
+
+    def form_group(self, timeout: float) -> None:
+        """A process group of all ranks, each of whose operations may take `timeout` seconds."""
+        choose_interface(self.rendezvous)
+        os.environ.update(self.environment())
+        try:
+            torch_init_process_group(
+                self.backend.name, store=self.open_store(), rank=self.rank, world_size=self.size,
+                timeout=timedelta(seconds=timeout), device_id=self.device,
+            )  # fmt: skip
+        except dist.DistError as error:
+            words = self.backend.explain_init_failure(error)
+            raise RankFailed(self.rank, self.size, f"could not enter the world: {words}") from error
+        self.group = dist.group.WORLD
+        members[:] = [self]
+
+    def environment(self) -> dict[str, str]:
+        """This rank's place, where torch and others look for it, whoever started this process.
+
+        Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+        """
+        place = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)} | self.address
+        return place if self.joined else place | {"RANK": str(self.rank), "WORLD_SIZE": str(self.size)}
+
+    @property
+    def address(self) -> dict[str, str]:
+        """Of the store, if it has one."""
+        where = self.rendezvous
+        return {} if where.path else {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
+
+    def make_way(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Before a group that the function forms itself: destroy ours, if it still stands.
+
+        `call` is what the function passes to `init_process_group`. If it looks for the others where the environment
+        says, that is at our store, which is served already: returned is the call that uses it.
+        """
+        if dist.group.WORLD is self.group:
+            self.destroy_groups()
+        moved = any(os.environ.get(name) != value for name, value in self.address.items())
+        if moved or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
+            return call
+        store = self.open_store()
+        return {"rank": self.rank, "world_size": self.size} | call | {"init_method": None, "store": store}
+
+    def open_store(self) -> dist.Store:
+        """A part of the store that no process group has used yet."""
+        self.groups_formed += 1
+        return dist.PrefixStore(f"group {self.groups_formed}", self.store)
+
+    def drop_groups(self) -> None:
+        """Leave all process groups, ours or not."""
+        self.backend.drain()
+        self.destroy_groups()
+
+    def destroy_groups(self) -> None:
+        """Destroy all process groups. What takes gloo 20 ms, closing its sockets, is left to a thread."""
+        group = [self.group]
+        self.group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        threading.Thread(target=group.clear, name="close the process group").start()
+
+    def leave(self) -> None:
+        """Leave the world, with all others."""
+        self.backend.drain()
+        if dist.is_initialized():  # the function may have destroyed it
+            dist.destroy_process_group()
+        leave_together(self.store, self.rank, self.size)
+
+
+members: list[Member] = []
+"""What this process is a member of: one world, or none."""
+torch_init_process_group = dist.init_process_group
+
+
+@functools.wraps(torch_init_process_group)
+def init_process_group(*args: Any, **kwargs: Any) -> None:
+    """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
+    call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
+    for member in members:
+        if not member.joined:
+            call = member.make_way(call)
+    torch_init_process_group(**call)
+
+
+# Modules imported from here on find this one: the user's too, because the fork server imports ours first.
+dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group

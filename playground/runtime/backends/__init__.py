@@ -7,6 +7,7 @@ A new backend is one file beside these, and its line below. Importing this does 
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from playground.runtime.backends.backend import Backend
@@ -41,8 +42,17 @@ def device() -> Any:
 
 
 def refusal(error: Exception) -> str:
-    """The backend's own words if `error` says that it cannot do an operation at all; empty for any other error."""
-    return backend_of().refusal(error)
+    """The backend's own words if `error` says that it cannot do an operation at all; empty for any other error.
+
+    An error that somebody else has raised is not the backend's, whatever it says.
+    """
+    return backend_of().refusal(error) if raised_by_torch(error) else ""
+
+
+def raised_by_torch(error: Exception) -> bool:
+    """Whether `error` was raised in a module of torch, or in what is written in C++ and was called from there."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "torch"
 
 
 __all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "refusal"]

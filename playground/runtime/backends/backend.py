@@ -30,6 +30,8 @@ class Backend:
     """Whether the messages of one step must be started together, by `batch_isend_irecv`."""
     allows_threads = True
     """Whether a second thread may communicate while the first one does."""
+    may_be_kept = True
+    """Whether a process can form one process group of this backend after the other as well as new processes can."""
     deaths: Mapping[int, str] = MappingProxyType({})
     """What it means when a rank is killed by one of these signals, where that is more than the signal's name."""
     refusals: tuple[str, ...] = (

@@ -35,6 +35,7 @@ class Nccl(Backend):
     interface_variable = "NCCL_SOCKET_IFNAME"
     log_level = "ERROR"  # when its watchdog ends a rank, what it logs is all there is to be known
     batches_messages = True
+    may_be_kept = False  # what a communicator leaves on the device goes with its process
     allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
     deaths = MappingProxyType(
         {

@@ -1,0 +1,66 @@
+"""Worlds that are kept: after a launch its ranks wait for the next one, which then takes milliseconds.
+
+Only the processes are kept: every launch forms a process group of its own. A world is kept if its function returned on
+every rank and left each process as it had found it (`ProcessState`); otherwise the next launch starts a new one. What a
+function writes into modules nobody sees: `launch(..., fresh=True)` is for that.
+"""
+
+from __future__ import annotations
+
+import atexit
+from multiprocessing.connection import wait
+
+from playground.runtime.watch import Rank, release, stop
+
+MAX_RANKS_KEPT = 32
+"""In all worlds together. An idle rank costs some 30 MB."""
+_worlds: dict[tuple[int, str], list[Rank]] = {}
+_wanted = False
+
+
+def keep_worlds() -> None:
+    """From now on, keep worlds until this process ends or calls `end_worlds`."""
+    global _wanted
+    if not _wanted:
+        atexit.register(end_worlds)
+    _wanted = True
+
+
+def are_kept() -> bool:
+    """Whether worlds are kept at the moment."""
+    return _wanted
+
+
+def end_worlds() -> None:
+    """Keep worlds no longer; end those there are."""
+    global _wanted
+    _wanted = False
+    while _worlds:
+        end(_worlds.popitem()[1])
+
+
+def end(ranks: list[Rank]) -> None:
+    try:
+        release(ranks)
+    finally:
+        stop(ranks)
+
+
+def take(size: int, backend: str) -> list[Rank]:
+    """The ranks of a world that is kept; none if there is no such world, or one of its ranks has ended since."""
+    ranks = _worlds.pop((size, backend), [])
+    if any(wait([rank.process.sentinel, rank.line], 0) for rank in ranks):
+        stop(ranks)
+        return []
+    return ranks
+
+
+def keep(ranks: list[Rank]) -> bool:
+    """Keep this world, if worlds are to be kept and all its processes are as good as new."""
+    if not _wanted or not all(rank.clean for rank in ranks):
+        return False
+    size, backend = ranks[0].size, ranks[0].backend.name
+    while _worlds and size + sum(map(len, _worlds.values())) > MAX_RANKS_KEPT:
+        end(_worlds.pop(next(iter(_worlds))))  # the one that has waited longest
+    _worlds[size, backend] = ranks
+    return True

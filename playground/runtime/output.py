@@ -1,0 +1,91 @@
+"""What ranks print, line by line and whole: each has a pipe for stdout and one for stderr, and the launcher reads them.
+
+Left to themselves ranks would write to one file at a time of their choice: on a terminal in the middle of each other's
+lines, into a pipe when a buffer is full, and never if they are killed before.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+
+READ_AT_ONCE = 2**16
+"""Bytes: what a pipe holds."""
+STREAMS = ("stdout", "stderr")
+
+
+def redirect(stdout: Connection, stderr: Connection) -> None:
+    """In a rank: from now on, whatever this process prints goes into these pipes, a line at a time."""
+    for number, pipe in enumerate((stdout, stderr), 1):
+        with pipe:
+            os.dup2(pipe.fileno(), number)
+    sys.stdout, sys.stderr = open_lines(1), open_lines(2)
+
+
+def open_lines(number: int) -> io.TextIOWrapper:
+    """A text stream to this file descriptor that hands over each line as soon as it is complete."""
+    return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
+@dataclass(eq=False)
+class Output:
+    """The launcher's end of one of these pipes."""
+
+    rank: int
+    stream: str
+    """The name in `sys` of the launcher's own stream to which it goes: "stdout" or "stderr"."""
+    pipe: Connection
+    unfinished: bytes = b""
+    """The beginning of a line whose end has not arrived yet."""
+
+    def relay(self) -> None:
+        """Pass on what has arrived, as far as its last line is whole."""
+        arrived = os.read(self.pipe.fileno(), READ_AT_ONCE)
+        if not arrived:  # the rank has ended
+            self.close()
+            return
+        lines, newline, self.unfinished = (self.unfinished + arrived).rpartition(b"\n")
+        if newline:
+            self.write(lines)
+
+    def relay_all(self) -> None:
+        """Pass on all that has arrived by now, and a line that has no end as if it had one."""
+        if not self.pipe.closed and wait([self.pipe], 0):
+            self.relay()  # once: a rank that prints for ever never lets the pipe run dry
+        if self.unfinished:
+            self.write(self.unfinished)
+            self.unfinished = b""
+
+    def close(self) -> None:
+        self.pipe.close()
+
+    def write(self, lines: bytes) -> None:
+        """Write whole lines; where a person reads them, each with the rank that it comes from."""
+        stream = getattr(sys, self.stream)
+        if stream is None:  # there is no console at all
+            return
+        text = lines.decode("utf-8", "replace")
+        if stream.isatty():
+            text = "\n".join(f"{self.label(stream)}{line}" for line in text.split("\n"))
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
+
+    def label(self, stream: object) -> str:
+        """Who says it, dimmed unless the terminal or the user does not want that. Source: https://no-color.org"""
+        label = f"[rank {self.rank}] "
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return label if plain else f"\033[2m{label}\033[0m"
+
+
+def open_pipes(rank: int) -> tuple[list[Output], list[Connection]]:
+    """For a rank about to be started: the launcher's ends of its two pipes, and the ends for `redirect`."""
+    outputs, ends = [], []
+    for stream in STREAMS:
+        ours, theirs = Pipe(duplex=False)
+        outputs.append(Output(rank, stream, ours))
+        ends.append(theirs)
+    return outputs, ends

@@ -1,0 +1,89 @@
+"""What the ranks of a world are to run, and the surroundings in which the launcher wants it run."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from playground.runtime import coverage
+from playground.runtime.errors import UsageError
+from playground.runtime.server import find_modules_as_here
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A function and its arguments, pickled; the launcher's environment variables, working folder and `sys.path`, all
+    of which may have changed since the process that is to run it was started."""
+
+    pickled: bytes
+    environ: dict[str, str]
+    folder: str | None
+    path: list[str]
+    timeout: float
+    """Seconds that an operation of the process group may take."""
+    coverage: str = ""
+    """The settings of coverage.py, where it counts the launcher's lines."""
+
+    def move_in(self) -> None:
+        """Make the launcher's surroundings this process's own."""
+        for name in os.environ.keys() - self.environ.keys():
+            del os.environ[name]
+        os.environ.update(self.environ)
+        sys.path[:] = self.path
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # it has been deleted since
+                os.chdir(self.folder)
+
+    def load(self) -> tuple[Function, tuple[Any, ...]]:
+        """The function and its arguments. Imports the module that the function lies in."""
+        return pickle.loads(self.pickled)
+
+
+def prepare_work(fn: Function, args: tuple[Any, ...], timeout: float) -> Work:
+    """The work, ready to travel. Raises `UsageError` if a new process could not find the function."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = None
+    return Work(
+        pickled=pickle_call(fn, args), environ=dict(os.environ), folder=folder, path=find_modules_as_here(),
+        timeout=timeout, coverage=coverage.read_settings(),
+    )  # fmt: skip
+
+
+def pickle_call(fn: Function, args: tuple[Any, ...]) -> bytes:
+    import __main__
+
+    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(getattr(__main__, "__file__", "")):
+        raise UsageError(
+            f"{fn.__qualname__} was defined in a notebook, at a prompt or in a script on standard input, where the "
+            f"ranks, being new processes, cannot see it: write it to a file (%%writefile ranks.py) and import it"
+        )
+    try:
+        return pickle.dumps((fn, args))
+    except Exception as error:
+        raise UsageError(
+            f"{fn!r} or its arguments cannot be sent to another process ({error}): "
+            f"use a function at the top of a module, and plain data"
+        ) from None
+
+
+def call(fn: Function, rank: int, size: int, *args: Any) -> Any:
+    """`fn(rank, size, *args)`; a function without parameters, like the `main()` of a script for torchrun, is called
+    without: it finds its rank in the environment."""
+    return fn(rank, size, *args) if args or takes_parameters(fn) else fn()
+
+
+def takes_parameters(fn: Function) -> bool:
+    try:
+        return bool(inspect.signature(fn).parameters)
+    except ValueError:  # a function in C that does not say
+        return True
