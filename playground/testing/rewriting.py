@@ -1,0 +1,121 @@
+"""pytest's rewriting of asserts, in a process that has no configuration of pytest: a rank.
+
+Everything here leans on parts of pytest that are not public; written for 8.0 to 9.2. Whoever imports this module must
+expect any exception, and go on without.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from itertools import accumulate
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest import assertion
+from _pytest._io import TerminalWriter
+from _pytest.assertion import rewrite, util
+
+if TYPE_CHECKING:
+    from playground.testing.ranks import PytestSettings
+
+
+def rewritten_modules(config: pytest.Config) -> frozenset[str]:
+    """The names of the modules that this run of pytest has rewritten or is to rewrite when they are imported."""
+    hook = config.stash[rewrite.assertstate_key].hook if rewrite.assertstate_key in config.stash else None
+    return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
+
+
+def install(settings: PytestSettings) -> None:
+    """From now on, rewrite the asserts of the modules that `settings` names as they are imported.
+
+    In a process that has done so before, only add the names.
+    """
+    hook = next((finder for finder in sys.meta_path if isinstance(finder, RankHook)), None)
+    if hook is None:
+        config = RankConfig(settings)
+        hook = RankHook(config)  # type: ignore[arg-type]
+        config.explain_comparisons()
+        sys.meta_path.insert(0, hook)
+    hook.add(settings.rewritten)
+
+
+class RankHook(rewrite.AssertionRewritingHook):
+    """pytest's import hook; where it breaks down, modules are imported as they are."""
+
+    def add(self, names: Iterable[str]) -> None:
+        """Rewrite these, too. (`mark_rewrite` would compare them with all of `sys.modules`, for milliseconds: in a
+        forked process, each page that is only looked at is copied.)"""
+        self._must_rewrite.update(names)
+        self._marked_for_rewrite_cache.clear()
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        packages = accumulate(name.split("."), "{}.{}".format)
+        try:
+            return super().find_spec(name, path, target) if not self._must_rewrite.isdisjoint(packages) else None
+        except Exception:
+            return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        try:
+            super().exec_module(module)
+        except Exception:
+            if "__builtins__" in vars(module):  # its code has begun: the exception is the module's own
+                raise
+            assert module.__file__
+            SourceFileLoader(module.__name__, module.__file__).exec_module(module)
+
+
+class RankConfig:
+    """As much of pytest's `Config` as the rewriting and the comparing of values ask for."""
+
+    def __init__(self, settings: PytestSettings) -> None:
+        self.settings = settings
+        self.trace = SimpleNamespace(root=SimpleNamespace(get=lambda name: ignore))
+        self.pluginmanager = SimpleNamespace(has_plugin=lambda name: False)
+        self.stash = pytest.Stash()
+        self.stash[rewrite.assertstate_key] = assertion.AssertionState(self, "rewrite")  # type: ignore[arg-type]
+        self.writer = TerminalWriter(io.StringIO())
+        self.writer.hasmarkup = False  # whatever FORCE_COLOR says: the text ends up in an exception
+
+    def getini(self, name: str) -> object:
+        if name not in self.settings.options:
+            raise ValueError(f"unknown configuration value: {name!r}")
+        return self.settings.options[name]
+
+    def getvalue(self, name: str) -> object:
+        return {"assertmode": "rewrite"}[name]
+
+    def get_verbosity(self, kind: str | None = None) -> int:
+        return self.settings.verbosity
+
+    def get_terminal_writer(self) -> TerminalWriter:
+        return self.writer
+
+    def explain_comparisons(self) -> None:
+        """Have failing comparisons explained, as pytest does while a test runs."""
+        hooks = SimpleNamespace(
+            pytest_assertrepr_compare=lambda **values: [assertion.pytest_assertrepr_compare(**values)],
+            pytest_assertion_pass=SimpleNamespace(get_hookimpls=list),
+        )
+        item: Any = SimpleNamespace(config=self, ihook=hooks)
+        self.test = assertion.pytest_runtest_protocol(item)  # kept: at its end, comparisons are no longer explained
+        next(self.test)
+        compare = util._reprcompare
+        assert compare is not None
+        util._reprcompare = lambda op, left, right: call_or_none(compare, op, left, right)
+
+
+def ignore(*message: object) -> None:
+    """Takes pytest's debugging messages."""
+
+
+def call_or_none(explain: Callable[..., str | None], *values: object) -> str | None:
+    """What `explain` says of these values, if it can: the failed assert is what the user must hear of."""
+    try:
+        return explain(*values)
+    except Exception:
+        return None
