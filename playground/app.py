@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import click
 
+from playground.console import terminal
+from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
-from playground.runtime import server
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime import server, signals, streams
+from playground.runtime.errors import PlaygroundError
 from playground.tools import TOOLS
-from playground.training.files import NoData
 
 COMMANDS = [*LESSONS, *TOOLS]
+COMMAND_LISTS = {
+    "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
+    "To measure": {tool.name: tool.purpose for tool in TOOLS.values()},
+}
+"""What each command is for, under the titles under which --help lists them."""
+INTERRUPTED = 128 + signal.SIGINT
+STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
+GRACE = 1.0
+"""Seconds a rank that is told to end has for an orderly end."""
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class UnreadOutput(Exception):
+    """Nobody reads stdout any more, as in `… | head -1`."""
+
+
+@contextlib.contextmanager
+def keep_broken_pipe() -> Iterator[None]:
+    """Raise `UnreadOutput` instead of `BrokenPipeError`, of which click makes an exit with code 1."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise UnreadOutput from error
 
 
 class Commands(click.Group):
     """Imports a command when it is asked for: a run loads one lesson, and not all."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with keep_broken_pipe():  # --help prints here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with keep_broken_pipe():
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return COMMANDS
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The path and the tools, in order, from their tables: no command is imported for it."""
+        for title, lines in COMMAND_LISTS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(lines.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in TOOLS:
@@ -39,45 +80,83 @@ class Commands(click.Group):
 def cli(ctx: click.Context) -> None:
     """Learn, test and measure distributed data parallelism, one primitive at a time."""
     if ctx.invoked_subcommand is None:
-        width = max(len(lesson.name) for lesson in PATH)
-        click.echo("The path, in order:\n")
-        for number, lesson in enumerate(PATH, 1):
-            click.echo(f"  {number}. {lesson.name:{width}}  {lesson.teaches}")
-        click.echo(f"\nStart with: python -m playground {PATH[0].name}")
-        click.echo("Then read its folder in playground/lessons/, and run it again with other options (--help).")
-        click.echo(f"To measure: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
+        show_path()
+
+
+def show_path() -> None:
+    """What `python -m playground` says: the path, how to begin, and what measures."""
+    formatter = click.HelpFormatter(width=terminal.width())
+    formatter.write_text("The path, in order:")
+    formatter.write_paragraph()
+    formatter.indent()
+    formatter.write_dl([(f"{number}. {lesson.name}", lesson.teaches) for number, lesson in enumerate(PATH, 1)])
+    formatter.dedent()
+    formatter.write_paragraph()
+    formatter.write_text(f"Start with: python -m playground {PATH[0].name}")
+    formatter.write_text("Then read its folder in playground/lessons/, and run it again with other options (--help).")
+    formatter.write_text(f"To measure: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
+    click.echo(formatter.getvalue().rstrip())
 
 
 def main() -> NoReturn:
     """Run the command line as a program of its own, and end it."""
+    streams.open_standard_streams()
+    if STARTED_AS_RANK & os.environ.keys():
+        signals.exit_after(GRACE)
     try:
         run()
+    except KeyboardInterrupt:  # just when the command had come to its end
+        leave(INTERRUPTED, "interrupted")
     finally:
         server.release()
 
 
 def run() -> NoReturn:
-    """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 130 interrupted."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 128 + the signal's number if
+    one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, nobody to read the output 141)."""
     try:
-        leave(cli.main(prog_name="playground", standalone_mode=False) or 0)
+        terminal.replace_unencodable()
+        signals.handle_termination()
+        leave_deleted_folder()
+        code = cli.main(prog_name="playground", standalone_mode=False) or 0
+        sys.stdout.flush()
+        leave(code)
     except click.ClickException as error:
         leave(error.exit_code, " ".join(error.format_message().split()))
     except PlaygroundError as error:
         leave(error.exit_code, str(error))
-    except NoData as error:
-        leave(UsageError.exit_code, str(error))
     except (click.Abort, KeyboardInterrupt):
-        leave(130, "interrupted")
+        leave(INTERRUPTED, "interrupted")
+    except (UnreadOutput, BrokenPipeError):
+        streams.discard_output()
+        leave(128 + signal.SIGPIPE)
+    except OSError as error:
+        if not (why := describe_os_error(error)):
+            raise
+        streams.discard_output()
+        leave(1, why)
+
+
+def describe_os_error(error: OSError) -> str:
+    """What the system refuses, in one line; empty if that is not for the user to mend."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error.strerror}: raise the limit (ulimit -n), or take fewer ranks"
+    if error.filename:
+        return f"{error.strerror}: {os.fsdecode(error.filename)}"
+    if error.errno in CANNOT_WRITE:
+        return f"cannot write to standard output ({error.strerror})"
+    return ""
 
 
 def leave(code: int, why: str = "") -> NoReturn:
     """Say why, and exit. A rank leaves a broken group hard: beside peers that are gone, an orderly exit can hang."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.leave_to_system()
     if why:
-        click.echo(f"playground: {why}", err=True)
+        with contextlib.suppress(OSError):  # nobody listens there either
+            click.echo(f"playground: {why}", err=True)
     distributed = sys.modules.get("torch.distributed")
     if code and distributed and distributed.is_initialized():
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

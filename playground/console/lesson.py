@@ -16,7 +16,7 @@ class Lesson:
     teaches: str
     """One line for the path."""
     shown: str
-    """What the last line of its output says has been shown."""
+    """What the last line of its output says has been shown: `conclude` fills it in."""
     default_size: int
     """World size unless the user asks for another."""
     min_size: int = 1
@@ -39,6 +39,10 @@ class Lesson:
     def has_command(self) -> bool:
         """Whether it has a command of its own; without one it is a row of steps."""
         return module_exists(self.module("command"))
+
+    def conclude(self, size: int, **values: str) -> str:
+        """What has been shown, on a world of this size; `values`: further fields of `shown`."""
+        return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
 
     def remote(self, function: str, part: str = "lesson") -> Remote:
         return remote(f"{self.module(part)}:{function}")

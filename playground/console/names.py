@@ -17,8 +17,8 @@ def names_option(*flags: str, known: Sequence[str], default: Sequence[str], help
     `default` is what --help says that leaving it out means. `select_names` makes names of the words.
     """
     return click.option(
-        *flags, callback=partial(check_names, known), multiple=True, metavar="NAME,…", show_default=",".join(default),
-        help=f"{help}: {', '.join(known)} or {ALL}.",
+        *flags, callback=partial(check_names, known), shell_complete=partial(complete_names, known), multiple=True,
+        metavar="NAME,…", show_default=",".join(default), help=f"{help}: {', '.join(known)} or {ALL}.",
     )  # fmt: skip
 
 
@@ -30,6 +30,13 @@ def check_names(
         if word not in (*known, ALL):
             raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
     return words
+
+
+def complete_names(known: Sequence[str], ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """What the shell may make of `incomplete`: its last word completed, by names that are not there yet."""
+    before, comma, word = incomplete.rpartition(",")
+    names = [name for name in (*known, ALL) if name not in before.split(",")]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
 
 
 def select_names(known: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import click
 
+from playground.console.paths import FilePath
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launch import MAX_RANKS
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
@@ -54,45 +54,56 @@ def pack_options(name: str, kind: type[Any], *decorators: Callable[[Any], Any]) 
 
 timeout_option = click.option(
     "--timeout", type=Finite(0, 1e6, min_open=True, max_open=True), default=DEFAULT_TIMEOUT, show_default=True,
-    help="Seconds without a sign of life from any rank after which the run is ended.",
+    help="Seconds after which a run is ended in which no rank gives a sign of life.",
 )  # fmt: skip
 seed_option = click.option(
-    "--seed", type=click.IntRange(0, 2**32), default=1234, show_default=True, help="Seed for all random numbers."
+    "--seed",
+    type=click.IntRange(0, 2**32),
+    default=1234,
+    show_default=True,
+    help="Seed of the random number generators.",
 )
+wide_option = click.option(
+    "--wide", is_flag=True, help="Show all columns of every table, even if lines get wider than the terminal."
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """On how many ranks a command runs, how they meet, and how it shows what comes of it."""
+    """How many ranks a command runs on, how they meet, and how it shows its results."""
 
     size: int | None = None
     backend: str = "gloo"
     timeout: float = DEFAULT_TIMEOUT
     seed: int = 1234
     init_method: str | None = None
+    wide: bool = False
     as_json: bool = False
 
 
-run_options = pack_options(
-    "run", RunOptions,
-    click.option("-n", "--world-size", "size", type=click.IntRange(1, MAX_RANKS), help="Number of ranks."),
-    click.option(
-        "--backend", type=click.Choice(tuple(BACKENDS)), default="gloo", show_default=True,
-        help=f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
-    ),
-    timeout_option,
-    seed_option,
-    click.option(
-        "--init-method", metavar="URL",
-        help="How ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
-    ),
-    json_option,
-)  # fmt: skip
-"""Gives a command the argument `run`: its `RunOptions`."""
+def run_options(default_size: int) -> Callable[[Any], Any]:
+    """Gives a command the argument `run`: its `RunOptions`. `default_size` is what --help says of -n."""
+    return pack_options(
+        "run", RunOptions,
+        click.option(
+            "-n", "--world-size", "size", type=click.IntRange(1, MAX_RANKS), show_default=str(default_size),
+            help="Number of ranks.",
+        ),
+        click.option(
+            "--backend", type=click.Choice(tuple(BACKENDS)), default="gloo", show_default=True,
+            help=f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
+        ),
+        timeout_option,
+        seed_option,
+        click.option(
+            "--init-method", metavar="URL",
+            help="How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
+        ),
+        wide_option,
+        json_option,
+    )  # fmt: skip
 
 
 def plot_option(about: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--plot", type=click.Path(path_type=Path), metavar="FILE", help=f"Also draw {about}: .svg or .png."
-    )
+    return click.option("--plot", type=FilePath(), metavar="FILE", help=f"Also draw {about}: .svg or .png.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from playground.console.files import check_writable
 from playground.runtime.errors import UsageError
 
 SUFFIXES = (".svg", ".png")
@@ -14,8 +15,7 @@ def check(file: Path) -> None:
     """Raise `UsageError` if no figure can be drawn or this file cannot be one, before anything is measured."""
     if file.suffix not in SUFFIXES:
         raise UsageError(f"--plot {file}: a figure is a file that ends in {' or '.join(SUFFIXES)}")
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"--plot {file}: there is no such folder")
+    check_writable("--plot", file)
     new_axes("", "", "")
 
 

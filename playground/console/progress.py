@@ -1,55 +1,72 @@
-"""Progress of a run: a bar on a terminal, and each epoch's line as soon as it is known."""
+"""A bar on stderr while something takes long, with what is being done; nothing where stderr is no terminal.
+
+    with session.bar() as bar:
+        bar.show("drawing digits", 1200, 70000)     # phase, how much is done, of how much
+        session.world.run(WORK, on_report=bar)      # ranks call report(phase="measuring 1 MiB", step=3, steps=20)
+
+A bar takes what rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is
+printed meanwhile, by this process or by a rank, appears above the bar. Afterwards the bar is gone.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-import click
-
+from playground.console import terminal
 from playground.runtime.rank import Event
-from playground.training.results import Epoch
 
-CLEAR_LINE = "\r\033[2K\033[?25h"  # also brings back the cursor, which click hides while a bar is shown
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
-class TrainingProgress:
-    """Takes what rank 0 reports. Use as a context manager, so that no half-drawn bar is left behind."""
+class Bar:
+    """Use as a context manager, so that no half-drawn bar is left behind. It is drawn once there is something to show;
+    `shown` False: never."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
-        self.bar: Any = None
+    def __init__(self, shown: bool = True) -> None:
+        self.shown = shown and terminal.has_bars()
+        self.progress: Progress | None = None
+
+    def show(self, phase: str, done: float = 0, total: float | None = None) -> None:
+        """Show what is being done, and how much of it is; without `total` the bar only moves."""
+        if not self.shown:
+            return
+        if self.progress is None:
+            self.progress = start_progress()
+            self.progress.add_task(phase, total=None)
+        [task] = self.progress.tasks
+        if total != task.total or done < task.completed:  # other work, and not the next phase of the same
+            self.progress.reset(task.id, total=total, completed=int(done))
+        self.progress.update(task.id, description=phase, completed=done, total=total)
 
     def __call__(self, rank: int, event: Event) -> None:
-        if rank != 0:
-            return
-        if "finished" in event:
-            self.clear()
-            self.say(epoch_text(event["finished"]))
-        elif "step" in event and sys.stderr.isatty():
-            if self.bar is None:
-                label = f"epoch {event['epoch']:2}" if "epoch" in event else "rounds"
-                self.bar = click.progressbar(length=event["steps"], label=label, file=sys.stderr)
-            self.bar.update(event["step"] - self.bar.pos)
+        """Take a report, as `World.run` hands it on."""
+        if rank == 0 and "phase" in event:
+            self.show(event["phase"], event.get("step", 0), event.get("steps"))
 
     def clear(self) -> None:
-        if self.bar is not None:
-            click.echo(CLEAR_LINE, nl=False, err=True)
-            self.bar = None
+        """Take the bar off the terminal, until there is something to show again."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
 
-    def __enter__(self) -> TrainingProgress:
+    def __enter__(self) -> Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.clear()
 
 
-def epoch_text(epoch: Epoch) -> str:
-    """One line per epoch: the loss of all ranks and of each, accuracies, speed."""
-    per_rank = " ".join("-" if loss is None else f"{loss:.4f}" for loss in epoch.loss_per_rank)
-    return (
-        f"epoch {epoch.epoch:2}  train loss {epoch.loss:.4f} (per rank {per_rank})  "
-        f"train accuracy {epoch.train_accuracy:.2%}  test accuracy {epoch.test_accuracy:.2%}  "
-        f"{epoch.samples_per_second:,.0f} samples/s  {epoch.seconds:.1f} s"
-    )
+def start_progress() -> Progress:
+    """A bar of rich's on stderr. What is then written to stdout goes through it, if that is the same terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %", markup=False), TimeElapsedColumn(),
+        console=Console(stderr=True, no_color=None, markup=False, highlight=False, emoji=False),
+        transient=True, refresh_per_second=4, redirect_stdout=terminal.is_same_terminal(),
+    )  # fmt: skip
+    progress.start()
+    return progress

@@ -7,15 +7,22 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from playground.console import terminal
 from playground.console.json import to_document
 from playground.console.options import RunOptions
+from playground.console.progress import Bar
+from playground.console.tables import Column, Rows, Table
+from playground.console.text import Prose
 from playground.runtime.entry import World
+from playground.runtime.errors import UsageError
 
 
 class Session:
     """Raises `UsageError` if there can be no such world; nothing is started before `world.run`."""
 
     def __init__(self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1) -> None:
+        if run.wide and run.as_json:
+            raise UsageError("--wide is for tables and --json prints none: leave one of them out")
         self.started = time.perf_counter()
         self.name, self.run = name, run
         self.world = World(
@@ -23,10 +30,18 @@ class Session:
             init_method=run.init_method,
         )  # fmt: skip
 
-    def say(self, text: str) -> None:
-        """Print, if this process is the one that shows results and text is wanted."""
+    def say(self, *texts: str | Prose | Table) -> None:
+        """Print each on lines of its own, if this process is the one that shows results and text is wanted."""
         if self.world.is_main and not self.run.as_json:
-            click.echo(text)
+            terminal.say(*texts, wide=self.run.wide)
+
+    def rows(self, *columns: Column) -> Rows:
+        """A table whose rows are said one by one: see `Rows`."""
+        return Rows(self.say, *columns)
+
+    def bar(self) -> Bar:
+        """A bar for long work, shown by the process that shows results: see `Bar`."""
+        return Bar(shown=self.world.is_main)
 
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
         """End with one JSON document, if that is wanted.

@@ -1,57 +1,132 @@
-"""Tables of text, and what every rank had before and after a step."""
+"""Tables: columns with headings and units, rows of text. Does not import rich.
+
+    table = Table(Column("algorithm"), Column("sent", "bytes", right=True), Column("p95", "ms", right=True, wide=True))
+    table.add("ring", "48", "0.31")
+    session.say(table)
+
+A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
+become narrower and then columns are left out, the rightmost first. What is left out is named in a line below. With
+--wide all columns are shown, however wide the lines.
+
+Rows that are printed one by one, as they become known, are those of `session.rows`:
+
+    rows = session.rows(Column("size", "bytes", right=True, width=12), Column("time", "us", right=True, width=10))
+    rows.say("1,024", "12.1")    # the first call prints the heading too
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-WIDE = 6
-"""From so many columns on, a table shows once, below it, what is the same on every rank."""
+from playground.console.text import RANK, Styled
+
+Cell = str | Styled
+Say = Callable[..., None]
+GAP = 2
+"""Spaces between two columns, and before the first."""
+NARROWEST = 14
+"""Columns with `wraps` become no narrower than this."""
 
 
-def table(rows: Sequence[Sequence[str]], first_right: int | None = None) -> list[str]:
-    """Columns as wide as their widest cell, two spaces apart; those from `first_right` on stand to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = len(widths) if first_right is None else first_right
-    lines = []
-    for row in rows:
-        cells = [*map(str.ljust, row[:left], widths[:left]), *map(str.rjust, row[left:], widths[left:])]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return lines
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    heading: str
+    unit: str = ""
+    """Of all its numbers; shown below the heading, in parentheses."""
+    right: bool = False
+    """Whether its cells are aligned to the right, as numbers are."""
+    wide: bool = False
+    """Whether it is shown with --wide only."""
+    wraps: bool = False
+    """Whether its cells may take several lines where the table would not fit otherwise."""
+    width: int = 0
+    """At least so many characters: needed where rows are printed one by one."""
+    style: str = ""
+    """Of its cells, as rich names it."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Its heading."""
+        return [*self.heading.split("\n"), *([f"({self.unit})"] if self.unit else [])]
+
+    @property
+    def name(self) -> str:
+        """Its heading in one line."""
+        return " ".join(self.lines)
+
+
+RANK_COLUMN = Column("rank", right=True, style=RANK)
+
+
+class Table:
+    """Columns and rows; `headed` says whether the heading is shown."""
+
+    def __init__(self, *columns: Column, rows: Iterable[Sequence[Cell]] = (), headed: bool = True) -> None:
+        self.columns, self.headed = columns, headed
+        self.rows = [tuple(row) for row in rows]
+
+    def add(self, *cells: Cell) -> None:
+        """Add a row: a cell for each column, those for --wide included."""
+        self.rows.append(cells)
+
+
+class Rows:
+    """A table whose rows are said one by one. Which columns it has is decided once, by their `width`."""
+
+    def __init__(self, say: Say, *columns: Column) -> None:
+        self.print, self.columns, self.started = say, columns, False
+
+    def say(self, *cells: Cell) -> None:
+        """Say a row; before the first, the heading."""
+        self.print(Table(*self.columns, rows=[cells], headed=not self.started))
+        self.started = True
 
 
 def cell(value: object) -> str:
+    """A value as a cell shows it; None is a dash."""
     return "-" if value is None else str(value)
 
 
-def step_text(name: str, about: str, ranks: Sequence[Mapping[str, object]], says: str = "") -> str:
-    """One step: what it does, then what every rank had before and after, and what each `says` about that."""
-    lines = [f"{name}: {about}"]
-    if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
-        return "\n".join([*lines, f"  the backend refuses: {refused[0]}"])
-    lines += rank_table(ranks)
-    if says and ranks[0].keys() == {"before", "after"}:
-        lines += [says.format(rank=rank, **values) for rank, values in enumerate(ranks)]
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a table are shown (by position), how wide each is, and the names of those that are not."""
+
+    shown: list[int]
+    widths: list[int]
+    left_out: list[str]
 
 
-def rank_table(ranks: Sequence[Mapping[str, object]]) -> list[str]:
-    """One row per rank. What is the same on every rank, or is itself a table, stands below."""
-    columns = [name for name in ranks[0] if name != "rank"]
-    common = {name: ranks[0][name] for name in columns if all(values[name] == ranks[0][name] for values in ranks)}
-    below = {name: value for name, value in common.items() if len(columns) >= WIDE or is_table(value)}
-    if len(ranks) == 1:
-        below = {name: value for name, value in below.items() if is_table(value)}
-    columns = [name for name in columns if name not in below]
-    rows = [["rank", *columns]]
-    rows += [[str(rank), *(cell(values[name]) for name in columns)] for rank, values in enumerate(ranks)]
-    lines = table(rows)
-    for name, value in below.items():
-        if isinstance(value, Mapping) and is_table(value):
-            lines += [f"  {name}, on every rank:", *(f"    {key:12}{cell(item)}" for key, item in value.items())]
-        else:
-            lines += [f"  {name}, on every rank: {cell(value)}"]
-    return lines
+def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int | None) -> Layout:
+    """Choose what fits into `available` characters; None for no limit, which is --wide.
+
+    `natural` is what each column would like to have.
+    """
+    shown = [i for i, column in enumerate(columns) if available is None or not column.wide]
+    while available is not None and len(shown) > 1 and least_width(columns, natural, shown) > available:
+        shown.pop()
+    widths = [natural[i] for i in shown]
+    if available is not None:
+        widths = narrow([columns[i] for i in shown], widths, available)
+    return Layout(shown, widths, [column.name for i, column in enumerate(columns) if i not in shown])
 
 
-def is_table(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) > 1
+def least_width(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
+    """How wide a table of these columns is at least."""
+    return sum(GAP + (min(natural[i], NARROWEST) if columns[i].wraps else natural[i]) for i in shown)
+
+
+def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
+    """Take from the widest of the columns that wrap until all fit; from a first column alone, if need be."""
+    widths = list(widths)
+    may = [i for i, column in enumerate(columns) if column.wraps] or [0]
+    while (excess := sum(widths) + GAP * len(widths) - available) > 0:
+        widest = max(may, key=lambda i: widths[i])
+        next_widest = max((widths[i] for i in may if widths[i] < widths[widest]), default=1)
+        step = min(excess, max(1, widths[widest] - next_widest))
+        if widths[widest] - step < 1:
+            break
+        widths[widest] -= step
+    return widths

@@ -6,12 +6,16 @@ from typing import Any
 
 import click
 
+from playground.console.epochs import EpochPrinter
 from playground.console.lesson import Lesson
 from playground.console.options import RunOptions
-from playground.console.progress import TrainingProgress
 from playground.console.session import Session
+from playground.console.text import good, prose
 from playground.console.training_options import DataOptions, TrainingOptions, prepare_data
+from playground.console.unfinished import FinishedEpochs
+from playground.runtime.rank import Event
 from playground.runtime.remote import Remote, remote
+from playground.training.grad_syncs import RUNGS
 from playground.training.results import TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
@@ -23,28 +27,38 @@ def train_and_show(
 ) -> None:
     """Train as the lesson's own `run` does or, where its loop will not do, as `general` does.
 
-    `sync`: further fields of `TrainingSettings`.
+    `sync`: further fields of `TrainingSettings`. Training that diverges is a result like any other, with a word about
+    it on stderr. Training that is stopped leaves its document, with the epochs it had finished, and its exit code.
     """
     session = Session(lesson.name, run, default_size=lesson.default_size)
     world = session.world
-    asked = TrainingSettings(folder=data.data_dir, limit=data.limit, seed=run.seed, **vars(training), **sync)
+    asked = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **vars(training), **sync)
     asked.check_batch(world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
     world.warm_up(function, RUN_TRAINING, *(["torchvision.transforms"] if asked.loader == "per-sample" else []))
-    prepared = prepare_data(data)
-    asked.check_accumulation(prepared.train)
-    settings = prepared.settings(asked)
-    session.say(f"{lesson.name}: {world}, {prepared}")
-    with TrainingProgress(session.say) as progress:
-        result: TrainingResult = world.run(RUN_TRAINING, function, settings, on_report=progress)[0]
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        asked.check_accumulation(prepared.train)
+        settings = prepared.settings(asked)
+        session.say(f"{lesson.name}: {world}", f"data: {prepared}")
+        finished, printer = FinishedEpochs(), EpochPrinter(session, bar)
+
+        def on_report(rank: int, event: Event) -> None:
+            finished.keep(rank, event)
+            printer(rank, event)
+
+        with finished.printed_if_stopped(session, dataset=prepared.summary):
+            bar.show(f"starting {world.size} ranks")
+            result: TrainingResult = world.run(RUN_TRAINING, function, settings, on_report=on_report)[0]
     best = result.best
-    session.say(f"best test accuracy {best.test_accuracy:.2%}, after epoch {best.epoch}")
+    session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:
-        click.echo("the loss is not a finite number any more: training diverged, try a smaller --lr", err=True)
-    verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce)
-    session.say(f"Shown: {lesson.shown.format(size=world.size)}; {verdict}.")
+        click.echo("training diverged: the loss is no longer a finite number; try a smaller --lr", err=True)
     session.print_document(
         {"run": [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]},
         dataset=prepared.summary, best=best, epochs=result.epochs,
-        replicas_max_difference=result.replicas_max_difference,
+        replicas_max_difference=result.replicas_max_difference, complete=True,
     )  # fmt: skip
+    verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce)
+    averaged = "gradients" if settings.sync in RUNGS else "parameters"
+    session.say(prose(f"Shown: {lesson.conclude(world.size, averaged=averaged)}; ", good(verdict), "."))

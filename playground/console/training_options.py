@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from playground.algorithms import ALL_REDUCES
+from playground.console.dependent_options import only_with
 from playground.console.options import Finite, options, pack_options
+from playground.console.paths import FilePath, check_place
+from playground.console.progress import Bar
 from playground.runtime.errors import UsageError
 from playground.training import prepare
 from playground.training.grad_syncs import GRAD_SYNCS
@@ -21,9 +24,23 @@ class DataOptions:
     """Which data to train on, and where it lies or is to be had."""
 
     dataset: str
-    data_dir: Path
+    data_dir: Path | None
     mirror: str | None
     limit: int | None
+
+    @property
+    def folder(self) -> Path:
+        """Where the data lies or is to be put. Raises `NoData` if nobody says where and the user has no home."""
+        return self.data_dir or prepare.default_data_dir()
+
+
+def read_mirror(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
+    """The address, unless nothing can be fetched from such a one."""
+    if address is not None:
+        prepare.check_mirror(address)
+        if prepare.folder_of(address):
+            check_place(address.removeprefix("file:"))
+    return address
 
 
 data_options = pack_options(
@@ -33,14 +50,15 @@ data_options = pack_options(
         help="auto: MNIST if it is here or can be downloaded, else generated digits.",
     ),
     click.option(
-        "--data-dir", type=click.Path(path_type=Path), default=prepare.default_data_dir, envvar="PLAYGROUND_DATA_DIR",
-        show_default="~/.cache/playground", help="Where the data lies or is to be put.",
+        "--data-dir", type=FilePath(), envvar="PLAYGROUND_DATA_DIR", show_default="~/.cache/playground",
+        help="Directory of the data; what is missing is put there.",
     ),
     click.option(
-        "--mirror", envvar="PLAYGROUND_MNIST_MIRROR", metavar="URL",
+        "--mirror", envvar="PLAYGROUND_MNIST_MIRROR", metavar="URL", callback=read_mirror,
         help="Folder or address (file://, http://, https://) with MNIST's four .gz files.",
     ),
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Train on the first N samples only."),
+    only_with("mirror", dataset=("auto", "mnist")),
 )  # fmt: skip
 """Gives a command the argument `data`: its `DataOptions`."""
 
@@ -60,22 +78,25 @@ class TrainingOptions:
 training_options = pack_options(
     "training", TrainingOptions,
     click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data."),
-    click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True, help="Of all ranks together."),
+    click.option(
+        "--batch-size", type=click.IntRange(1), default=128, show_default=True,
+        help="Global batch size: samples per step, over all ranks.",
+    ),
     click.option("--lr", type=Finite(0), default=0.01, show_default=True, help="Learning rate."),
     click.option("--momentum", type=Finite(0), default=0.5, show_default=True, help="Momentum of SGD."),
     click.option(
         "--accumulate", type=click.IntRange(1), default=1, show_default=True, metavar="K",
-        help="Add up the gradients of K batches before they are averaged, for one step.",
+        help="Accumulate the gradients of K batches for each step.",
     ),
     click.option(
         "--loader", type=click.Choice(LOADERS), default=LOADERS[0], show_default=True,
-        help="Fetch whole batches, or, as tutorials do, sample by sample.",
+        help="Load whole batches at once or, as tutorials do, sample by sample.",
     ),
 )  # fmt: skip
 """Gives a command the argument `training`: its `TrainingOptions`."""
 all_reduce_option = click.option(
-    "--all-reduce", type=click.Choice(ALL_REDUCES), default=ALL_REDUCES[0], show_default=True,
-    help="What adds gradients up: the backend's own or one of ours.",
+    "--all-reduce", type=click.Choice(ALL_REDUCES), metavar="NAME", default=ALL_REDUCES[0], show_default=True,
+    help=f"All-reduce that adds the gradients, the backend's or one of ours: {', '.join(ALL_REDUCES)}.",
 )  # fmt: skip
 
 
@@ -83,21 +104,29 @@ def bucket_cap_option(megabytes: float | None, shown: str | bool = True) -> Any:
     """The option, with a default in megabytes."""
     return click.option(
         "--bucket-cap-mb", type=Finite(0, 1e6, min_open=True), default=megabytes, show_default=shown, metavar="MB",
-        help="A bucket of gradients is full once it holds so much.",
+        help="Capacity of a bucket of gradients.",
     )  # fmt: skip
+
+
+def syncs_with(setting: str) -> tuple[str, ...]:
+    """The names of the gradient synchronisations that take this setting."""
+    return tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)
 
 
 sync_options = options(
     click.option(
         "--sync", type=click.Choice(tuple(GRAD_SYNCS)), default="per-parameter", show_default=True,
-        help="How gradients are averaged; or parameters, after steps that each rank takes alone (local SGD).",
+        help="How gradients are averaged. With parameters each rank takes its own steps, and parameters are averaged: "
+        "local SGD.",
     ),
     click.option(
         "--sync-every", type=click.IntRange(1), default=1, show_default=True, metavar="STEPS",
-        help="With --sync parameters: average after so many steps.",
+        help="With --sync parameters: number of steps between two averages.",
     ),
     all_reduce_option,
     bucket_cap_option(25.0),
+    only_with("bucket_cap_mb", sync=syncs_with("bucket_cap")),
+    only_with("sync_every", sync=syncs_with("sync_every")),
 )  # fmt: skip
 
 
@@ -131,9 +160,15 @@ class PreparedData:
         return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
 
 
-def prepare_data(asked: DataOptions) -> PreparedData:
-    """Get the data onto this host. Raises `NoData`, and `UsageError` for a limit beyond it."""
-    source = prepare.prepare(asked.dataset, asked.data_dir, asked.mirror, say=lambda line: click.echo(line, err=True))
+def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
+    """Get the data onto this host; what takes long is shown by `bar`. Raises `NoData`, and `UsageError` for a limit
+    beyond the data."""
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+        bar.show(line)
+
+    source = prepare.prepare(asked.dataset, asked.folder, asked.mirror, say)
     train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
     if asked.limit and asked.limit > train:
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")

@@ -12,7 +12,7 @@ PATH = (
     Lesson(
         name="hello",
         teaches="N processes become one world: who am I?",
-        shown="{size} processes met and know their rank",
+        shown="{ranks} met, and each knows its place",
         default_size=4,
     ),
     Lesson(
@@ -32,39 +32,39 @@ PATH = (
     Lesson(
         name="allreduce",
         folder="all_reduce",
-        teaches="our own all-reduce, many ways, message by message",
-        shown="the same sum on every rank, and what each way there costs",
+        teaches="our own all-reduce algorithms, message by message",
+        shown="the same sum on every rank, and what each algorithm costs",
         default_size=4,
         min_size=2,
     ),
     Lesson(
         name="data-parallel",
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
-        shown="the parts of DataParallel, what fills a device and what cures it, and why the path goes on to processes",
+        shown="the parts of DataParallel, what fills a device's memory, what helps, and why processes come next",
         default_size=1,
     ),
     Lesson(
         name="sgd",
         teaches="synchronous SGD by hand: partition the data, average the gradients",
-        shown="{size} ranks trained one model by averaging gradients",
+        shown="{ranks} trained one model by averaging {averaged}",
         default_size=2,
     ),
     Lesson(
         name="ladder",
         teaches="from average_gradients to what DDP does, rung by rung, each measured",
-        shown="what each rung brings",
+        shown="what each rung gains",
         default_size=2,
     ),
     Lesson(
         name="ddp",
         teaches="the same training, with DistributedDataParallel doing the averaging",
-        shown="{size} ranks trained one model with DistributedDataParallel",
+        shown="{ranks} trained one model with DistributedDataParallel",
         default_size=2,
     ),
     Lesson(
         name="prove",
-        teaches="do N ranks equal one process with the whole batch? The proof, and four ways to break it",
-        shown="{size} ranks equal one process with the whole batch",
+        teaches="do N ranks equal one process with the whole batch? A proof, and four ways to break it",
+        shown="{ranks} equal one process with the whole batch",
         default_size=4,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -10,11 +11,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from playground.runtime.errors import UsageError
+
 CHECKSUMS = "SHA256SUMS"
 """A file that lists the checksums of those beside it, as `sha256sum` does."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system answers where a file cannot grow: the disk is full, or the user's share of it is."""
 
 
-class NoData(Exception):
+class NoData(UsageError):
     """The data that was asked for cannot be had. One line: what, why, what to do; `why` alone says why."""
 
     def __init__(self, message: str, why: str = "") -> None:
@@ -29,7 +34,8 @@ def lock_directory(data_dir: Path) -> Iterator[None]:
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     except OSError as error:
-        raise NoData(f"data directory {data_dir}: {error.strerror}; choose another with --data-dir") from None
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise NoData(f"data directory {data_dir}: {why}; choose another with --data-dir") from None
     with open(lock):
         with contextlib.suppress(ImportError):
             import fcntl
@@ -40,7 +46,10 @@ def lock_directory(data_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`."""
+    """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`.
+
+    Raises `NoData` where `raw` cannot be written to or has no room, `RuntimeError` for files that do not match.
+    """
     try:
         raw.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=raw, prefix=".unfinished-"))
@@ -52,6 +61,11 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
             raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
         for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
             os.replace(file, raw / file.name)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        why = f"there is no room in {raw} ({error.strerror})"
+        raise NoData(f"{why}: make room, or choose another folder with --data-dir", why=why) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

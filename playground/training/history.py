@@ -30,6 +30,7 @@ class History:
 
     def epochs(self, number: int) -> Iterator[int]:
         """1 … `number`: each is counted from when it is handed out until the next one is asked for."""
+        self.number = number
         for epoch in range(1, number + 1):
             self.total = torch.zeros(3, dtype=torch.float64, device=self.device)
             self.steps = 0
@@ -37,6 +38,7 @@ class History:
             started = time.perf_counter()
             yield epoch
             seconds = time.perf_counter() - started
+            report(phase=f"testing after epoch {epoch} of {number}")
             tested = evaluate(self.model, self.test_set)
             self.finished.append(summary(epoch, all_gather_stacked(self.total), all_gather_stacked(tested), seconds))
             report(finished=self.finished[-1])
@@ -47,7 +49,8 @@ class History:
         self.steps += 1
         if time.monotonic() - self.reported > REPORT_EVERY:
             self.reported = time.monotonic()
-            report(epoch=len(self.finished) + 1, step=self.steps, steps=len(self.train_set))
+            phase = f"training epoch {len(self.finished) + 1} of {self.number}"
+            report(phase=phase, step=self.steps, steps=len(self.train_set))
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""

@@ -52,7 +52,26 @@ class Source:
 
 
 def default_data_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
+    """Where data is kept unless the user says otherwise. Raises `NoData` for a user who has no home directory."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
+    except RuntimeError:
+        raise NoData("there is no home directory to keep data in: choose a folder with --data-dir") from None
+
+
+def check_mirror(address: str) -> None:
+    """Raise `NoData` for what can be neither a folder nor an address to fetch from."""
+    try:
+        url = urlsplit(address)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise NoData(f"--mirror {address}: {error}") from None
+    if url.scheme in ("http", "https"):
+        usable = bool(host)
+    else:
+        usable = "://" not in address or (url.scheme == "file" and host in (None, "localhost") and bool(url.path))
+    if not address or not usable:
+        raise NoData(f"--mirror {address!r}: use a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH")
 
 
 def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> Source:
@@ -61,6 +80,10 @@ def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = 
     `mirror` replaces torchvision's servers: a folder, or an http://, https:// or file:// address that holds the four
     .gz files. `say` is told what takes time. Raises `NoData`.
     """
+    if mirror is not None:
+        check_mirror(mirror)
+    if any("\ud800" <= character <= "\udfff" for character in str(data_dir)):  # how Python writes other bytes
+        raise NoData(f"data directory {str(data_dir)!r}: torch reads no path but UTF-8; choose another with --data-dir")
     if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
         return Source("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
     if dataset == "digits" and not find_damaged(raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)):
@@ -102,14 +125,21 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
             with replace_files(raw, MNIST) as folder:
                 fetch(address, folder, torchvision.datasets.MNIST.resources)
             return Source("mnist", raw, f"from {address}")
-        except (OSError, RuntimeError, EOFError, http.client.HTTPException) as error:
+        except (OSError, RuntimeError, EOFError, ValueError, http.client.HTTPException) as error:
             if address != str(raw):
-                problems.append(f"{address}: {str(error) or type(error).__name__}")
+                problems.append(f"{address}: {describe(error)}")
     raise NoData(
         f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
         f"give --mirror a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
         why=f"MNIST could not be fetched: {problems[0]}",
     )
+
+
+def describe(error: Exception) -> str:
+    """Why something could not be fetched, in a few words."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f': {os.fsdecode(error.filename)}' if error.filename else ''}"
+    return str(error) or type(error).__name__
 
 
 def fetch(address: str, folder: Path, resources: list[tuple[str, str]]) -> None:

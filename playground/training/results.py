@@ -54,4 +54,4 @@ def replicas_verdict(difference: float, all_reduce: str | None = None) -> str:
             f"the replicas differ by up to {difference:.1e}: "
             f"round this ring each rank adds in an order of its own, and rounding depends on the order"
         )
-    raise PlaygroundError(f"the replicas differ by up to {difference}: they must not at all")
+    raise PlaygroundError(f"the replicas differ by up to {difference:.2g}: they must not at all")

@@ -14,6 +14,8 @@ from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+"""The largest number that a parameter, and what is added to it, can be."""
 LOADERS = ("batch", "per-sample")
 """Ways to fetch samples: whole batches, or, as tutorials do, one by one."""
 
@@ -53,6 +55,8 @@ class TrainingSettings:
         check_choice("all_reduce", self.all_reduce, ALL_REDUCES)
         check_at_least_one(self, "epochs", "batch_size", "accumulate", "sync_every", "bucket_cap")
         check_not_negative(self, "lr", "momentum")
+        if self.lr > FLOAT32_MAX:
+            raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
         if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
             raise UsageError(
                 f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
@@ -68,6 +72,11 @@ class TrainingSettings:
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""
         MODELS["net"].check_batch(self.batch_size, size)
+
+    def check_samples(self, samples: int) -> None:
+        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
+        if self.batch_size > samples:
+            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")
 
     def check_accumulation(self, samples: int) -> None:
         """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no step takes."""

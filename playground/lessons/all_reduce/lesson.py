@@ -2,7 +2,7 @@
 
     python -m playground allreduce
     python -m playground allreduce --algorithm ring -n 3 --elements 6
-    python -m playground allreduce --algorithm reduce-scatter --algorithm all-gather
+    python -m playground allreduce --algorithm reduce-scatter
 
 Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins anew), so each digit of what a
 rank holds says whose tensor is in it.
@@ -31,7 +31,7 @@ def reduce_broadcast(rank: int, size: int, elements: int | None = None) -> Trace
 
 
 def all_to_all(rank: int, size: int, elements: int | None = None) -> Trace:
-    """Everybody sends everything to everybody: one step, no root, but N(N - 1) whole tensors on the way.
+    """Everybody sends everything to everybody: one step, no root, but N(N-1) whole tensors on the wire.
 
     | rank | before                   | after                    | messages | sent |
     |------|--------------------------|--------------------------|----------|------|
@@ -150,3 +150,9 @@ def binary_tree(rank: int, size: int, elements: int | None = None) -> Trace:
     | 3    | [1000, 1000, 1000, 1000] | [1111, 1111, 1111, 1111] | 1        | 32   |
     """
     return trace("binary-tree", rank, size, elements)
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("allreduce")

@@ -15,12 +15,16 @@ from playground.algorithms.messages import Messages, observed
 from playground.algorithms.transport import Addressed
 from playground.lessons.all_reduce.results import Incoming, Note, Outgoing, Span, Trace
 from playground.lessons.all_reduce.settings import TRACEABLE, AllReduceSettings
-from playground.runtime import device
+from playground.runtime import device, report
 
 
 def run(rank: int, size: int, settings: AllReduceSettings) -> list[Trace]:
     """Trace everything that the settings name."""
-    return [trace(name, rank, size, settings.numel) for name in settings.names]
+    traces = []
+    for number, name in enumerate(settings.names):
+        report(phase=f"tracing {name}", step=number, steps=len(settings.names))
+        traces.append(trace(name, rank, size, settings.numel))
+    return traces
 
 
 def trace(name: str, rank: int, size: int, elements: int | None = None) -> Trace:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from playground.console import plots
-from playground.console.options import RunOptions, json_option, options, plot_option, seed_option, timeout_option
-from playground.console.progress import TrainingProgress
+from playground.console.dependent_options import only_with
+from playground.console.epochs import EpochPrinter
+from playground.console.options import (
+    RunOptions,
+    json_option,
+    options,
+    plot_option,
+    seed_option,
+    timeout_option,
+    wide_option,
+)
 from playground.console.session import Session
+from playground.console.tables import Table
+from playground.console.text import Prose, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.lessons.data_parallel import report
 from playground.lessons.data_parallel.results import TrainingComparison, to_documents
-from playground.lessons.data_parallel.settings import MAX_BATCH_SIZE, WAYS, DataParallelSettings, ways_to_compare
+from playground.lessons.data_parallel.settings import (
+    MAX_BATCH_SIZE,
+    WAYS,
+    DataParallelSettings,
+    check_device_count,
+    ways_to_compare,
+)
 from playground.runtime import server
 from playground.runtime.backends import backend_for
 from playground.runtime.entry import World
@@ -34,14 +53,14 @@ data_parallel_options = options(
         "--devices", default="4", show_default=True, metavar="N|LIST",
         help="Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1.",
     ),
-    click.option("--gather", type=click.Choice(WAYS), help="Only this way to the loss; without it, all are compared."),
-    click.option("--output-device", metavar="DEVICE", help="Where to gather.  [default: the first device]"),
+    click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
+    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
     click.option(
         "--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), default=32, show_default=True,
-        help="Samples per step. (--train takes sgd's default instead.)",
+        help="Number of samples per step.",
     ),
-    click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps that are timed."),
-    click.option("--train", is_flag=True, help="Train as sgd does, on the devices and on the first alone."),
+    click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Number of steps to time."),
+    click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone."),
     click.option(
         "--epochs", type=click.IntRange(1), default=1, show_default=True, help="With --train: passes over the data."
     ),
@@ -49,7 +68,10 @@ data_parallel_options = options(
     timeout_option,
     seed_option,
     plot_option("each device's memory"),
+    wide_option,
     json_option,
+    only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
+    only_with("gather", "output_device", "batch_size", "steps", "plot", train=(False,)),
 )  # fmt: skip
 
 
@@ -57,12 +79,8 @@ data_parallel_options = options(
 @data_parallel_options
 def command(
     devices: str, gather: str | None, output_device: str | None, batch_size: int, steps: int, train: bool, epochs: int,
-    data: DataOptions, timeout: float, seed: int, plot: Path | None, as_json: bool,
+    data: DataOptions, timeout: float, seed: int, plot: Path | None, wide: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    if train and (gather or output_device or plot):
-        raise UsageError(
-            "--train gathers on the first device and draws nothing: no --gather, --output-device or --plot"
-        )
     server.preload(SPLIT.module, COPYING.module)
     server.warm_up()
     names, output = resolve_names(devices, output_device)
@@ -71,7 +89,7 @@ def command(
         batch_size=batch_size, steps=steps, seed=seed,
     )  # fmt: skip
     backend = backend_for(settings.device_type).name
-    run = RunOptions(backend=backend, timeout=timeout, seed=seed, as_json=as_json)
+    run = RunOptions(backend=backend, timeout=timeout, seed=seed, wide=wide, as_json=as_json)
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
@@ -89,12 +107,20 @@ def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, .
     # imports torch, at the same time as the ranks' server does
     from playground.lessons.data_parallel.devices import resolve_devices, resolve_output_device
 
-    given = devices.replace(",", " ").split()
-    if devices.isdecimal():
-        given = [f"cpu:{number}" for number in range(int(devices))]
-    resolved = resolve_devices(given)
-    output = resolve_output_device(output_device, resolved) if output_device else None
+    resolved = resolve_devices(list_devices(devices))
+    output = None if output_device is None else resolve_output_device(output_device, resolved)
     return tuple(map(str, resolved)), output and str(output)
+
+
+def list_devices(devices: str) -> list[str]:
+    """The names that --devices stands for: so many of the CPU, or those with commas between them."""
+    if devices.isdecimal():
+        check_device_count(float(devices))  # before so many names are made
+        return [f"cpu:{number}" for number in range(int(devices))]
+    names = [name.strip() for name in devices.split(",")]
+    if "" in names:
+        raise UsageError(f"--devices {devices!r}: a name is missing, write cpu:0,cpu:1 or a number")
+    return names
 
 
 def run_parts(session: Session, settings: DataParallelSettings, plot: Path | None) -> None:
@@ -102,26 +128,32 @@ def run_parts(session: Session, settings: DataParallelSettings, plot: Path | Non
     world = session.world
     ranks = World(len(settings.devices), backend=world.backend, timeout=world.timeout)  # one per device
 
-    def show(part: Remote, text: str) -> None:
-        session.say(report.part_text(part.name, part.summary, text))
+    with session.bar() as bar:
 
-    [shares] = world.run(SPLIT, settings)
-    show(SPLIT, report.split_text(shares))
-    [devices] = world.run(ONE_STEP, settings)
-    show(ONE_STEP, report.step_text(devices))
-    [ways] = world.run(COMPARE, settings)
-    [[alone]] = world.run(COMPARE, settings.on_first_device)
-    show(COMPARE, report.ways_text(ways, alone))
-    [means] = world.run(TWO_MEANS, settings)
-    show(TWO_MEANS, report.means_text(means))
-    [copying], averaging = world.run(COPYING, settings), ranks.run(AVERAGING, settings)
-    show(COPYING, report.copying_text(copying, averaging))
-    [threads], processes = world.run(THREADS, settings), ranks.run(PROCESSES)
-    show(THREADS, report.gil_text(threads, processes))
-    session.say(f"\n{report.ending(len(settings.devices))}\nShown: {LESSON.shown}.")
+        def run_on(where: World, part: Remote, *args: object) -> list[Any]:
+            bar.show(part.name)
+            return where.run(part, *args, on_report=bar)
+
+        def show(part: Remote, texts: Sequence[str | Prose | Table]) -> None:
+            session.say(*report.part_texts(part.name, part.summary, texts))
+
+        [shares] = run_on(world, SPLIT, settings)
+        show(SPLIT, report.split_texts(shares))
+        [devices] = run_on(world, ONE_STEP, settings)
+        show(ONE_STEP, report.step_texts(devices))
+        [ways] = run_on(world, COMPARE, settings)
+        [[alone]] = run_on(world, COMPARE, settings.on_first_device)
+        show(COMPARE, report.ways_texts(ways, alone))
+        [means] = run_on(world, TWO_MEANS, settings)
+        show(TWO_MEANS, report.means_texts(means))
+        [copying], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
+        show(COPYING, report.copying_texts(copying, averaging))
+        [threads], processes = run_on(world, THREADS, settings), run_on(ranks, PROCESSES)
+        show(THREADS, report.gil_texts(threads, processes))
+    session.say("", report.ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
     if plot:
         report.plot_memory(ways, plot)
-        session.say(f"\nDrawn: {plot}")
+        session.say(f"Drawn: {plot}")
     session.print_document(
         {
             "split": to_documents(shares), "one_step": to_documents(devices),
@@ -135,16 +167,20 @@ def run_parts(session: Session, settings: DataParallelSettings, plot: Path | Non
 
 def compare_training(session: Session, devices: tuple[str, ...], data: DataOptions, epochs: int) -> None:
     """Train on all devices and on the first alone, and show what each epoch brings both times."""
-    prepared = prepare_data(data)
-    settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=epochs, seed=session.run.seed))
-    results = []
-    for used in (devices, devices[:1]):
-        session.say(f"on {', '.join(used)}, {prepared}, no dropout:")
-        with TrainingProgress(session.say) as progress:
-            results += session.world.run(RUN_TRAINING, LESSON.remote("run"), settings, (used,), on_report=progress)[:1]
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=epochs, seed=session.run.seed))
+        session.say(f"data: {prepared}")
+        results = []
+        for used in (devices, devices[:1]):
+            session.say("", prose("training on ", heading(", ".join(used)), ", without dropout"))
+            bar.show(f"training on {', '.join(used)}")
+            printer = EpochPrinter(session, bar)
+            [result] = session.world.run(RUN_TRAINING, LESSON.remote("run"), settings, (used,), on_report=printer)
+            results.append(result)
     together, alone = results
     comparison = TrainingComparison(together=together, alone=alone)
-    session.say(report.training_text(comparison, len(devices)))
+    session.say("", report.training_text(comparison, len(devices)))
     session.print_document(
         {}, devices=devices, dataset=prepared.summary, epochs=together.epochs, epochs_on_one_device=alone.epochs,
         loss_difference=comparison.loss_difference,

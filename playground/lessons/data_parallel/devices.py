@@ -30,6 +30,9 @@ def resolve_device(device: Device) -> torch.device:
     """One of them: "cuda" is cuda:0."""
     try:
         resolved = torch.device(device)
+        number = str(device).partition(":")[2]
+        if number and int(number) != resolved.index:  # torch keeps 8 bits of it: cpu:256 would be cpu:0
+            raise RuntimeError
     except RuntimeError:
         raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …") from None
     if resolved.type not in DEVICE_TYPES:

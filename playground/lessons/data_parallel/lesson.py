@@ -1,7 +1,7 @@
 """DataParallel by its parts: one process drives all devices, with a thread for each.
 
     python -m playground data-parallel
-    python -m playground data-parallel --devices cpu:0,cpu:1 --gather logits --plot memory.svg
+    python -m playground data-parallel --devices cpu:0,cpu:1 --gather logits
     python -m playground data-parallel --train --limit 6000
 
 Without GPUs the devices are virtual ones, `cpu:0` and on: each with its own thread and its own account of memory, and
@@ -50,7 +50,7 @@ from playground.training.sync import GradSync
 
 
 def split(rank: int, size: int, settings: DataParallelSettings) -> list[DeviceShares]:
-    """What a model sees of 30 inputs on 1, 2 and 3 devices, as each replica itself reports it; and of only 2 inputs.
+    """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how many of only 2.
 
     | device | 30 on 1 | 30 on 2 | 30 on 3 | 2 on 3 |
     |--------|---------|---------|---------|--------|
@@ -149,8 +149,8 @@ LOSSES = {"logits": gather_logits, "loss": gather_losses, "outputs": keep_output
 
 
 def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult]:
-    """What fills a device, and the cures: logits gathered on one device, or on another; the loss inside forward;
-    outputs that stay where they are, with the criterion in parallel.
+    """What fills the memory of a device, and what helps: gathering logits on one device, or on another; computing
+    the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
     For each of `settings.ways`, in order. All take their first step from the same parameters.
     """
@@ -213,3 +213,9 @@ def run(rank: int, size: int, settings: TrainingSettings, devices: Sequence[str]
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = NetWithoutDropout().to(first, memory_format=torch.channels_last)
     return train(GradSync(DataParallel(model, devices)), train_set, test_set, settings)
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("data-parallel")

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 
 from playground.console import plots
-from playground.console.tables import cell, table
+from playground.console.tables import Column, Table, cell
+from playground.console.text import Prose, heading, prose
 from playground.lessons.data_parallel.results import (
     Averaging,
     Copying,
@@ -29,92 +30,116 @@ MOVES = {
 """What is moved in which part."""
 
 
-def part_text(name: str, about: str, text: str) -> str:
+def part_texts(name: str, about: str, texts: Sequence[str | Prose | Table]) -> list[str | Prose | Table]:
     """A part of the lesson: its name, what it is about, and its tables."""
-    return f"\n{name}: {about}\n{text}"
+    return ["", prose(heading(name), f": {about}"), *texts]
 
 
-def split_text(shares: Sequence[DeviceShares]) -> str:
+def split_texts(shares: Sequence[DeviceShares]) -> list[str | Prose | Table]:
     """How many samples each device got."""
-    rows = [[share.device, *map(str, share.samples.values())] for share in shares]
-    return "\n".join(table([["device", *shares[0].samples], *rows]))
+    table = Table(Column("device"), *(Column(name, right=True) for name in shares[0].samples))
+    for share in shares:
+        table.add(share.device, *map(str, share.samples.values()))
+    return ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table]
 
 
-def step_text(devices: Sequence[DeviceStep]) -> str:
+def step_texts(devices: Sequence[DeviceStep]) -> list[str | Prose | Table]:
     """What moved in each part of a step, and what each device held after it."""
-    moved = [["part", "from", "to", "bytes"]]
+    moved = Table(Column("part"), Column("from"), Column("to"), Column("moved", "bytes", right=True))
     for name in PARTS:
         for part in MOVES.get(name, ()):
             for device in devices:
                 for move in device.received:
                     if move.part == part:
-                        moved.append([name, move.source, device.device, f"{move.bytes:,}"])
-    held = [["after", *(device.device for device in devices)]]
-    held += [[name, *(f"{device.held[name]:,}" for device in devices)] for name in ("(before)", *PARTS)]
-    return "\n".join(["  moved, in bytes:", *table(moved, 3), "  held, in bytes:", *table(held, 1)])
+                        moved.add(name, move.source, device.device, f"{move.bytes:,}")
+    held = Table(Column("after"), *(Column(device.device, "bytes", right=True) for device in devices))
+    for name in ("(before)", *PARTS):
+        held.add(name, *(f"{device.held[name]:,}" for device in devices))
+    return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
-def ways_text(ways: Sequence[WayResult], alone: WayResult) -> str:
+def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose | Table]:
     """Memory and time of each way to the loss; `alone` is the same step on the first device only."""
-    peaks = [f"peak {device.device}" for device in ways[0].devices]
-    rows = [["gathers", "on", *peaks, "gathered", "ms per step", "loss"]]
+    gathers = Column("gathered"), Column("on")
+    peaks = Table(*gathers, *(Column(device.device, "bytes", right=True) for device in ways[0].devices))
+    costs = Table(
+        *gathers, Column("copied by\ngather", "bytes", right=True), Column("time\nper step", "ms", right=True),
+        Column("loss", right=True),
+    )  # fmt: skip
     for way in ways:
-        peaks = [f"{device.peak:,}" for device in way.devices]
-        figures = [f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}"]
-        rows.append([way.gather, way.output_device, *peaks, *figures])
+        peaks.add(way.gather, way.output_device, *(f"{device.peak:,}" for device in way.devices))
+        costs.add(
+            way.gather, way.output_device, f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}"
+        )  # fmt: skip
     [first] = alone.devices
-    about = (
-        f"  (peak, and what gather brought from other devices, in bytes; "
-        f"without the others {first.device} has a peak of {first.peak:,})"
-    )
-    return "\n".join([*table(rows, 2), about])
+    about = f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):"
+    return [about, peaks, "  What gather copies from other devices, and how long a step takes:", costs]
 
 
-def means_text(batches: Sequence[Means]) -> str:
+def means_texts(batches: Sequence[Means]) -> list[str | Prose | Table]:
     """The mean of the means and the weighted one, beside the mean over all samples."""
-    rows = [["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]]
+    table = Table(
+        Column("samples", right=True), Column("chunks", wraps=True), Column("mean loss\nof each chunk", wraps=True),
+        Column("mean", right=True), Column("mean of\nmeans", right=True), Column("weighted\nmean", right=True),
+    )  # fmt: skip
     for means in batches:
         figures = [f"{value:g}" for value in (means.mean, means.mean_of_means, means.weighted_mean)]
-        rows.append([cell(means.samples), cell(means.chunks), cell(means.means), *figures])
-    return "\n".join(table(rows))
+        table.add(cell(means.samples), cell(means.chunks), cell(means.means), *figures)
+    return [table]
 
 
-def copying_text(copying: Copying, ranks: Sequence[Averaging]) -> str:
+def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> list[str | Prose | Table]:
     """DataParallel's steps beside the processes'."""
     busiest, sent_by_a_rank = copying.busiest, max(rank.sent for rank in ranks)
-    rows = [
-        ["", "sent by the busiest", "received by it", "sent in all", "ms per step"],
-        [
-            "data-parallel", f"{busiest.sent:,}", f"{busiest.received:,}", f"{copying.sent:,}",
-            f"{1000 * copying.seconds:.1f}",
-        ],
-        [
-            f"sgd -n {len(ranks)}", f"{sent_by_a_rank:,}", f"{sent_by_a_rank:,}",
-            f"{sum(rank.sent for rank in ranks):,}", f"{1000 * median(rank.seconds for rank in ranks):.1f}",
-        ],
-    ]  # fmt: skip
-    about = "  (bytes of model and gradients in a step; sgd's with our ring, its time with the backend's all-reduce)"
-    return "\n".join([*table(rows, 1), about])
+    table = Table(
+        Column(""), Column("sent\nat most", "bytes", right=True), Column("received\nat most", "bytes", right=True),
+        Column("sent\nin total", "bytes", right=True), Column("time\nper step", "ms", right=True),
+    )  # fmt: skip
+    table.add(
+        "data-parallel", f"{busiest.sent:,}", f"{busiest.received:,}", f"{copying.sent:,}",
+        f"{1000 * copying.seconds:.1f}",
+    )  # fmt: skip
+    table.add(
+        f"sgd -n {len(ranks)}", f"{sent_by_a_rank:,}", f"{sent_by_a_rank:,}", f"{sum(rank.sent for rank in ranks):,}",
+        f"{1000 * median(rank.seconds for rank in ranks):.1f}",
+    )  # fmt: skip
+    about = (
+        "  Bytes of the model and of gradients in a step; at most: by the device, or the rank, with the most traffic. "
+        "The bytes of sgd are those of our ring; its time is that of the backend's all-reduce."
+    )
+    return [about, table]
 
 
-def gil_text(threads: dict[str, WorkSeconds], processes: Sequence[dict[str, WorkSeconds]]) -> str:
+def gil_texts(
+    threads: dict[str, WorkSeconds], processes: Sequence[dict[str, WorkSeconds]]
+) -> list[str | Prose | Table]:
     """How many times as much is done at once, by threads and by processes."""
-    rows = [["work", "by", "alone, ms", "together, ms", "speed-up"]]
+    table = Table(
+        Column("work"), Column("by"), Column("alone", "ms", right=True), Column("together", "ms", right=True),
+        Column("speed-up", right=True),
+    )  # fmt: skip
     for name, of_threads in threads.items():
         together = median(rank[name].together for rank in processes)
         of_processes = WorkSeconds(alone=processes[0][name].alone, together=together)
         for workers, seconds in (("threads", of_threads), ("processes", of_processes)):
             gain = speedup(seconds.alone, seconds.together, len(processes))
-            rows.append([name, workers, f"{1000 * seconds.alone:.1f}", f"{1000 * seconds.together:.1f}", f"{gain:.2f}"])
-    return "\n".join(table(rows, 2))
+            table.add(name, workers, f"{1000 * seconds.alone:.1f}", f"{1000 * seconds.together:.1f}", f"{gain:.2f}")
+    count = len(processes)
+    about = (
+        f"  alone: one worker does one piece of work; together: {count} workers do one piece each at the same time; "
+        f"speed-up: {count} x alone / together"
+    )
+    return [about, table]
 
 
 def ending(devices: int) -> str:
     """Why the path goes on."""
+    times = "once" if devices == 2 else f"{devices - 1} times"
     return (
-        f"Why the path goes on to processes: at every step the first device sends {devices - 1} times the model, and\n"
-        f"takes as many times the gradients; with more devices, more. In a ring no rank sends more than two models.\n"
-        f"Threads take turns wherever Python itself is at work; processes do not. And one process is one machine."
+        f"Why the path goes on to processes: in every step the first device sends the model {times} and "
+        f"receives as many gradients, and more with more devices; in a ring no rank sends more than twice the model. "
+        f"Threads take turns wherever Python itself is at work; processes do not. And one process is confined to one "
+        f"machine."
     )
 
 
@@ -122,7 +147,8 @@ def training_text(comparison: TrainingComparison, devices: int) -> str:
     """How far training on all devices is from training on one."""
     return (
         f"Shown: {devices} devices trained one model to the loss of one device (difference "
-        f"{comparison.loss_difference:.1e}: float32 rounds sums of other parts otherwise, and training enlarges it)."
+        f"{comparison.loss_difference:.1e}: in float32 a sum in another order is rounded differently, and training "
+        f"amplifies that)."
     )
 
 

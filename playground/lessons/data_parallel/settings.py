@@ -37,15 +37,12 @@ class DataParallelSettings:
     """To be compared."""
     batch_size: int = 32
     """Samples in a step, on all devices together."""
-    steps: int = 5
+    steps: int = 3
     """Steps that are timed."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        if len(self.devices) > MAX_DEVICES:
-            raise UsageError(
-                f"--devices {len(self.devices)}: at most {MAX_DEVICES}, each has a thread and a process here"
-            )
+        check_device_count(len(self.devices))
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(
                 f"--devices {','.join(self.devices)}: a device named twice would count twice, name each once"
@@ -70,6 +67,12 @@ class DataParallelSettings:
         first = self.devices[0]
         alone = (Way(gather="logits", output_device=first),)
         return replace(self, devices=(first,), output_device=first, ways=alone, steps=1)
+
+
+def check_device_count(count: float) -> None:
+    """Raise `UsageError` for more devices than a host has threads and processes for."""
+    if count > MAX_DEVICES:
+        raise UsageError(f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here")
 
 
 def ways_to_compare(devices: tuple[str, ...], gather: str | None, output_device: str | None) -> tuple[Way, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import click
 from click.core import ParameterSource
 
+from playground.console.dependent_options import flag_of, typed_options
 from playground.console.names import ALL, names_option, select_names
 from playground.console.options import Finite, RunOptions, pack_options, run_options
 from playground.console.session import Session
@@ -22,7 +23,7 @@ from playground.console.training_options import (
 from playground.lessons import LESSONS
 from playground.lessons.ddp.hooks_table import BASELINE, HOOKS
 from playground.lessons.ddp.parts import PARTS
-from playground.lessons.ddp.report import part_text
+from playground.lessons.ddp.report import part_texts
 from playground.lessons.ddp.settings import LabSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
@@ -76,30 +77,30 @@ class LabOptions:
 
 lab_options = pack_options(
     "asked", LabOptions,
-    click.option("--lab", is_flag=True, help="Take DDP apart instead of training. So does every option below."),
-    click.option("--only", type=click.Choice(tuple(PARTS)), multiple=True, help="Only this part; may be repeated."),
-    click.option("--model", type=click.Choice(tuple(MODELS)), show_default=MODEL, help="What is trained in the lab."),
+    click.option("--lab", is_flag=True, help="Take DDP apart instead of training. Implied by the options below."),
+    click.option("--only", type=click.Choice(tuple(PARTS)), multiple=True, help="Run only this part; may be repeated."),
+    click.option("--model", type=click.Choice(tuple(MODELS)), show_default=MODEL, help="Model that the lab trains."),
     click.option(
         "--bucket-cap-mb", "bucket_caps", callback=read_caps, metavar="MB,…", show_default="by model",
-        help="Sizes of buckets to compare; the last one holds for the other parts.",
+        help="Bucket sizes to compare; the other parts use the last one.",
     ),
-    click.option("--static-graph", is_flag=True, help="In buckets: tell DDP that every backward is the same."),
-    click.option("--gradient-as-bucket-view", is_flag=True, help="In buckets: let gradients be views of buckets."),
+    click.option("--static-graph", is_flag=True, help="In the part buckets: tell DDP that the graph never changes."),
+    click.option("--gradient-as-bucket-view", is_flag=True, help="In the part buckets: let gradients be views."),
     names_option(
         "--comm-hook", "comm_hooks", known=tuple(HOOKS), default=(ALL,),
-        help=f"Hooks to compare in hooks ({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), "
-        f"by name",
+        help=f"Hooks to compare in the part hooks "
+        f"({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), by name",
     ),
     click.option(
         "--steps", type=click.IntRange(1), show_default=str(STEPS),
-        help="Steps to time in buckets, and to train with each hook in hooks.",
+        help="Number of steps: timed in the part buckets, trained with each hook in the part hooks.",
     ),
 )  # fmt: skip
 """Gives a command the argument `asked`: its `LabOptions`."""
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options
+@run_options(LESSON.default_size)
 @training_options
 @data_options
 @lab_options
@@ -118,12 +119,8 @@ def command(
 
 def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
     """Raise `UsageError` for an option that changes nothing in what is asked for."""
-    given = {
-        param.name: param.opts[0]
-        for param in ctx.command.params
-        if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-    }
-    for name, option in given.items():
+    for name in typed_options(ctx):
+        option = flag_of(ctx, name)
         if name in FOR_TRAINING:
             raise UsageError(f"{option} is for training, the lab does without: leave it out")
         meant = [part.name for part in PARTS.values() if name in part.options]
@@ -135,17 +132,20 @@ def run_and_show_lab(run: RunOptions, data: DataOptions, training: TrainingOptio
     """Run the parts of the lab and show what each found."""
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    settings = asked.settings(TrainingSettings(folder=data.data_dir, limit=data.limit, seed=run.seed, **vars(training)))
+    settings = asked.settings(TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **vars(training)))
     settings.check_batch(world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
     world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *MODELS[settings.model].preload)
-    prepared = prepare_data(data)
-    settings = replace(settings, training=prepared.settings(settings.training))
-    session.say(f"{LESSON.name}: {world}, {prepared}; the lab, on {settings.model}")
-    by_rank = world.run(RUN_LAB, settings)
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        settings.training.check_samples(prepared.train)
+        settings = replace(settings, training=prepared.settings(settings.training))
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"lab: on the model {settings.model}")
+        bar.show(f"starting {world.size} ranks")
+        by_rank = world.run(RUN_LAB, settings, on_report=bar)
     by_part = dict(zip(settings.parts, zip(*by_rank, strict=True), strict=True))
     for part in parts:
-        session.say(part_text(part, by_part[part.name]))
-    session.say(f"\nShown: {', '.join(part.shown for part in parts)}.")
+        session.say(*part_texts(part, by_part[part.name]))
+    session.say("", f"Shown: {', '.join(part.shown for part in parts)}.")
     session.print_document(by_part, dataset=prepared.summary, lab=settings.document)

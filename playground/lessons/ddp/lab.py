@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from playground.lessons.ddp.parts import PARTS
 from playground.lessons.ddp.settings import LabSettings
+from playground.runtime import report
 from playground.runtime.agreement import require_same_on_all_ranks
-from playground.runtime.steps import run_steps
+from playground.runtime.steps import attempt
 
 
 def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
@@ -22,5 +25,9 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
     Raises `UsageError` if the ranks were not all given the same settings.
     """
     require_same_on_all_ranks(settings.on_all_ranks())
-    parts = [PARTS[name].code for name in settings.parts]
-    return run_steps(rank, size, parts, settings.training.seed, (settings,))
+    torch.manual_seed(settings.training.seed)
+    outcomes = []
+    for number, name in enumerate(settings.parts):
+        report(phase=f"the lab: {name}", step=number, steps=len(settings.parts))
+        outcomes.append(attempt(PARTS[name].code, rank, size, settings))
+    return outcomes

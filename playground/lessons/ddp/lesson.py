@@ -45,3 +45,9 @@ def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
             history.add(loss, output, labels)
 
     return history.result()
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("ddp")

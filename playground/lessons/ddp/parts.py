@@ -21,11 +21,13 @@ class LabPart:
     code: Remote
     """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
     text: Remote
-    """Formats what the ranks returned, as lines."""
+    """Formats what the ranks returned, as prose and tables."""
     options: tuple[str, ...]
     """Options of the command that change something in it but not in every part, by parameter name."""
 
 
+MODEL_AND_DATA = ("model", "batch_size", "limit")
+"""Options for every part that trains, or begins to."""
 PARTS = {
     part.name: part
     for part in (
@@ -33,35 +35,35 @@ PARTS = {
             name="buckets",
             shown="the buckets that DDP built",
             code=remote("playground.lessons.ddp.buckets:buckets"),
-            text=remote("playground.lessons.ddp.report:buckets_text"),
-            options=("bucket_caps", "static_graph", "gradient_as_bucket_view", "steps"),
+            text=remote("playground.lessons.ddp.report:buckets_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "static_graph", "gradient_as_bucket_view", "steps"),
         ),
         LabPart(
             name="hooks",
             shown="what communication hooks save and what they cost",
             code=remote("playground.lessons.ddp.hooks:hooks"),
-            text=remote("playground.lessons.ddp.report:hooks_text"),
-            options=("bucket_caps", "comm_hooks", "steps"),
+            text=remote("playground.lessons.ddp.report:hooks_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "comm_hooks", "steps", "lr", "momentum"),
         ),
         LabPart(
             name="accumulation",
-            shown="the messages that no_sync spares",
+            shown="the messages that no_sync saves",
             code=remote("playground.lessons.ddp.accumulation:accumulation"),
-            text=remote("playground.lessons.ddp.report:accumulation_text"),
-            options=("bucket_caps", "accumulate"),
+            text=remote("playground.lessons.ddp.report:accumulation_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "accumulate"),
         ),
         LabPart(
             name="uneven_inputs",
-            shown="how Join lets ranks be done at different times",
+            shown="how Join lets ranks finish at different times",
             code=remote("playground.lessons.ddp.uneven_inputs:uneven_inputs"),
-            text=remote("playground.lessons.ddp.report:uneven_inputs_text"),
-            options=("bucket_caps",),
+            text=remote("playground.lessons.ddp.report:uneven_inputs_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps"),
         ),
         LabPart(
             name="sampler",
             shown="who gets which sample",
             code=remote("playground.lessons.ddp.sampler:sampler"),
-            text=remote("playground.lessons.ddp.report:sampler_text"),
+            text=remote("playground.lessons.ddp.report:sampler_texts"),
             options=(),
         ),
     )

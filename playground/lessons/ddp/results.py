@@ -167,7 +167,7 @@ class SamplerResult:
 def check_replicas(difference: float, when: str) -> None:
     """Raise `PlaygroundError` if replicas that must be bit-identical differ."""
     if difference != 0:
-        raise PlaygroundError(f"{when} replicas differ by up to {difference}: they must not at all")
+        raise PlaygroundError(f"{when} replicas differ by up to {difference:.2g}: they must not at all")
 
 
 def check_buckets(recorded: list[object]) -> None:

@@ -13,6 +13,9 @@ from playground.runtime.errors import UsageError
 from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
+MAX_ACCUMULATED = 256
+"""Batches: all of them are held in memory, and once more as a single one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabSettings:
@@ -53,6 +56,8 @@ class LabSettings:
             if not 0 < cap < math.inf:
                 raise UsageError(f"bucket cap {cap}: it must be a finite number of MiB above 0")
         check_at_least_one(self, "steps")
+        if self.training.accumulate > MAX_ACCUMULATED:
+            raise UsageError(f"--accumulate {self.training.accumulate}: the lab adds up {MAX_ACCUMULATED} at most")
 
     @property
     def bucket_caps(self) -> tuple[float, ...]:

@@ -49,3 +49,9 @@ def who_am_i(rank: int, size: int) -> dict[str, object]:
         "ranks_there": sum(there == mine for _, there in everyone),
         "heard_from": [other for other, _ in everyone],
     }
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("hello")

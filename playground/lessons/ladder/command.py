@@ -8,8 +8,8 @@ import click
 
 from playground.console import plots
 from playground.console.options import RunOptions, options, plot_option, run_options
-from playground.console.progress import TrainingProgress
 from playground.console.session import Session
+from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
     all_reduce_option,
@@ -40,10 +40,15 @@ def by_model(field: str) -> str:
 
 
 ladder_options = options(
-    click.option("--model", type=click.Choice(tuple(MODELS)), default="net", show_default=True, help="What to train."),
-    click.option("--steps", type=click.IntRange(1), show_default=by_model("steps"), help="Steps to time on each rung."),
+    click.option("--model", type=click.Choice(tuple(MODELS)), default="net", show_default=True, help="Model to train."),
     click.option(
-        "--batch-size", type=click.IntRange(1), show_default=by_model("batch_size"), help="Of all ranks together."
+        "--steps", type=click.IntRange(1), show_default=by_model("steps"), help="Number of steps to time on each rung."
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        show_default=by_model("batch_size"),
+        help="Global batch size: samples per step, over all ranks.",
     ),
     bucket_cap_option(None, by_model("bucket_cap_mb")),
     all_reduce_option,
@@ -53,7 +58,7 @@ ladder_options = options(
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options
+@run_options(LESSON.default_size)
 @ladder_options
 def command(
     run: RunOptions, data: DataOptions, model: str, steps: int | None, batch_size: int | None,
@@ -62,7 +67,7 @@ def command(
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world, spec = session.world, MODELS[model]
     asked = LadderSettings(
-        folder=data.data_dir, limit=data.limit, seed=run.seed, model=model, steps=steps or spec.steps,
+        folder=data.folder, limit=data.limit, seed=run.seed, model=model, steps=steps or spec.steps,
         batch_size=batch_size or spec.batch_size, bucket_cap=bytes_of(bucket_cap_mb or spec.bucket_cap_mb),
         all_reduce=all_reduce,
     )  # fmt: skip
@@ -71,17 +76,17 @@ def command(
     if plot:
         plots.check(plot)
     world.warm_up(RUN, *spec.preload)
-    prepared = prepare_data(data)
-    asked.check_samples(prepared.train)
-    settings = prepared.settings(asked)
-    work = f"{model}, {settings.steps} steps of {settings.batch_size} samples"
-    session.say(f"{LESSON.name}: {world}, {prepared}, {work}\n{report.candidates_text()}")
-    with TrainingProgress(session.say) as progress:
-        result: LadderResult = world.run(RUN, settings, on_report=progress)[0]
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        asked.check_samples(prepared.train)
+        settings = prepared.settings(asked)
+        work = f"training: {model}, {settings.steps} steps of {settings.batch_size} samples"
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", report.candidates_table())
+        bar.show(f"starting {world.size} ranks")
+        result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
     verdict = agreement(result.rungs, all_reduce)
-    session.say(
-        f"\n{report.table_text(result.rungs)}\nShown: {LESSON.shown}; {report.fastest_text(result.rungs)}; {verdict}."
-    )
+    session.say("", *report.result_texts(result.rungs), "")
+    session.say(prose(f"Shown: {LESSON.shown}; {report.fastest_text(result.rungs)}; ", good(verdict), "."))
     if plot and world.is_main:
         report.plot(result.rungs, f"{model}, {world}", plot)
     session.print_document(

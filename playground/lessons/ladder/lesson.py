@@ -87,7 +87,7 @@ class Rounds:
         total = WARM_UP + self.settings.steps
         for number, batch in zip(range(total), self.batches(), strict=False):
             self.number, self.batch = number, batch
-            self.heartbeat.beat(step=number, steps=total)
+            self.heartbeat.beat(phase="measuring all rungs side by side", step=number, steps=total)
             yield
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
@@ -98,3 +98,9 @@ class Rounds:
         """Let the replica take this round's step. Seconds of each of its parts."""
         torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
         return replica.step(*self.batch)
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("ladder")

@@ -1,36 +1,54 @@
-"""What the ladder measured, as text: a row per rung, what its columns mean; and as a figure: a bar per rung."""
+"""What the ladder measured, as text: what the columns mean, a row per rung; and as a figure: a bar per rung."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from playground.console import plots
-from playground.console.tables import table
+from playground.console.tables import Column, Table
+from playground.console.text import Prose
 from playground.lessons.ladder.results import PARTS, RungResult
 from playground.lessons.ladder.settings import CANDIDATES
 
-COLUMNS = (
-    "rung", "p50", "p95", *PARTS, "alone", "hidden", "early", "messages", "bytes", "x first", "x ddp", "loss",
-    "off ddp",
-)  # fmt: skip
-LEGEND = """\
-  p50, p95: ms per step on its slowest rank. Its parts, medians on the rank that came last to the averaging: forward;
-  backward, to the last gradient; exposed, from there until all are averaged (packing, waiting); step.
-  alone: ms the same averaging takes with no backward to hide behind; hidden: the share of it that was not exposed;
-  early: the share of the bytes that leave before the last gradient is ready, without which nothing can be hidden.
-  x first, x ddp: how many times as fast as the first rung, as ddp. off ddp: largest difference of parameters to ddp's,
-  which is rounding; where rounding decides which of two numbers is the larger (ReLU, max_pool), it grows."""
+LEGEND = (
+    "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
+    "averaging: forward; backward, until the last gradient is ready; exposed, from then until all gradients are "
+    "averaged. alone: what the same averaging takes without a backward to hide behind; hidden: the share of it that is "
+    "not exposed. vs. first, vs. ddp: how many times as fast as the first rung, and as ddp.",
+    "  With --wide: p95, which 95 of 100 steps stay below; step, the optimizer's; early, the share of the bytes that "
+    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends in "
+    "a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
+    "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
+)
 
 
-def candidates_text() -> str:
-    """A line per rung, with what it changes."""
-    return "\n".join(table([[name, summary] for name, summary in CANDIDATES.items()]))
+def columns() -> Iterator[Column]:
+    """A column for each figure of a rung."""
+    yield Column("rung")
+    yield Column("p50", "ms", right=True)
+    yield Column("p95", "ms", right=True, wide=True)
+    for part in PARTS:
+        yield Column(part, "ms", right=True, wide=part == "step")
+    yield Column("alone", "ms", right=True)
+    yield Column("hidden", "%", right=True)
+    yield Column("early", "%", right=True, wide=True)
+    yield Column("messages", right=True, wide=True)
+    yield Column("sent", "bytes", right=True, wide=True)
+    yield Column("vs.\nfirst", right=True)
+    yield Column("vs.\nddp", right=True)
+    yield Column("loss", right=True, wide=True)
+    yield Column("distance\nto ddp", right=True, wide=True)
 
 
-def table_text(rungs: Sequence[RungResult]) -> str:
-    """A row per rung, and what the columns mean."""
-    return "\n".join([*table([COLUMNS, *map(row, rungs)], first_right=1), LEGEND])
+def candidates_table() -> Table:
+    """A row per rung, with what it changes."""
+    return Table(Column("rung"), Column("what it does", wraps=True), rows=CANDIDATES.items())
+
+
+def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
+    """What the columns mean, and a row per rung."""
+    return [*LEGEND, Table(*columns(), rows=map(row, rungs))]
 
 
 def row(rung: RungResult) -> list[str]:
@@ -38,8 +56,8 @@ def row(rung: RungResult) -> list[str]:
     return [
         rung.rung,
         *(f"{1000 * each:.2f}" for each in seconds),
-        f"{rung.hidden:.0%}",
-        f"{rung.early_bytes / rung.bytes:.0%}",
+        f"{100 * rung.hidden:.0f}",
+        f"{100 * rung.early_bytes / rung.bytes:.0f}",
         f"{rung.messages}",
         f"{rung.bytes:,}",
         f"{rung.speed_to_first:.2f}",
@@ -54,7 +72,7 @@ def fastest_text(rungs: Sequence[RungResult]) -> str:
     first, *_, ddp = rungs
     fastest = min(rungs[:-1], key=lambda rung: rung.p50)
     return (
-        f"the fastest here, {fastest.rung}, is {fastest.speed_to_first:.2f} times as fast as "
+        f"the fastest rung, {fastest.rung}, is {fastest.speed_to_first:.2f} times as fast as "
         f"{first.rung} and {fastest.speed_to_ddp:.2f} times as fast as {ddp.rung}"
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from playground.runtime.checks import check_at_least_one, check_choice
-from playground.runtime.errors import UsageError
 from playground.training.grad_syncs import RUNGS
 from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
@@ -40,8 +39,3 @@ class LadderSettings(TrainingSettings):
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if the model cannot be trained on a batch that `size` ranks share."""
         MODELS[self.model].check_batch(self.batch_size, size)
-
-    def check_samples(self, samples: int) -> None:
-        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
-        if self.batch_size > samples:
-            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")

@@ -54,8 +54,8 @@ def summed(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     faster = OneProcess(new_net(settings.seed), settings, lr=size * settings.lr)
     train_side_by_side(settings, ranks, one_process, faster)
     return break_result(
-        breaks={"parameters, from one process": parameter_difference(ranks, one_process)},
-        holds={"parameters, from one process with N times the --lr": parameter_difference(ranks, faster)},
+        breaks={"parameters, compared with one process": parameter_difference(ranks, one_process)},
+        holds={"parameters, compared with one process at N times the --lr": parameter_difference(ranks, faster)},
     )
 
 
@@ -73,9 +73,11 @@ def unweighted_shares(rank: int, size: int, settings: ProveSettings) -> BreakRes
     right = Replica(models[1], settings, build_grad_sync(models[1], settings), shares=shares)
     train_side_by_side(settings, one_process, wrong, right)
     return break_result(
-        breaks={"parameters, from one process": parameter_difference(wrong, one_process)},
+        breaks={"parameters, compared with one process": parameter_difference(wrong, one_process)},
         holds={
-            "parameters, from one process, with sums over the whole batch": parameter_difference(right, one_process)
+            "parameters with sums over the whole batch, compared with one process": parameter_difference(
+                right, one_process
+            )
         },
     )
 
@@ -91,13 +93,13 @@ def own_weights(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     at_last = minus_rank_0(parameters(model))
     return break_result(
         breaks={
-            "parameters, from one process": parameter_difference(ranks, one_process),
-            "parameters, from rank 0 at first": max_abs_diff(at_first),
-            "parameters, from rank 0 at last": max_abs_diff(at_last),
+            "parameters, compared with one process": parameter_difference(ranks, one_process),
+            "initial parameters, compared with rank 0": max_abs_diff(at_first),
+            "final parameters, compared with rank 0": max_abs_diff(at_last),
         },
         holds={
-            "averaged gradients, from rank 0": max_abs_diff(minus_rank_0(gradients(model))),
-            "change in the difference from rank 0": max_abs_diff(at_last, at_first),
+            "averaged gradients, compared with rank 0": max_abs_diff(minus_rank_0(gradients(model))),
+            "change of the difference from rank 0 during training": max_abs_diff(at_last, at_first),
         },
     )
 
@@ -111,12 +113,14 @@ def batch_norm(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     train_side_by_side(settings, one_process, local, synced)
     return break_result(
         breaks={
-            "parameters, from one process": parameter_difference(local, one_process),
-            "running statistics, from one process": running_stats_difference(local, one_process),
+            "parameters, compared with one process": parameter_difference(local, one_process),
+            "running statistics, compared with one process": running_stats_difference(local, one_process),
         },
         holds={
-            "parameters, from one process, with SyncBatchNorm": parameter_difference(synced, one_process),
-            "running statistics, from one process, with SyncBatchNorm": running_stats_difference(synced, one_process),
+            "parameters with SyncBatchNorm, compared with one process": parameter_difference(synced, one_process),
+            "running statistics with SyncBatchNorm, compared with one process": running_stats_difference(
+                synced, one_process
+            ),
         },
     )
 

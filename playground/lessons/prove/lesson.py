@@ -45,13 +45,14 @@ def run(rank: int, size: int, settings: ProveSettings) -> Proof:
 
 
 def compare(settings: ProveSettings, dtype: torch.dtype) -> Comparison:
-    """N ranks, kept equal in every way there is, against one process with whole batches: the largest difference of any
-    gradient, and of any parameter, on any rank, after each step."""
+    """N ranks, with every gradient synchronisation, compared with one process on whole batches: the largest difference
+    of any gradient, and of any parameter, on any rank, after each step."""
     steps = []
     # cuDNN would round float32 to 10 bits (TF32) in some convolutions and not in others, as the batch's size suggests.
     with torch.backends.cudnn.flags(enabled=False):
         one_process, replicas = OneProcess(new_net(settings.seed, dtype), settings), new_replicas(settings, dtype)
-        for step, (images, labels) in enumerate(global_batches(settings, dtype), 1):
+        coming = global_batches(settings, dtype, f"comparing in {dtype}")
+        for step, (images, labels) in enumerate(coming, 1):
             one_process.step(images, labels)
             found = [max_abs(one_process.model)]
             for replica in replicas.values():
@@ -134,10 +135,21 @@ def new_net(seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
     return Net().to(device(), dtype).eval()
 
 
-def global_batches(settings: ProveSettings, dtype: torch.dtype = torch.float64) -> Iterator[Batch]:
-    """The whole batch of each step: samples in the order of the file, from its start again after its end."""
+def global_batches(
+    settings: ProveSettings, dtype: torch.dtype = torch.float64, phase: str = "breaking it"
+) -> Iterator[Batch]:
+    """The whole batch of each step: samples in the order of the file, from its start again after its end.
+
+    `phase` is what a bar says meanwhile.
+    """
     data = Images(settings.folder, "train", settings.limit)
     for step in range(settings.steps):
         images, labels = data.span(step * settings.batch_size, settings.batch_size)
         yield images.to(device(), dtype), labels.to(device())
-        report(step=step)
+        report(phase=phase, step=step + 1, steps=settings.steps)
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("prove")

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from playground.console.tables import table
+from playground.console.progress import Bar
+from playground.console.tables import Column, Table
+from playground.console.text import Prose, heading, prose
 from playground.lessons.prove.results import BreakResult, ComparedStep, Proof
 from playground.lessons.prove.verdict import failure, has_jumps, is_bit_identical, is_broken
 
+Texts = list[str | Prose | Table]
 QUANTITIES = ("gradients", "parameters")
 
 
 class ReportPrinter:
-    """Takes what rank 0 reports, and says each part as soon as it is known."""
+    """Takes what rank 0 reports, and says each part as soon as it is known; `bar` shows how far the next one is."""
 
-    def __init__(self, say: Callable[[str], None], summaries: Mapping[str, str]) -> None:
-        self.say, self.summaries = say, summaries
+    def __init__(self, say: Callable[..., None], bar: Bar, summaries: Mapping[str, str]) -> None:
+        self.say, self.bar, self.summaries = say, bar, summaries
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         if rank == 0 and "part" in event:
             name, outcome = event["part"], event["outcome"]
-            text = proof_text(outcome) if isinstance(outcome, Proof) else break_text(outcome)
-            self.say(f"\n{name}: {self.summaries[name]}\n{text}")
+            texts = proof_texts(outcome) if isinstance(outcome, Proof) else break_texts(outcome)
+            self.say("", prose(heading(name), f": {self.summaries[name]}"), *texts)
+        self.bar(rank, dict(event))
 
 
 def shares_text(batch_size: int, size: int) -> str:
@@ -32,28 +36,29 @@ def shares_text(batch_size: int, size: int) -> str:
     return f"{batch_size} = {' + '.join(parts)}"
 
 
-def proof_text(proof: Proof) -> str:
+def proof_texts(proof: Proof) -> Texts:
     """For each dtype a table of gradients and one of parameters; then why they differ, if it is by rounding."""
-    lines = []
+    texts: Texts = []
     for dtype, comparison in proof.by_dtype.items():
         for quantity in QUANTITIES:
             largest = max(getattr(step.largest, quantity) for step in comparison.steps)
-            lines.append(
-                f"  {dtype} {quantity}, of up to {number_text(largest)} (epsilon {number_text(comparison.epsilon)}), "
-                f"differ by up to:"
+            texts.append(
+                f"  largest difference of {dtype} {quantity} (the largest of which is {number_text(largest)}; "
+                f"epsilon is {number_text(comparison.epsilon)}):"
             )
-            lines += steps_table(comparison.steps, quantity)
-    return "\n".join([*lines, *([] if failure(proof) else [explanation(proof)])])
+            texts.append(steps_table(comparison.steps, quantity))
+    return texts if failure(proof) else [*texts, explanation(proof)]
 
 
-def steps_table(steps: list[ComparedStep], quantity: str) -> list[str]:
-    """One row for each of the steps 1, 2, 5, 10, 20, 50 … and for the last, one column per gradient synchronisation."""
-    rows = [["step", *steps[0].differences]]
+def steps_table(steps: list[ComparedStep], quantity: str) -> Table:
+    """One row for each of the steps 1, 2, 5, 10, 20, 50 … and for the last, one column per gradient synchronisation
+    that has such a quantity."""
+    syncs = [name for name, difference in steps[0].differences.items() if getattr(difference, quantity) is not None]
+    table = Table(Column("step", right=True), *(Column(name.replace("-", "-\n"), right=True) for name in syncs))
     for step in steps:
         if str(step.step).rstrip("0") in ("1", "2", "5") or step is steps[-1]:
-            differences = (getattr(difference, quantity) for difference in step.differences.values())
-            rows.append([str(step.step), *map(number_text, differences)])
-    return table(rows, first_right=0)
+            table.add(str(step.step), *(number_text(getattr(step.differences[name], quantity)) for name in syncs))
+    return table
 
 
 def number_text(value: float | None) -> str:
@@ -61,32 +66,33 @@ def number_text(value: float | None) -> str:
 
 
 def explanation(proof: Proof) -> str:
-    """Why the differences are what they are, in one sentence, from the figures themselves."""
+    """Why the differences are what they are, from the figures themselves."""
     if is_bit_identical(proof):
-        return "Why 0: the same numbers are added up in the same order as by one process, so every bit is the same."
+        return "Why 0: the same numbers are added in the same order as by one process, so every bit is the same."
     text = (
-        f"Why not 0: N ranks add up the numbers that one process adds up, but in another order, and every addition "
-        f"rounds: that comes to at most {proof.float64.in_epsilons:.2g} epsilon in float64 and "
-        f"{proof.float32.in_epsilons:.2g} in float32, "
+        f"Why not 0: N ranks add the numbers that one process adds, but in another order, and every addition rounds. "
+        f"The differences come to at most {proof.float64.in_epsilons:.2g} epsilon in float64 and "
+        f"{proof.float32.in_epsilons:.2g} in float32"
     )
     if has_jumps(proof):
-        return (
-            text + "where of two almost equal numbers a max-pool or ReLU let another one through, and gradients jump."
-        )
-    return text + "and only rounding shrinks with epsilon."
+        return f"{text}, where rounding decides which of two almost equal numbers a max-pool or ReLU lets through."
+    return f"{text}: they shrink with epsilon, as only rounding does."
 
 
-def break_text(result: BreakResult) -> str:
+def break_texts(result: BreakResult) -> Texts:
     """What is broken, and what holds all the same if the explanation is right."""
-    lines = [f"  {number_text(value):>7}  {what}" for what, value in result.breaks.items()]
-    lines += [f"  {number_text(value):>7}  {what} (rounding)" for what, value in result.holds.items()]
-    return "\n".join(lines)
+    table = Table(Column("difference", right=True), Column("of", wraps=True), Column("expected"))
+    for what, value in result.breaks.items():
+        table.add(number_text(value), what, "is broken")
+    for what, value in result.holds.items():
+        table.add(number_text(value), what, "rounding")
+    return [table]
 
 
 def proof_summary(proof: Proof) -> str:
     """How far parameters are from one process's after the last step, in each dtype."""
-    ends = (f"{name}: {number_text(each.final_difference)}" for name, each in proof.by_dtype.items())
-    return ", ".join(ends) + " apart at the end"
+    ends = (f"{number_text(each.final_difference)} in {name}" for name, each in proof.by_dtype.items())
+    return f"largest difference of parameters after the last step: {', '.join(ends)}"
 
 
 def breaks_summary(breaks: Mapping[str, BreakResult]) -> str:

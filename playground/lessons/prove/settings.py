@@ -22,7 +22,7 @@ class ProveSettings(TrainingSettings):
     Raises `UsageError` for what nothing can be proved with.
     """
 
-    steps: int = 20
+    steps: int = 10
     """After each of them, everything is compared."""
     batch_size: int = 64
     """Of all ranks together."""

@@ -21,7 +21,7 @@ LESSON = LESSONS["sgd"]
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options
+@run_options(LESSON.default_size)
 @training_options
 @data_options
 @sync_options

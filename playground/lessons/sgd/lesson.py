@@ -1,7 +1,7 @@
 """Synchronous SGD by hand: every rank trains on its own part of the data, and all take the same steps.
 
     python -m playground sgd
-    python -m playground sgd -n 4 --sync overlapped --all-reduce ring --epochs 2
+    python -m playground sgd -n 4 --sync overlapped --all-reduce ring
 
 Between backward and step the gradients are averaged over the ranks, so every replica sees the gradient of the whole
 global batch and all stay bit-identical, which the run proves at its end.
@@ -57,3 +57,9 @@ def average_gradients(model: nn.Module) -> None:
     for param in model.parameters():
         dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
         param.grad /= size
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("sgd")

@@ -1,0 +1,106 @@
+"""From prose and tables to lines of text, by rich. Imported when the first line is printed, for `--help` has none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from playground.console.tables import GAP, Cell, Table, lay_out
+from playground.console.text import Prose, Styled
+
+WORD = re.compile(r"\S+\s*")
+
+
+def render(texts: Iterable[str | Prose | Table], width: int, *, wide: bool = False, colour: bool | None = False) -> str:
+    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`.
+
+    `colour` None leaves it to the environment and to what stdout is.
+    """
+    console = new_console(100_000 if wide else width, colour)
+    with console.capture() as captured:
+        for text in texts:
+            parts = render_table(text, width, wide) if isinstance(text, Table) else wrap(to_text(text), width)
+            for part in parts:
+                console.print(part, soft_wrap=isinstance(part, Text))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+
+
+def new_console(width: int | None, colour: bool | None) -> Console:
+    """A console of rich's on stdout that takes text as it is. NO_COLOR turns off bold too."""
+    plain = colour is False or (colour is None and bool(os.environ.get("NO_COLOR")))
+    return Console(
+        width=width, force_terminal=colour or None, color_system=None if plain else "auto",
+        markup=False, highlight=False, emoji=False,
+    )  # fmt: skip
+
+
+def to_text(text: str | Prose) -> Text:
+    joined = Text()
+    for part in text.parts if isinstance(text, Prose) else (text,):
+        joined.append_text(to_cell(part))
+    return joined
+
+
+def to_cell(cell: Cell) -> Text:
+    return Text(cell.text, cell.style) if isinstance(cell, Styled) else Text(cell)
+
+
+def wrap(text: Text, width: int) -> Iterator[Text]:
+    """Each line of `text` as lines of at most `width`, cut between words, all as far indented as the first."""
+    for line in text.split("\n", allow_blank=True):
+        indent = len(line.plain) - len(line.plain.lstrip())
+        pieces = line.divide(line_starts(line.plain, width, indent))
+        for number, piece in enumerate(pieces):
+            piece.rstrip()
+            yield Text(" " * indent if number else "") + piece
+
+
+def line_starts(line: str, width: int, indent: int) -> list[int]:
+    """Where to cut a line: before each word that does not fit any more. A word is never cut: it may be a path."""
+    starts, used = [], indent
+    for word in WORD.finditer(line):
+        if used > indent and used + cell_len(word.group().rstrip()) > width:
+            starts.append(word.start())
+            used = indent
+        used += cell_len(word.group())
+    return starts
+
+
+def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableType]:
+    """The columns that are shown, and a line that names the others: below, or above where rows are yet to come."""
+    layout = lay_out(table.columns, natural_widths(table), None if wide else width)
+    more = wrap(Text(f"  more columns with --wide: {', '.join(layout.left_out)}"), width) if layout.left_out else ()
+    streamed = all(column.width for column in table.columns)
+    if streamed and table.headed:
+        yield from more
+    columns = [table.columns[i] for i in layout.shown]
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed)
+    for column, column_width in zip(columns, layout.widths, strict=True):
+        rich_table.add_column(
+            Text("\n".join(column.lines)), header_style="bold", style=column.style, width=column_width,
+            justify="right" if column.right else "left", overflow="fold", vertical="top",
+        )  # fmt: skip
+    for row in table.rows:
+        rich_table.add_row(*(to_cell(row[i]) for i in layout.shown))
+    yield Padding(rich_table, (0, 0, 0, GAP), expand=False)
+    if not streamed:
+        yield from more
+
+
+def natural_widths(table: Table) -> list[int]:
+    """What each column needs so that no cell of it wraps."""
+    return [
+        max(column.width, *map(cell_len, column.lines), *(longest_line(row[i]) for row in table.rows))
+        for i, column in enumerate(table.columns)
+    ]
+
+
+def longest_line(cell: Cell) -> int:
+    return max((cell_len(line) for line in to_cell(cell).plain.split("\n")), default=0)

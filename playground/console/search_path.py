@@ -1,0 +1,35 @@
+"""Where Python looks for modules while `python -m playground` runs.
+
+`python -m` looks into the working folder before anything else. So a `queue.py`, `random.py` or `torch.py` of somebody's
+own, in whatever folder they happen to work, would stand in for the module of that name that the standard library,
+torch or we ask for, and would be run. The command line imports nothing of theirs: for it, that folder comes last.
+(A script that calls `launch` is another matter: Python puts its folder first for the sake of what the script imports.)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+HERE = os.path.join(os.sep, "playground", "console", "search_path.py")
+"""This file, seen from the folder that the package lies in."""
+
+
+def put_working_folder_last() -> None:
+    """Move the folder that `python -m playground` put first on `sys.path` to its end. If it is a clone of the
+    playground, and another copy is installed, then just before that one: the ranks are to import what runs here.
+
+    Does nothing in any other program, nor where Python was told to leave that folder out (-P, -I).
+    """
+    if not is_our_command() or getattr(sys.flags, "safe_path", bool(sys.flags.isolated)):
+        return
+    folder = sys.path.pop(0)
+    copies = [place for place, entry in enumerate(sys.path) if os.path.isdir(os.path.join(entry, "playground"))]
+    is_clone = os.path.realpath(folder) == os.path.realpath(__file__).removesuffix(HERE)
+    sys.path.insert(copies[0] if is_clone and copies else len(sys.path), folder)
+
+
+def is_our_command() -> bool:
+    """Whether Python is about to run `python -m playground`: as long as it looks for the module, `sys.argv` says so."""
+    asked = (word.removeprefix("-m").partition(".")[0] for word in sys.orig_argv[1:])
+    return sys.argv[:1] == ["-m"] and "playground" in asked

@@ -1,0 +1,54 @@
+"""Pieces of text with a meaning that has a colour: headings, ranks, verdicts. Does not import rich.
+
+    session.say(prose(heading("ring"), ": each rank sends to its right neighbour"))
+    session.say(prose("Shown: 4 ranks agree; ", good("all replicas are bit-identical"), "."))
+
+Text is data: nothing in it is read as markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEADING = "bold cyan"
+RANK = "magenta"
+GOOD = "green"
+BAD = "bold red"
+
+
+@dataclass(frozen=True)
+class Styled:
+    """A piece of text, and the style (as rich names it) in which a terminal shows it."""
+
+    text: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Text that wraps at the terminal's width. Each of its lines keeps its own indentation in the lines it wraps to."""
+
+    parts: tuple[str | Styled, ...]
+
+
+def prose(*parts: str | Styled) -> Prose:
+    """The parts, one after the other, as one text."""
+    return Prose(parts)
+
+
+def heading(text: str) -> Styled:
+    return Styled(text, HEADING)
+
+
+def rank_number(rank: int) -> Styled:
+    return Styled(str(rank), RANK)
+
+
+def good(text: str) -> Styled:
+    """A verdict: as it must be."""
+    return Styled(text, GOOD)
+
+
+def bad(text: str) -> Styled:
+    """A verdict: not as it must be."""
+    return Styled(text, BAD)
