@@ -70,9 +70,31 @@ def processor() -> str:
 
 
 def memory(which: str) -> int:
-    """Bytes of memory: "MemTotal" or "MemAvailable". Where the system does not tell them apart, all of it."""
+    """Bytes of memory: "MemTotal", or "MemAvailable", in a container no more than it may still take.
+
+    Where the system does not tell them apart, all of it.
+    """
     try:
         found = re.search(rf"^{which}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not found:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    amount = int(found[1]) * 1024
+    return min([amount, *container_headroom()]) if which == "MemAvailable" else amount
+
+
+def container_headroom(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """The bytes that this process's container may still take; empty where there is no limit.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)
+    """
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return [max(0, int((root / limit).read_text()) - int((root / usage).read_text()))]
+        except (OSError, ValueError):  # no such file, or "max": no limit
+            continue
+    return []

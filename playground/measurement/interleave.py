@@ -71,6 +71,14 @@ def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:
     return list(largest.tolist())
 
 
+def gather_by_rank(seconds: Sequence[float]) -> list[list[float]]:
+    """Every rank's figures, in rank order, on every rank: [rank][figure]. All must call this, with equally many."""
+    own = torch.tensor(seconds, dtype=torch.float64, device=device())
+    by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(by_rank, own)
+    return [figures.tolist() for figures in by_rank]
+
+
 class Heartbeat:
     """Tells whoever listens, now and then, that this rank is alive."""
 

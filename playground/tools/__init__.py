@@ -21,12 +21,12 @@ TOOLS = {
     for tool in (
         Tool(
             name="bench",
-            purpose="measure collectives, ours beside the backend's",
+            purpose="measure the bandwidth of collectives, the backend's and ours",
             command=remote("playground.tools.bench.command:command"),
         ),
         Tool(
             name="scale",
-            purpose="predict all-reduce on up to 65,536 ranks, and check the model against this host",
+            purpose="predict the time of all-reduce on up to 65,536 ranks",
             command=remote("playground.tools.scale.command:command"),
         ),
     )

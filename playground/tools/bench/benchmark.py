@@ -1,11 +1,11 @@
-"""What a rank does in a benchmark: try every call once, then check and time them, size by size."""
+"""What a rank does in a benchmark: try every call once, then check and time them, size by size, pass by pass."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -14,20 +14,20 @@ import torch.distributed as dist
 
 from playground.algorithms.operation import check
 from playground.measurement import environment
-from playground.measurement.interleave import percentile
 from playground.runtime import UsageError, device, report
 from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.backends import refusal
 from playground.tools.bench.collectives import COLLECTIVES
-from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import DTYPES, OPS, BenchSettings
-from playground.tools.bench.trials import Trials, run_trials
-from playground.tools.bench.wire import Wire, open_wire
+from playground.tools.bench.point import Point
+from playground.tools.bench.results import BenchStart
+from playground.tools.bench.settings import OPS, BenchSettings
+from playground.tools.bench.trials import split_into_passes
+from playground.tools.bench.wire import open_wire
 from playground.tools.bench.workload import Workload
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports a `BenchStart`, then a `SizeResult` as soon as it is known.
+    """Measure what the settings ask for. Rank 0 reports a `BenchStart`, then in every pass a `SizeResult` per size.
 
     Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings.
     """
@@ -42,11 +42,24 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
             call_once(settings, collective, rank, size)
         if rank == 0:
             report(start=BenchStart(environment=environment.describe(), wire=wire.description if wire else None))
-        for collective in settings.collectives:
-            for nbytes in settings.sizes:
-                measured = measure(settings, collective, nbytes, rank, size, wire, order)
-                if rank == 0:
-                    report(measured=measured)
+        points = [
+            Point(settings, collective, nbytes, rank, size, wire)
+            for collective in settings.collectives for nbytes in settings.sizes
+        ]  # fmt: skip
+        measure_in_passes(points, settings.iterations, order, is_main=rank == 0)
+
+
+def measure_in_passes(points: Sequence[Point], iterations: int, order: Random, is_main: bool) -> None:
+    """All points, again and again until each has its trials; after every one `is_main` reports what it has so far."""
+    passes = split_into_passes(iterations)
+    for number, trials in enumerate(passes):
+        for done, point in enumerate(points):
+            if is_main:
+                phase = f"pass {number + 1} of {len(passes)}: {point}"
+                report(phase=phase, step=number * len(points) + done, steps=len(passes) * len(points))
+            point.measure(trials, order)
+            if is_main:
+                report(measured=point.result(complete=number + 1 == len(passes)))
 
 
 def host_id() -> str:
@@ -87,46 +100,3 @@ def call_once(settings: BenchSettings, collective: str, rank: int, size: int) ->
             raise UsageError(
                 f"{dist.get_backend()} cannot do {what} by {algorithm} ({words}): ask for another"
             ) from None
-
-
-def measure(
-    settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int, wire: Wire | None, order: Random
-) -> SizeResult:
-    """One size: a row per algorithm, and the wire's if there is one, all timed in turns."""
-    spec, count = COLLECTIVES[collective], settings.count(collective, nbytes, size)
-    workload = Workload(settings, collective, count, rank, size)
-    nbytes = count * DTYPES[settings.dtype] * (1 if spec.in_place else size)
-    calls = {algorithm: workload.call(algorithm) for algorithm in settings.algorithms_of(collective)}
-    wrong = {algorithm: count_wrong_on_all_ranks(workload, call) for algorithm, call in calls.items()}
-    workload.buffers.clear()
-    candidates = [*calls.values(), *([wire.transfer(nbytes)] if wire else [])]
-    trials = run_trials(candidates, settings.iterations, settings.warmup, order)
-    of_wire = WireRow(collective=collective, **vars(figures(nbytes, trials.pop(), 1.0))) if wire else None
-    rows = []
-    for algorithm, its_trials in zip(calls, trials, strict=True):
-        its_figures = figures(nbytes, its_trials, spec.factor(size))
-        row = Row(
-            collective=collective, count=count, type=settings.dtype, redop=settings.op if spec.reduces else "none",
-            root=spec.root, algorithm=algorithm, **vars(its_figures), wrong=wrong[algorithm],
-            limit_percent=100 * its_figures.busbw / of_wire.busbw if of_wire else None,
-        )  # fmt: skip
-        rows.append(row)
-    return SizeResult(rows=rows, wire=of_wire)
-
-
-def count_wrong_on_all_ranks(workload: Workload, call: Callable[[], object]) -> int:
-    """How many elements of the result are wrong, on all ranks together. All must call this."""
-    report(checking=True)
-    total = torch.tensor(workload.count_wrong(call), device=device())
-    dist.all_reduce(total)
-    return int(total.item())
-
-
-def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
-    """What the trials of calls on `nbytes` bytes come to; `factor` is busbw / algbw."""
-    p50, p95, p99 = (percentile(trials.times_us, percent) for percent in (50, 95, 99))
-    algbw = nbytes / p50 / 1000
-    return Figures(
-        size=nbytes, time_us=p50, algbw=algbw, busbw=algbw * factor, p50_us=p50, p95_us=p95, p99_us=p99,
-        calls=trials.calls, times_us=trials.times_us,
-    )  # fmt: skip

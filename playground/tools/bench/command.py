@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from playground.console import plots
+from playground.console import terminal
+from playground.console.dependent_options import flag_of, typed_options
+from playground.console.files import check_writable
 from playground.console.json import to_document
 from playground.console.options import RunOptions, run_options
 from playground.console.session import Session
@@ -15,23 +19,28 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.bench.compare import compare, load
+from playground.tools.bench.csv_file import CsvFile
 from playground.tools.bench.options import BenchOptions, OutputOptions, bench_options, output_options
-from playground.tools.bench.report import ReportPrinter, averages_text, bandwidth_plot, difference_text, write_csv
+from playground.tools.bench.plot import bandwidth_plot, check_plot
+from playground.tools.bench.report import ReportPrinter, difference_texts, result_texts
 from playground.tools.bench.results import BenchResult
+from playground.tools.bench.settings import BenchSettings
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
+WITH_DIFF = {"diff", "wide", "as_json"}
+"""Parameters that --diff leaves something to do."""
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose)
-@run_options
+@run_options(2)
 @bench_options
 @output_options
 def command(run: RunOptions, asked: BenchOptions, output: OutputOptions) -> None:
-    """Measure collectives, ours beside the backend's, with the figures of nccl-tests.
+    """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
-    In every round of trials each algorithm has its turn, in an order that changes, so that ratios hold on a machine
-    that does other things too. Before its trials, every element of every result is checked.
+    Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
+    ratio is meaningful even on a machine that is busy with other work.
 
     \b
         python -m playground bench --limit
@@ -39,55 +48,99 @@ def command(run: RunOptions, asked: BenchOptions, output: OutputOptions) -> None
         python -m playground bench --collective all --json > before.json
     """
     if output.diff:
-        show_difference(*output.diff, run.as_json)
+        refuse_options_without_effect()
+        show_difference(*output.diff, run)
         return
     session = Session(TOOL.name, run)
-    world, settings = session.world, asked.settings(run.seed)
+    settings = asked.settings(run.seed)
+    check_before_start(session, settings, output)
+    session.world.warm_up(RUN)
+    measure(session, settings, output)
+
+
+def refuse_options_without_effect() -> None:
+    """Raise `UsageError` for an option that was typed beside --diff, which measures nothing."""
+    ctx = click.get_current_context()
+    for name in typed_options(ctx):
+        if name not in WITH_DIFF:
+            raise UsageError(
+                f"{flag_of(ctx, name)} has no effect with --diff, which measures nothing: leave one of them out"
+            )
+
+
+def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
+    """Raise `UsageError` for what could not be measured, or not be written, before anything is started."""
+    world = session.world
     settings.check_world(world.size)
     if world.device == "cpu":
         settings.check_memory(world.local_size, world.size, environment.memory("MemAvailable"))
-    check_files(output)
-    world.warm_up(RUN)
-    printer = ReportPrinter(session.say, world, settings)
-    try:
-        world.run(RUN, settings, on_report=printer)
-    except KeyboardInterrupt:
-        finish(session, printer.result(complete=False), output)
-        raise
-    result = printer.result(complete=True)
-    finish(session, result, output)
-    if result.wrong:
-        raise PlaygroundError(f"{result.wrong} elements of the results are wrong: see the column #wrong")
+    if output.csv and world.is_main:
+        check_writable("--csv", output.csv)
+    if output.plot and world.is_main:
+        check_plot(settings, world.size, output.plot)
 
 
-def check_files(output: OutputOptions) -> None:
-    """Raise `UsageError` for files that could not be written, before anything is measured."""
-    if output.csv and not output.csv.absolute().parent.is_dir():
-        raise UsageError(f"--csv {output.csv}: there is no such folder")
-    if output.plot:
-        plots.check(output.plot)
+def measure(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
+    """Measure, and show what was measured, whatever ends the run."""
+    csv_file = CsvFile(output.csv if session.world.is_main else None)
+    with session.bar() as bar:
+        bar.show("starting the ranks")
+        printer = ReportPrinter(session, settings, bar, csv_file)
+        try:
+            session.world.run(RUN, settings, on_report=printer)
+        except BaseException as error:
+            bar.clear()
+            list(finish(session, printer, describe(error), output))
+            raise
+    for failure in finish(session, printer, None, output):
+        raise failure
+    wrong = printer.result(None).wrong
+    if wrong:
+        raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
 
 
-def finish(session: Session, result: BenchResult, output: OutputOptions) -> None:
-    """Show what there is, complete or not."""
-    world = session.world
-    if not world.is_main:
+def describe(error: BaseException) -> str:
+    """In one line, what ended the run."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+        return f"ended by {signal.Signals(error.code - 128).name}"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def finish(
+    session: Session, printer: ReportPrinter, error: str | None, output: OutputOptions
+) -> Iterator[PlaygroundError | OSError]:
+    """Show and write what there is, complete or not. Yields what went wrong with one output; the others go on."""
+    result = printer.result(error)
+    if not session.world.is_main or not result.rows:
         return
-    if result.rows:
-        session.say(averages_text(result))
-    session.print_document({}, **result.document)
-    if output.csv:
-        write_csv(result.rows, output.csv)
-    if output.plot and result.rows:
-        bandwidth_plot(f"{world.backend} on {world.device}, {world.size} ranks", result, output.plot)
+    shown = (
+        printer.show_rest,
+        lambda: session.say(*result_texts(result)),
+        lambda: session.print_document({}, **result.document),
+        printer.csv_file.check,
+        lambda: draw(session, result, output.plot),
+    )
+    for show in shown:
+        try:
+            show()
+        except (PlaygroundError, OSError) as failure:
+            yield failure
 
 
-def show_difference(before: Path, after: Path, as_json: bool) -> None:
+def draw(session: Session, result: BenchResult, file: Path | None) -> None:
+    world = session.world
+    if file:
+        bandwidth_plot(f"{world.backend} on {world.device}, {world.size} ranks", result, file)
+
+
+def show_difference(before: Path, after: Path, run: RunOptions) -> None:
     """Compare two results of earlier runs."""
     one, other = load(before), load(after)
-    changes = compare(one, other)
-    if as_json:
-        document = {"lesson": TOOL.name, "before": before, "after": after, "rows": changes}
+    comparison = compare(one, other)
+    if run.as_json:
+        document = {"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}
         click.echo(to_document(document))
     else:
-        click.echo(difference_text(changes, one, other))
+        terminal.say(*difference_texts(comparison, one, other), wide=run.wide)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
 
-MUST_AGREE = ("backend", "device", "world_size", "collectives", "dtype", "op")
+MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
 """Fields of a result that must be the same in both, or they cannot be compared."""
 MIN_TRIALS = 5
-"""With fewer of them, their spread is unknown."""
+"""With fewer of them, ranges are too often apart by chance."""
 
 Key = tuple[str, str, int]
 """(collective, algorithm, size in bytes)."""
@@ -29,7 +28,6 @@ class SavedResult:
     device: str
     world_size: int
     environment: Environment | None
-    collectives: list[str]
     dtype: str
     op: str
     times_us: dict[Key, list[float]]
@@ -37,30 +35,52 @@ class SavedResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """One algorithm at one size, in both results."""
+class RowName:
+    """One algorithm of one collective at one size."""
 
     collective: str
     algorithm: str
     size: int
     """Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(RowName):
+    """A row that both results have."""
+
     before_us: float
     """The median of the trials, in µs."""
     after_us: float
+    before_range_us: tuple[float, float]
+    """From where to where the middle 95 % of the trials lie, in µs."""
+    after_range_us: tuple[float, float]
     ratio: float
     """after / before."""
     verdict: str
     """faster, slower, no difference, or too few trials."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two results, row by row."""
+
+    rows: list[Change]
+    only_before: list[RowName]
+    """Rows that the later result lacks."""
+    only_after: list[RowName]
+    """Rows that the earlier result lacks."""
+
+
 def load(file: Path) -> SavedResult:
     """The result in this file. Raises `UsageError` if there is none."""
     try:
+        if file.is_char_device():
+            raise ValueError("a device may never end")
         return parse(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"--diff {file}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise UsageError(f"--diff {file}: not a result of this benchmark, which bench --json prints") from None
+        raise UsageError(f"--diff {file}: not a result of this benchmark, use what bench --json printed") from None
 
 
 def parse(document: Any) -> SavedResult:
@@ -72,7 +92,7 @@ def parse(document: Any) -> SavedResult:
     return SavedResult(
         backend=document["backend"], device=document["device"], world_size=document["world_size"],
         environment=None if environment is None else parse_environment(environment),
-        collectives=settings["collectives"], dtype=settings["dtype"], op=settings["op"], times_us=times_us,
+        dtype=settings["dtype"], op=settings["op"], times_us=times_us,
     )  # fmt: skip
 
 
@@ -81,50 +101,55 @@ def parse_environment(document: Any) -> Environment:
     return Environment(**{name: value for name, value in document.items() if name in known})
 
 
-def compare(before: SavedResult, after: SavedResult) -> list[Change]:
-    """What is in both. Raises `UsageError` if they are not results of the same benchmark."""
+def compare(before: SavedResult, after: SavedResult) -> Comparison:
+    """Raises `UsageError` if they are not results of the same benchmark."""
     for name in MUST_AGREE:
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
-            raise UsageError(
-                f"--diff: {name} is {to_text(one)} in one and {to_text(other)} in the other: it must be the same"
-            )
+            raise UsageError(f"--diff: {name} is {one} in one and {other} in the other: it must be the same")
     changes = [
-        change(key, times, after.times_us[key]) for key, times in before.times_us.items() if key in after.times_us
-    ]
+        compare_rows(key, times, after.times_us[key])
+        for key, times in before.times_us.items() if key in after.times_us
+    ]  # fmt: skip
     if not changes:
-        raise UsageError("--diff: no algorithm was measured at the same size in both")
-    return changes
+        raise UsageError("--diff: no algorithm was measured at the same size in both, so there is nothing to compare")
+    return Comparison(
+        rows=changes, only_before=rows_missing_from(after, before), only_after=rows_missing_from(before, after)
+    )
 
 
-def to_text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def rows_missing_from(one: SavedResult, other: SavedResult) -> list[RowName]:
+    """The rows of the other that this one lacks."""
+    return [
+        RowName(collective=collective, algorithm=algorithm, size=size)
+        for collective, algorithm, size in other.times_us if (collective, algorithm, size) not in one.times_us
+    ]  # fmt: skip
 
 
-def change(key: Key, before: list[float], after: list[float]) -> Change:
-    """The medians, their ratio, and whether they differ by more than noise: whether their `spread`s lie apart."""
-    verdict = "no difference"
+def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
+    """The medians, their ratio, and whether they differ by more than noise does: whether the `spread`s lie apart."""
+    verdict, before_range, after_range = "no difference", spread(before), spread(after)
     if min(len(before), len(after)) < MIN_TRIALS:
         verdict = "too few trials"
-    elif spread(after)[1] < spread(before)[0]:
+    elif after_range[1] < before_range[0]:
         verdict = "faster"
-    elif spread(after)[0] > spread(before)[1]:
+    elif after_range[0] > before_range[1]:
         verdict = "slower"
     before_us, after_us = statistics.median(before), statistics.median(after)
     collective, algorithm, size = key
     return Change(
         collective=collective, algorithm=algorithm, size=size, before_us=before_us, after_us=after_us,
+        before_range_us=before_range, after_range_us=after_range,
         ratio=after_us / before_us, verdict=verdict,
     )  # fmt: skip
 
 
-def spread(times: list[float]) -> tuple[float, float]:
-    """From where to where trials of this kind lie: the middle half of them, and no less than the notch of a box plot.
+def spread(times_us: list[float]) -> tuple[float, float]:
+    """From where to where the middle 95 % of the trials lie.
 
-    The notch, in which the median lies with 95 % certainty, would do for trials of one run. But two runs meet the
-    machine at different times, and it differs from itself by more than that.
-    Source: McGill, Tukey, Larsen: Variations of Box Plots (1978)
+    Trials are spread over a run (see `trials`), so this holds most of what the machine does to a run. Narrower ranges,
+    as between quartiles, call equal runs different on a host that is busy; with all trials, one that something
+    interrupted would hide any difference.
     """
-    lower, middle, upper = statistics.quantiles(times, n=4, method="inclusive")
-    notch = 1.57 * (upper - lower) / math.sqrt(len(times))
-    return min(lower, middle - notch), max(upper, middle + notch)
+    fortieths = statistics.quantiles(times_us, n=40, method="inclusive") if len(times_us) > 1 else times_us
+    return fortieths[0], fortieths[-1]

@@ -11,6 +11,7 @@ import click
 
 from playground.console.names import names_option, select_names
 from playground.console.options import pack_options, plot_option
+from playground.console.paths import FilePath
 from playground.runtime.errors import UsageError
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.settings import (
@@ -18,6 +19,7 @@ from playground.tools.bench.settings import (
     DEFAULT_ALGORITHMS,
     DEFAULT_COLLECTIVES,
     DTYPES,
+    MAX_TRIALS,
     OPS,
     BenchSettings,
 )
@@ -75,7 +77,7 @@ def size_option(*flags: str, default: str, help: str) -> Callable[[Any], Any]:
 
 
 def file_option(flag: str, **more: Any) -> Callable[[Any], Any]:
-    return click.option(flag, type=click.Path(path_type=Path), **more)
+    return click.option(flag, type=FilePath(), **more)
 
 
 bench_options = pack_options(
@@ -83,15 +85,16 @@ bench_options = pack_options(
     size_option("-b", "--begin", default="1K", help="Smallest size in bytes."),
     size_option("-e", "--end", default="16M", help="Largest size in bytes."),
     click.option(
-        "-f", "--factor", type=click.IntRange(2), default=4, show_default=True, help="From each size to the next."
+        "-f", "--factor", type=click.IntRange(2), default=4, show_default=True,
+        help="Ratio of each size to the one before.",
     ),
     click.option(
-        "--iterations", type=click.IntRange(1), default=BenchSettings.iterations, show_default=True,
-        help="Trials per size.",
+        "--iterations", type=click.IntRange(1, MAX_TRIALS), default=BenchSettings.iterations, show_default=True,
+        help="Number of trials per size.",
     ),
     click.option(
-        "--warmup", type=click.IntRange(0), default=BenchSettings.warmup, show_default=True,
-        help="Warm-up calls before timing starts.",
+        "--warmup", type=click.IntRange(0, MAX_TRIALS), default=BenchSettings.warmup, show_default=True,
+        help="Number of warm-up calls before timing starts.",
     ),
     names_option(
         "--collective", "collectives", known=tuple(COLLECTIVES), default=DEFAULT_COLLECTIVES,
@@ -99,27 +102,30 @@ bench_options = pack_options(
     ),
     names_option(
         "--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"],
-        help="Algorithms to measure; for collectives other than all_reduce only the backend's unless asked for",
+        help="All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)",
     ),
     click.option(
         "--dtype", type=click.Choice(tuple(DTYPES)), default=BenchSettings.dtype, show_default=True,
-        help="Type of the elements.",
+        help="Data type of the elements.",
     ),
     click.option(
         "--op", type=click.Choice(tuple(OPS)), default=BenchSettings.op, show_default=True,
         help="Reduction operation.",
     ),
-    click.option("--limit", is_flag=True, help="Also measure the wire itself: TCP on loopback, or a copy on the GPU."),
+    click.option(
+        "--limit", is_flag=True,
+        help="Also measure what the hardware allows: plain TCP on loopback, or a copy within the GPU's memory.",
+    ),
 )  # fmt: skip
 """Gives a command the argument `asked`: its `BenchOptions`."""
 
 output_options = pack_options(
     "output", OutputOptions,
-    file_option("--csv", metavar="FILE", help="Also write the rows as CSV."),
-    plot_option("bus bandwidth over size"),
+    file_option("--csv", metavar="FILE", help="Also write the rows to FILE as CSV."),
+    plot_option("bus bandwidth against size"),
     file_option(
         "--diff", nargs=2, metavar="BEFORE AFTER",
-        help="Measure nothing: compare two results that --json printed.",
+        help="Compare two files that --json printed, instead of measuring.",
     ),
 )  # fmt: skip
 """Gives a command the argument `output`: its `OutputOptions`."""

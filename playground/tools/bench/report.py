@@ -1,125 +1,163 @@
-"""A benchmark as text while it runs, as CSV and as a figure; and two of them beside each other."""
+"""A benchmark as text: rows as soon as they are complete, what they come to, and two results beside each other."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
-from playground.console import plots
+from playground.console.progress import Bar
+from playground.console.session import Session
+from playground.console.tables import Column, Rows, Table
+from playground.console.text import Prose, bad, good, heading, prose
 from playground.measurement.environment import Environment
-from playground.runtime.entry import World
-from playground.runtime.errors import UsageError
-from playground.tools.bench.compare import Change, SavedResult
-from playground.tools.bench.results import BenchResult, BenchStart, Limit, Row, SizeResult, WireRow
+from playground.measurement.units import format_bytes, format_digits
+from playground.tools.bench.collectives import COLLECTIVES
+from playground.tools.bench.columns import RowColumn, explain, row_columns
+from playground.tools.bench.compare import Comparison, RowName, SavedResult
+from playground.tools.bench.csv_file import CsvFile
+from playground.tools.bench.results import BenchResult, BenchStart, Limit, Row, SizeResult
 from playground.tools.bench.settings import BenchSettings
 
-COLUMNS = (
-    ("collective", "", "<15"), ("algorithm", "", "<18"), ("size", "(B)", ">12"), ("count", "(elements)", ">12"),
-    ("type", "", ">9"), ("redop", "", ">6"), ("root", "", ">5"), ("time_us", "(us)", ">11.1f"),
-    ("algbw", "(GB/s)", ">9.3f"), ("busbw", "(GB/s)", ">9.3f"), ("wrong", "", ">8"), ("p50_us", "(us)", ">11.1f"),
-    ("p95_us", "(us)", ">11.1f"), ("p99_us", "(us)", ">11.1f"), ("limit_percent", "(%)", ">7.1f"),
-)  # fmt: skip
-"""Of the table and of the CSV: field of a `Row`, unit, format."""
-TITLES = {"time_us": "time", "p50_us": "p50", "p95_us": "p95", "p99_us": "p99", "wrong": "#wrong"}
-TITLES["limit_percent"] = "%limit"
+STYLES = {"faster": good, "slower": bad}
 
 
 class ReportPrinter:
-    """Takes what rank 0 reports, prints it at once, and keeps it: when the run is interrupted, that is the result."""
+    """Takes what rank 0 reports: shows how far it is, writes the rows so far to the CSV file, prints each row once it
+    is complete, and keeps all. When something ends the run, that is the result."""
 
-    def __init__(self, say: Callable[[str], None], world: World, settings: BenchSettings) -> None:
-        self.say, self.world, self.settings = say, world, settings
+    def __init__(self, session: Session, settings: BenchSettings, bar: Bar, csv_file: CsvFile) -> None:
+        self.session, self.settings, self.bar, self.csv_file = session, settings, bar, csv_file
         self.environment: Environment | None = None
         self.wire: str | None = None
-        self.rows: list[Row] = []
-        self.wire_rows: list[WireRow] = []
-        self.columns = [column for column in COLUMNS if column[0] != "limit_percent" or settings.limit]
+        self.measured: dict[tuple[str, int], SizeResult] = {}
+        self.shown: list[SizeResult] = []
+        self.columns: list[RowColumn] = []
+        self.rows: Rows | None = None
+        self.collective = ""
+        """Of the last row."""
 
     def __call__(self, rank: int, event: Mapping[str, object]) -> None:
+        self.bar(rank, dict(event))
         match event:
             case {"start": BenchStart() as start}:
-                self.environment, self.wire = start.environment, start.wire
-                self.say("\n".join(f"# {line}" for line in self.head(start)))
+                self.begin(start)
             case {"measured": SizeResult() as measured}:
-                for row in measured.rows:
-                    self.rows.append(row)
-                    self.say("  " + "".join(f"{getattr(row, name):{form}}" for name, _, form in self.columns))
-                if measured.wire:
-                    self.wire_rows.append(measured.wire)
+                self.measured[measured.collective, measured.size] = measured
+                self.csv_file.update(self.all_rows())
+                if measured.complete:
+                    self.show(measured)
 
-    def head(self, start: BenchStart) -> list[str]:
-        """What was measured on, how, and the names of the columns."""
-        lines = [
-            f"bench: {self.world}",
-            str(start.environment),
-            f"{self.settings.iterations} trials per size after {self.settings.warmup} warm-up calls; "
-            f"time: the median of the trials, each on its slowest rank",
-        ]
-        if start.wire:
-            lines.append(f"%limit: busbw, relative to {start.wire}")
-        lines.append("".join(f"{TITLES.get(name, name):{width(form)}}" for name, _, form in self.columns))
-        lines.append("".join(f"{unit:{width(form)}}" for _, unit, form in self.columns).rstrip())
-        return lines
+    def begin(self, start: BenchStart) -> None:
+        """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
+        self.environment, self.wire = start.environment, start.wire
+        self.csv_file.begin()
+        self.columns = row_columns(self.settings, start.wire)
+        self.rows = self.session.rows(*(each.column for each in self.columns))
+        self.session.say(
+            f"bench: {self.session.world}", str(start.environment), trials_text(self.settings),
+            *explain(self.columns, self.session.run.wide),
+        )  # fmt: skip
 
-    def result(self, complete: bool) -> BenchResult:
-        """What was reported so far."""
+    def show(self, measured: SizeResult) -> None:
+        """Print the rows of one size; before the first of a collective, its name."""
+        if self.collective != measured.collective:
+            self.collective = measured.collective
+            self.session.say("", prose(heading(measured.collective), f": {self.describe(measured.collective)}"))
+        for row in measured.rows:
+            if self.rows:
+                self.rows.say(*(each.cell(row) for each in self.columns))
+        self.shown.append(measured)
+
+    def describe(self, collective: str) -> str:
+        """What is done to what."""
+        return f"{self.settings.op} of " * COLLECTIVES[collective].reduces + self.settings.dtype
+
+    def show_rest(self) -> None:
+        """Print the rows that have some of their trials, when no more will come."""
+        for measured in self.measured.values():
+            if measured not in self.shown:
+                self.show(measured)
+
+    def all_rows(self) -> list[Row]:
+        """Those measured so far, some with fewer trials than they will have."""
+        return [row for measured in self.measured.values() for row in measured.rows]
+
+    def result(self, error: str | None) -> BenchResult:
+        """What was reported so far; `error` says what ended the run before its end."""
+        wire_rows = [measured.wire for measured in self.measured.values() if measured.wire]
         return BenchResult(
-            settings=self.settings, environment=self.environment, rows=self.rows,
-            limit=Limit(what=self.wire, rows=self.wire_rows) if self.wire else None, complete=complete,
+            settings=self.settings, environment=self.environment,
+            rows=self.all_rows(),
+            limit=Limit(what=self.wire, rows=wire_rows) if self.wire else None, error=error,
         )  # fmt: skip
 
 
-def width(form: str) -> str:
-    """A number's format without its decimals: that of the title above it."""
-    return form.partition(".")[0]
+def trials_text(settings: BenchSettings) -> str:
+    return f"{settings.iterations} trial{'s' * (settings.iterations > 1)} per row, spread over the run; the columns:"
 
 
-def averages_text(result: BenchResult) -> str:
-    return "\n".join(
-        f"# Avg bus bandwidth, {collective} by {algorithm}: {busbw:.3f} GB/s"
+def result_texts(result: BenchResult) -> list[str | Prose]:
+    """The averages, and, in the last line, what was measured."""
+    averages = [
+        f"Average busbw (GB/s), {collective}: "
+        + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
         for collective, algorithms in result.average_busbw.items()
-        for algorithm, busbw in algorithms.items()
-    )
+    ]
+    return ["", *averages, measured_text(result)]
 
 
-def write_csv(rows: Sequence[Row], file: Path) -> None:
-    """One line per row, under the names that JSON has for the fields."""
-    try:
-        with file.open("w", newline="", encoding="utf-8") as opened:
-            writer = csv.DictWriter(opened, [name for name, _, _ in COLUMNS], extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(map(vars, rows))
-    except OSError as error:
-        raise UsageError(f"--csv {file} cannot be written: {error.strerror}") from None
+def measured_text(result: BenchResult) -> Prose:
+    names = dict.fromkeys(row.collective for row in result.rows)
+    sizes = [row.size for row in result.rows]
+    what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    if result.error:
+        trials = f"{min(row.trials for row in result.rows)} or more of {result.settings.iterations} trials per row"
+        return prose("Measured ", bad("in part"), f": {what}, {trials}.")
+    verdict = bad(f"{result.wrong:,} elements are wrong") if result.wrong else good("every element is right")
+    return prose(f"Measured: {what}; of all results, ", verdict, ".")
 
 
-def bandwidth_plot(title: str, result: BenchResult, file: Path) -> None:
-    """Bus bandwidth over size: a line for each collective and algorithm, and one for the wire if it was measured."""
-    figure, axes = plots.new_axes(title, "size (bytes)", "bus bandwidth (GB/s)")
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for row in result.rows:
-        lines.setdefault(f"{row.collective} {row.algorithm}", []).append((row.size, row.busbw))
-    for wire_row in result.limit.rows if result.limit else []:
-        lines.setdefault(f"limit ({wire_row.collective})", []).append((wire_row.size, wire_row.busbw))
-    for label, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if "limit" in label else "-")
-    axes.set_xscale("log", base=2)
-    axes.legend()
-    plots.save(figure, file)
-
-
-def difference_text(changes: Sequence[Change], before: SavedResult, after: SavedResult) -> str:
-    """Two results beside each other."""
-    lines = []
+def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> list[str | Prose | Table]:
+    """Two results beside each other: what decides, a table per collective, what only one has, and a summary."""
+    texts: list[str | Prose | Table] = []
     if before.environment != after.environment:
         results = ("before", before), ("after", after)
-        lines += [f"# {name}: {result.environment}" for name, result in results if result.environment]
-    lines.append(f"# {'collective':15}{'algorithm':18}{'size':>12}{'before':>12}{'after':>12}{'ratio':>8}")
-    lines.append(f"# {'':15}{'':18}{'(B)':>12}{'(us)':>12}{'(us)':>12}")
-    lines += [
-        f"  {change.collective:15}{change.algorithm:18}{change.size:12}{change.before_us:12.1f}{change.after_us:12.1f}"
-        f"{change.ratio:8.2f}  {change.verdict}"
-        for change in changes
-    ]
-    return "\n".join(lines)
+        texts += [f"{name}: {result.environment}" for name, result in results if result.environment]
+    texts.append(
+        "before, after: the median of the trials. A row is faster or slower if the ranges in which the middle 95 % of "
+        "its trials lie, before and after, do not overlap; if they do, the trials show no difference."
+    )
+    for collective, changes in groupby(comparison.rows, key=lambda row: row.collective):
+        table = Table(
+            Column("algorithm"), Column("size", "B", right=True), Column("before", "us", right=True),
+            Column("after", "us", right=True), Column("after /\nbefore", right=True), Column("verdict"),
+            Column("range before", "us", wide=True, right=True), Column("range after", "us", wide=True, right=True),
+        )  # fmt: skip
+        for change in changes:
+            verdict = STYLES[change.verdict](change.verdict) if change.verdict in STYLES else change.verdict
+            ranges = ["{:.1f} to {:.1f}".format(*each) for each in (change.before_range_us, change.after_range_us)]
+            table.add(
+                change.algorithm, str(change.size), f"{change.before_us:.1f}", f"{change.after_us:.1f}",
+                f"{change.ratio:.2f}", verdict, *ranges,
+            )  # fmt: skip
+        texts += ["", prose(heading(collective)), table]
+    return [*texts, "", *missing_texts(comparison), summary_text(comparison)]
+
+
+def missing_texts(comparison: Comparison) -> list[str]:
+    """A line for each algorithm with rows that only one result has."""
+    lines = []
+    for name, rows in (("before", comparison.only_before), ("after", comparison.only_after)):
+        for (collective, algorithm), missing in groupby(rows, key=lambda row: (row.collective, row.algorithm)):
+            lines.append(f"Only {name}: {collective} by {algorithm} at {sizes_text(list(missing))} bytes.")
+    return lines
+
+
+def sizes_text(rows: Sequence[RowName]) -> str:
+    return ", ".join(str(row.size) for row in rows)
+
+
+def summary_text(comparison: Comparison) -> str:
+    verdicts = [row.verdict for row in comparison.rows]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."

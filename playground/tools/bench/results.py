@@ -25,8 +25,9 @@ class Figures:
     p50_us: float
     p95_us: float
     p99_us: float
+    trials: int
     calls: int
-    """Per trial."""
+    """In a row, per trial."""
     times_us: list[float]
     """Per call, in µs, by trial, each on its slowest rank."""
 
@@ -46,6 +47,12 @@ class Row(Figures):
     algorithm: str
     wrong: int
     """Elements of the results that are not what they must be, on all ranks together."""
+    slowest_rank: int
+    """The rank that took longest in most trials."""
+    slowest_percent: float
+    """In how many of them it did."""
+    rank_us: list[float]
+    """Per call, in µs: each rank's own median, in rank order."""
     limit_percent: float | None
     """busbw as a percentage of the wire's, if that was measured."""
 
@@ -68,11 +75,16 @@ class BenchStart:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeResult:
-    """What rank 0 reports of each size."""
+    """What rank 0 reports of a collective at one size, in each pass: all its trials so far."""
 
+    collective: str
+    size: int
+    """Bytes."""
     rows: list[Row]
     """One per algorithm."""
     wire: WireRow | None
+    complete: bool
+    """Whether there are no more trials to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +97,19 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """What was measured until the end, or until the run was interrupted."""
+    """What was measured until the end, or until something ended the run."""
 
     settings: BenchSettings
     environment: Environment | None
     rows: list[Row]
     limit: Limit | None
-    complete: bool
+    error: str | None
+    """What ended the run before its end; None if nothing did."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has all its trials."""
+        return self.error is None
 
     @property
     def average_busbw(self) -> Mapping[str, Mapping[str, float]]:
@@ -112,4 +130,5 @@ class BenchResult:
         return {
             "environment": self.environment, "settings": self.settings.document, "rows": self.rows,
             "average_busbw": self.average_busbw, "limit": self.limit, "complete": self.complete,
+            "error": self.error,
         }  # fmt: skip

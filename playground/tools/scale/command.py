@@ -7,16 +7,28 @@ from pathlib import Path
 import click
 
 from playground.console import plots
-from playground.console.options import Finite, RunOptions, json_option, pack_options, plot_option, timeout_option
+from playground.console.dependent_options import typed_options
+from playground.console.options import (
+    Finite,
+    RunOptions,
+    json_option,
+    pack_options,
+    plot_option,
+    timeout_option,
+    wide_option,
+)
 from playground.console.session import Session
+from playground.runtime.errors import UsageError
 from playground.runtime.host import cores
 from playground.runtime.remote import remote
+from playground.tools import TOOLS
 from playground.tools.scale import report
 from playground.tools.scale.fit import evaluate, plan_for, samples_of
 from playground.tools.scale.predict import predict_cluster
 from playground.tools.scale.results import ScaleResult
 from playground.tools.scale.settings import DEFAULT_RANKS, MAX_RANKS, MIN_RANKS, ScaleSettings
 
+TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")
 MEASURED = 20.0
 """Seconds of rounds that begin."""
@@ -25,48 +37,60 @@ scale_options = pack_options(
     "settings", ScaleSettings,
     click.option(
         "-n", "--world-size", "size", type=click.IntRange(MIN_RANKS, MAX_RANKS), show_default=str(DEFAULT_RANKS),
-        help="Ranks to measure with.",
+        help="Number of ranks to measure with.",
     ),
     click.option(
-        "--alpha", type=positive, help="Latency: seconds per message. With --beta: measure nothing, take these."
+        "--alpha", type=positive, metavar="SECONDS",
+        help="Latency of a message. With --alpha and --beta nothing is measured.",
     ),
-    click.option("--beta", type=positive, help="Inverse bandwidth: seconds per byte. 1e-10 is 10 GB/s."),
-    click.option("--gamma", type=Finite(0), show_default="0", help="Seconds that adding takes per byte."),
-    click.option("--ranks-per-node", type=click.IntRange(1), help="Two levels: --alpha and --beta are between nodes."),
-    click.option("--inner-alpha", type=positive, help="Seconds per message inside a node."),
-    click.option("--inner-beta", type=positive, help="Seconds per byte inside a node."),
+    click.option(
+        "--beta", type=positive, metavar="SECONDS", help="Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s."
+    ),
+    click.option(
+        "--gamma", type=Finite(0), metavar="SECONDS", show_default="0", help="Time to add or copy one byte."
+    ),
+    click.option(
+        "--ranks-per-node", type=click.IntRange(1), metavar="N",
+        help="Number of ranks in a node. --alpha and --beta are then those between nodes.",
+    ),
+    click.option("--inner-alpha", type=positive, metavar="SECONDS", help="Latency of a message within a node."),
+    click.option("--inner-beta", type=positive, metavar="SECONDS", help="Inverse bandwidth within a node."),
 )  # fmt: skip
 
 
-@click.command("scale", short_help="predict all-reduce on up to 65,536 ranks, and check the model against this host")
+@click.command(TOOL.name, short_help=TOOL.purpose)
 @scale_options
 @timeout_option
-@plot_option("which algorithm is the fastest where")
+@plot_option("which algorithm is the fastest for which size and number of ranks")
+@wide_option
 @json_option
-def command(settings: ScaleSettings, timeout: float, plot: Path | None, as_json: bool) -> None:
-    """Predict what every algorithm for all-reduce takes, from latency, bandwidth and the speed of adding.
+def command(settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool) -> None:
+    """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
 
-    These are fitted to short measurements on this host, and tried on sizes and groups that they were not fitted to. Or
-    they are given, for a cluster of any kind: then nothing is measured.
+    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. To
+    predict for any other machine, give them as options; then nothing is measured.
 
     \b
         python -m playground scale
         python -m playground scale --alpha 5e-6 --beta 4e-11
-        python -m playground scale --alpha 5e-6 --beta 4e-11 --ranks-per-node 8 --inner-alpha 2e-6 --inner-beta 3e-12
+        python -m playground scale --alpha 5e-6 --beta 4e-11 \\
+            --ranks-per-node 8 --inner-alpha 2e-6 --inner-beta 3e-12
     """
-    run = RunOptions(size=settings.size, timeout=timeout, as_json=as_json)
-    session = Session("scale", run, default_size=1 if settings.machine else DEFAULT_RANKS)
-    if plot:
+    if settings.machine and "timeout" in typed_options(click.get_current_context()):
+        raise UsageError("--timeout has no effect with --alpha and --beta, which start no ranks: leave it out")
+    run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json)
+    session = Session(TOOL.name, run, default_size=1 if settings.machine else DEFAULT_RANKS)
+    if plot and session.world.is_main:
         plots.check(plot)
     if settings.machine:
-        session.say("scale: a cluster, as given")
+        session.say("scale: a cluster with these parameters")
         result = predict_cluster(settings.machine)
     else:
         result = measure_host(session, settings)
-    session.say(report.result_text(result))
+    session.say(*report.result_texts(result))
+    session.print_document({}, parameters=result.parameters, fit=result.fit, predictions=result.predictions)
     if plot and session.world.is_main:
         report.map_plot(result.predictions.cluster, "the fastest all-reduce on a cluster", plot)
-    session.print_document({}, parameters=result.parameters, fit=result.fit, predictions=result.predictions)
 
 
 def measure_host(session: Session, settings: ScaleSettings) -> ScaleResult:
@@ -75,6 +99,12 @@ def measure_host(session: Session, settings: ScaleSettings) -> ScaleResult:
     settings.check_measurable(world.size, world.local_size)
     plan = plan_for(world.size, MEASURED)
     fitted, held_out = (" and ".join(map(str, sizes)) for sizes in (plan.fitted, plan.held_out))
-    session.say(f"scale: {world}; groups of {fitted} to fit, of {held_out} to check, {MEASURED:g} s …")
+    session.say(
+        f"scale: {world}",
+        f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {MEASURED:g} s.",
+    )
     world.warm_up(MEASURE)
-    return evaluate(samples_of(world.run(MEASURE, plan)), plan, cores())
+    with session.bar() as bar:
+        bar.show("starting the ranks")
+        by_rank = world.run(MEASURE, plan, on_report=bar)
+    return evaluate(samples_of(by_rank), plan, cores())

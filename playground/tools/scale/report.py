@@ -10,107 +10,131 @@ from statistics import median
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.console import plots
-from playground.console.tables import table
+from playground.console.tables import Column, Table
+from playground.console.text import Prose, heading, prose
+from playground.measurement.units import format_bytes, format_digits, format_seconds
 from playground.tools.scale.predict import COSTS
 from playground.tools.scale.results import Fit, Point, Prediction, ScaleResult
 
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 """Names of algorithms that fit into a cell."""
-MAX_COLUMNS = 6
-"""Of a table."""
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-POWERS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+MAX_COLUMNS = 4
+"""Numbers of ranks in a table; the others are shown with --wide."""
+
+Text = str | Prose | Table
 
 
-def result_text(result: ScaleResult) -> str:
-    """The machine, how well the model describes it, and who is the fastest on it."""
+def result_texts(result: ScaleResult) -> list[Text]:
+    """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
     machine, fit, host = result.parameters, result.fit, result.predictions.host
-    cluster = cluster_text(result.predictions.cluster)
-    if fit is None or host is None:
-        return f"{machine_text(machine)}\n\n{cluster}"
-    return "\n".join([machine_text(machine), fit_text(fit), host_text(host, machine.cores or 1), "", cluster])
+    texts: list[Text] = [*machine_lines(machine)]
+    if fit is not None and host is not None:
+        cores = machine.cores or 1
+        texts += [*fit_texts(fit), "", prose(heading(f"This host, all ranks on its {cores} core{'s' * (cores > 1)}"))]
+        texts += winners_texts(host)
+    texts += [
+        "",
+        prose(heading("A cluster with this latency and bandwidth"), ", every rank with its own cores and its own link"),
+    ]
+    texts += winners_texts(result.predictions.cluster)
+    return [*texts, "", summary_text(result)]
 
 
-def machine_text(machine: Machine) -> str:
+def machine_lines(machine: Machine) -> list[str]:
     """The latency of a message, the bandwidth, and the speed of adding."""
-    lines = [f"alpha {duration(machine.alpha)} per message", f"beta {per_byte(machine.beta)}"]
-    lines.append(f"gamma {per_byte(machine.gamma)} added or copied")
+    lines = [
+        f"  alpha: {format_seconds(machine.alpha)} per message (latency)",
+        f"  beta: {per_byte(machine.beta)} (inverse bandwidth)",
+        f"  gamma: {per_byte(machine.gamma)} added or copied",
+    ]
     if machine.ranks_per_node > 1:
-        inner = f"alpha {duration(machine.inner_alpha)}, beta {per_byte(machine.inner_beta)}"
-        lines.append(f"inside nodes of {machine.ranks_per_node} ranks: {inner}")
-    return "\n".join(f"  {line}" for line in lines)
+        inner = f"alpha {format_seconds(machine.inner_alpha)}, beta {per_byte(machine.inner_beta)}"
+        lines.append(f"  within a node of {machine.ranks_per_node} ranks: {inner}")
+    return lines
 
 
-def fit_text(fit: Fit) -> str:
-    heading = "\nPredictions against measurements, in groups and at sizes that were not fitted to:"
-    return f"{heading}\n{errors_text(fit.unseen)}"
+def fit_texts(fit: Fit) -> list[Text]:
+    about = "The error of predictions, relative to measurements that the model was not fitted to:"
+    return ["", about, errors_table(fit.unseen)]
 
 
-def host_text(predictions: Sequence[Prediction], cores: int) -> str:
-    """Who is the fastest on this host."""
-    heading = f"\nThe fastest on this host, all ranks on its {cores} core{'s' * (cores > 1)}:"
-    return f"{heading}\n{winners_text(predictions)}"
-
-
-def cluster_text(predictions: Sequence[Prediction]) -> str:
-    """Who is the fastest on a cluster."""
-    heading = (
-        "The fastest on a cluster with this latency and bandwidth, every rank with its own cores and its own link:"
-    )
-    return "\n".join([heading, winners_text(predictions), legend()])
-
-
-def errors_text(points: Sequence[Point]) -> str:
+def errors_table(points: Sequence[Point]) -> Table:
     """How far predictions were from what was measured: one row per algorithm, and all together."""
     by_name: dict[str, list[float]] = {}
     for point in points:
         by_name.setdefault(point.algorithm, []).append(abs(point.error))
     by_name["all"] = [abs(point.error) for point in points]
-    rows = [["algorithm", "median error", "worst error"]]
-    rows += [[name, f"{median(errors):.0%}", f"{max(errors):.0%}"] for name, errors in by_name.items()]
-    return "\n".join(table(rows))
+    table = Table(
+        Column("algorithm"), Column("median\nerror", "%", right=True), Column("worst\nerror", "%", right=True)
+    )
+    for name, errors in by_name.items():
+        table.add(name, f"{100 * median(errors):.0f}", f"{100 * max(errors):.0f}")
+    return table
 
 
-def winners_text(predictions: Sequence[Prediction]) -> str:
-    """Who is the fastest, and how fast: one row per size, one column per number of ranks, as many as fit."""
+def winners_texts(predictions: Sequence[Prediction]) -> list[Text]:
+    """What a cell is, the names in the cells, and the table."""
+    return [f"Per cell: the fastest algorithm, and its time in us. {legend(predictions)}", winners_table(predictions)]
+
+
+def legend(predictions: Sequence[Prediction]) -> str:
+    """What the short names in the table stand for."""
+    winners = {row.winner for row in predictions}
+    pairs = [f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name]
+    return ", ".join(pairs) + "." * bool(pairs)
+
+
+def winners_table(predictions: Sequence[Prediction]) -> Table:
+    """Which algorithm is the fastest, and how fast: one row per size, one column per number of ranks."""
     ranks = list(dict.fromkeys(row.world_size for row in predictions))
-    ranks = ranks[:: ceil(len(ranks) / MAX_COLUMNS)]
-    rows = [["", *(f"{size:,} ranks" for size in ranks)]]
+    shown = evenly_spaced(ranks)
+    table = Table(
+        Column("size", right=True), *(Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks)
+    )
     for nbytes in dict.fromkeys(row.size for row in predictions):
-        cells = [row for row in predictions if row.size == nbytes and row.world_size in ranks]
-        rows.append([amount(nbytes), *(f"{SHORT[row.winner]} {duration(row.seconds[row.winner])}" for row in cells)])
-    return "\n".join(table(rows))
+        cells = [row for row in predictions if row.size == nbytes]
+        times = [f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}" for row in cells]
+        table.add(format_bytes(nbytes), *times)
+    return table
 
 
-def legend() -> str:
-    """What the short names in the tables stand for."""
-    return "Names: " + ", ".join(f"{short} = {name}" for name, short in SHORT.items() if short != name) + "."
+def evenly_spaced(ranks: Sequence[int]) -> Sequence[int]:
+    """As many as a table shows without --wide, the first and the last among them."""
+    last = len(ranks) - 1
+    return [ranks[ceil(last * position / (MAX_COLUMNS - 1))] for position in range(MAX_COLUMNS)]
+
+
+def summary_text(result: ScaleResult) -> str:
+    """The last line: what was predicted, and how well."""
+    rows = result.predictions.cluster
+    sizes, ranks = [row.size for row in rows], [row.world_size for row in rows]
+    what = (
+        f"Predicted: all-reduce of {format_bytes(min(sizes))} to {format_bytes(max(sizes))} "
+        f"on {min(ranks):,} to {max(ranks):,} ranks"
+    )
+    if result.fit is None:
+        return f"{what}, from parameters as given."
+    return f"{what}; on this host predictions are off by {result.fit.median_error:.0%} (median)."
 
 
 def map_plot(predictions: Sequence[Prediction], title: str, file: Path) -> None:
-    """Who is the fastest where: one field per number of ranks and size, in the colour of the fastest algorithm."""
-    figure, axes = plots.new_axes(title, "ranks", "size (bytes)")
+    """Which algorithm is the fastest where: one field per number of ranks and size, in the colour of the algorithm."""
+    figure, axes = plots.new_axes(title, "ranks", "size")
     for name in SHORT:
         won = [(row.world_size, row.size) for row in predictions if row.winner == name]
         if won:
             axes.scatter(*zip(*won, strict=True), marker="s", s=240, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    ranks, sizes = (
+        sorted(each) for each in ({row.world_size for row in predictions}, {row.size for row in predictions})
+    )
+    axes.set_xticks(ranks, labels=[f"{size:,}" for size in ranks], rotation=45)
+    axes.set_yticks(sizes, labels=[format_bytes(size) for size in sizes])
     figure.legend(loc="outside right upper")
     plots.save(figure, file)
 
 
-def duration(seconds: float) -> str:
-    """Three digits and a unit."""
-    scale, unit = next(((scale, unit) for scale, unit in UNITS if seconds >= scale), UNITS[-1])
-    return f"{seconds / scale:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
-
-
-def amount(nbytes: int) -> str:
-    scale, unit = next((scale, unit) for scale, unit in POWERS if nbytes >= scale)
-    return f"{nbytes / scale:g} {unit}"
-
-
 def per_byte(seconds: float) -> str:
     """Seconds per byte, and the bandwidth that this is."""
-    return f"{seconds * 1e9:.3g} ns per byte" + (f" ({1e-9 / seconds:.3g} GB/s)" if seconds else "")
+    return f"{seconds * 1e9:.3g} ns per byte" + (f", {1e-9 / seconds:.3g} GB/s" if seconds else "")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from playground.algorithms import load_all_reduce
 from playground.algorithms.cost_model import ELEMENT
 from playground.measurement.interleave import interleave, slowest, timed
+from playground.runtime import report
 from playground.tools.scale.fit import Key, Plan
 
 BLOCK = 0.004
@@ -45,12 +46,14 @@ def measure(rank: int, size: int, plan: Plan) -> dict[Key, list[float]]:
 
 def rounds(seconds: float) -> Iterator[int]:
     """0, 1, and on until so many seconds have passed on rank 0: the same numbers on every rank."""
-    ends = time.perf_counter() + seconds
+    started = time.perf_counter()
     number, goes_on = 0, torch.ones(1)
     while goes_on:
         yield number
         number += 1
-        goes_on.fill_(number < 2 or time.perf_counter() < ends)
+        passed = time.perf_counter() - started
+        report(phase="measuring this host", step=min(passed, seconds), steps=seconds)
+        goes_on.fill_(number < 2 or passed < seconds)
         dist.broadcast(goes_on, 0)
 
 
