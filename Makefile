@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/python -m playground sgd
 
+# Two workers: while one waits for a timeout or for a process to start, the other goes on.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -32,4 +33,4 @@ gpu: .venv/.installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis

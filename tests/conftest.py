@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from programs import ForkedProgram
 
 from playground.app import run as run_command_line
+from playground.runtime.kept import end_worlds, keep_worlds
 from playground.runtime.server import preload
 from playground.training import prepare
 
-# Before the fork server starts: what the ranks of many tests would otherwise import one by one.
-preload("pytest", "playground.lessons.sgd.lesson", "playground.lessons.ddp.lesson", "ranks", "rung_ranks")
+hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("no deadline")
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
@@ -32,6 +35,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items:
                 if item.get_closest_marker("gpu"):
                     item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the fork server import, once, what the test modules import, and every rank that runs a function of theirs."""
+    preload("pytest", *(name for name in sys.modules if name.split(".")[0] in ("playground", "hypothesis")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_worlds() -> Iterator[None]:
+    """Ranks of one test run the functions of the next, unless it asks for fresh ones."""
+    keep_worlds()
+    yield
+    end_worlds()
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +80,26 @@ def real_mnist() -> Path:
     return folder
 
 
-@pytest.fixture
-def torch_is_imported() -> Callable[..., bool]:
-    """`torch_is_imported(module, …)`: whether a new process that imports these modules has then imported torch."""
+WITHOUT_TORCH = """
+import importlib, sys
+sys.modules["torch"] = None  # an attempt to import it is an error, and takes no time
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name.split(".")[0] != "torch":
+            raise
+        print(module)
+"""
 
-    def ask(*modules: str) -> bool:
-        text = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-        return done.stdout.strip() == "True"
+
+@pytest.fixture
+def torch_is_imported() -> Callable[..., list[str]]:
+    """`torch_is_imported(module, …)`: by which of these modules, in a new process that imports them one by one."""
+
+    def ask(*modules: str) -> list[str]:
+        command = [sys.executable, "-c", WITHOUT_TORCH, *modules]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
     return ask
 
@@ -86,7 +114,7 @@ class Outcome:
 @pytest.fixture
 def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
     """The command line, run in this process (so that its ranks come from the session's fork server)."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def run(*words: Any) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["playground", *map(str, words)])
@@ -118,3 +146,17 @@ def start_cli() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def fork_program() -> Iterator[Callable[..., ForkedProgram]]:
+    """A module run as a program, in a process that has torch imported already; none survives the test."""
+    forked: list[ForkedProgram] = []
+
+    def fork(module: str, *words: Any, **environ: str) -> ForkedProgram:
+        forked.append(ForkedProgram(module, [*map(str, words)], {**os.environ, **environ}))
+        return forked[-1]
+
+    yield fork
+    for program in forked:
+        program.close()

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import algorithm_ranks
-import backend_ranks
-import prove_ranks
 import pytest
-import ranks
-import rung_ranks
 import torch
-from test_join import by_hand, free_port
-from test_launch import session_ends
+import torch.distributed as dist
+from processes import by_hand, free_port, session_ends
+from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
 
-from playground.algorithms import ALGORITHMS
+from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.ladder.results import PARTS
-from playground.runtime import RankFailed, RankTimeout
+from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.testing import World
@@ -107,21 +105,21 @@ def test_collectives(run_cli: Run, size: int) -> None:
 def test_our_all_reduce(pair: int, nccl: World) -> None:
     names = sorted(ALGORITHMS)
     for numel in (0, 1, 5, 1_000_003):
-        assert nccl.run(algorithm_ranks.all_reduce_large, numel, names) == [dict.fromkeys(names, True)] * pair
+        assert nccl.run(all_reduce_large, numel, names) == [dict.fromkeys(names, True)] * pair
 
 
 def test_our_all_reduce_in_a_subgroup(pair: int, nccl: World) -> None:
     names = sorted(ALGORITHMS)
     members = list(range(pair - pair % 2))
     expected = float(sum(rank + 1 for rank in members))
-    for rank, after in enumerate(nccl.run(algorithm_ranks.all_reduce_in_group, members, names)):
+    for rank, after in enumerate(nccl.run(all_reduce_in_group, members, names)):
         assert after == dict.fromkeys(names, expected if rank in members else rank + 1.0)
 
 
 @pytest.mark.parametrize("name", ["ring", "halving-doubling", "binary-tree"])
 def test_asynchronous_all_reduces_take_turns(name: str, pair: int, nccl: World) -> None:
     total = sum(range(pair + 1))
-    for result in nccl.run(rung_ranks.several_at_once, name):
+    for result in nccl.run(several_at_once, name):
         assert result == [*(float(total + pair * length) for length in (1, 5, 100_000, 3)), float(total)]
 
 
@@ -188,7 +186,7 @@ def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -
 
 
 def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
-    for differences in nccl.run(prove_ranks.beside_torch_s_own):
+    for differences in nccl.run(beside_torch_s_own):
         assert max(differences.values()) <= 1e-10, differences
 
 
@@ -212,13 +210,13 @@ def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, size: int) ->
 )
 def test_the_rank_that_failed_is_named(how: str, reason: str, pair: int, nccl: World) -> None:
     with pytest.raises(RankFailed) as caught:
-        nccl.run(ranks.go_wrong, how, pair - 1)
+        nccl.run(go_wrong, how, pair - 1)
     assert str(caught.value).startswith(f"rank {pair - 1} of {pair} {reason}")
 
 
 def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) -> None:
     with pytest.raises(RankTimeout, match=r"time\.sleep\(1000\)"):
-        world(pair, backend="nccl", timeout=30).run(ranks.go_wrong, "hang", 1)
+        world(pair, backend="nccl", timeout=30).run(go_wrong, "hang", 1)
 
 
 def test_a_joined_world(start_cli: Start, pair: int) -> None:
@@ -250,12 +248,33 @@ def test_more_ranks_than_an_old_nccl_allows(run_cli: Run) -> None:
     assert "wants a GPU for each rank" in refused.err
 
 
+def wait_for_one_who_is_busy(rank: int, size: int) -> None:
+    """Rank 0 waits in an operation, for two seconds at most, while rank 1 is busy with something else."""
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=2))
+    if rank == 1:
+        for _ in range(240):
+            time.sleep(0.5)
+            report(still="busy")
+    tensor = torch.ones(1, device=device())
+    dist.all_reduce(tensor, group=group)
+    tensor.item()
+
+
 def test_an_operation_that_never_ends_is_ended_and_explained(pair: int, nccl: World) -> None:
     """The other rank gives signs of life, so that it is the operation's own timeout that passes."""
     with pytest.raises(RankFailed, match=r"(?i)watchdog|timed out|timeout"):
-        nccl.run(backend_ranks.wait_for_one_who_is_busy)
+        nccl.run(wait_for_one_who_is_busy)
+
+
+def uses_cuda(rank: int, size: int) -> bool:
+    """Whether a rank on gloo, having worked, has touched a GPU."""
+    tensor = torch.ones(1000)
+    for name in ALGORITHMS:
+        load_all_reduce(name)(tensor)
+    dist.all_reduce(tensor)
+    return torch.cuda.is_initialized()
 
 
 def test_gloo_leaves_the_gpus_alone(world: Worlds) -> None:
-    assert world(2).run(backend_ranks.uses_cuda) == [False, False]
+    assert world(2).run(uses_cuda) == [False, False]
     assert BACKENDS["gloo"].check(2) == ""

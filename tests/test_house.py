@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,21 @@ MODULES = {
 }
 
 
+@lru_cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
+@lru_cache
+def nodes_of(module: str) -> list[ast.AST]:
+    return [*ast.walk(tree_of(module))]
+
+
+@lru_cache
 def imports(module: str) -> set[str]:
     """What a module imports, wherever in it, and whether it is a name or a module: both are there."""
     found = set()
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -52,22 +60,28 @@ ALLOWED = {
     "console": {"console", "training", "algorithms", "runtime"},
     "lessons": {"lessons", "console", "training", "algorithms", "measurement", "runtime"},
     "tools": {"tools", "console", "training", "algorithms", "measurement", "runtime"},
-    "testing": {"runtime"},
-    "": {"runtime"},
+    "testing": {"testing", "runtime"},
+    "": {"runtime", "console"},
     "__main__": {"app"},
 }
 """Lower rooms first: nothing below imports what is above it, and nobody but the program's entry imports `app`."""
 
+MAKE_PROCESSES = {f"playground.runtime.{name}" for name in ("server", "fork_client", "fork_server")}
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_stay_within_bounds(module: str) -> None:
+
+def out_of_bounds(module: str) -> set[str]:
+    """What this module imports and must not."""
     imported = imports(module)
-    ours = {room(name) for name in imported if name.startswith("playground.")} - {""}
-    if room(module) in ALLOWED:
-        assert ours <= ALLOWED[room(module)]
+    ours = {name for name in imported if name.startswith("playground.") and room(name)}
+    wrong = {name for name in ours if room(name) not in ALLOWED[room(module)]} if room(module) in ALLOWED else set()
     processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
-    if module != "playground.runtime.server":  # which alone makes processes; others may talk to them
-        assert all(name.startswith("multiprocessing.connection") for name in processes)
+    if module not in MAKE_PROCESSES:  # others may talk to them
+        wrong |= {name for name in processes if not name.startswith("multiprocessing.connection")}
+    return wrong
+
+
+def test_imports_stay_within_bounds() -> None:
+    assert {module: wrong for module in MODULES if (wrong := out_of_bounds(module))} == {}
 
 
 FOLDERS = sorted({module.rsplit(".", 1)[0] for module in MODULES if re.search(r"\.(lessons|tools)\.\w+\.", module)})
@@ -119,41 +133,49 @@ def at_import(module: str) -> Iterator[str]:
                 yield node.module
 
 
-@pytest.mark.parametrize("module", sorted(name for name in MODULES if "runtime.backends" not in name))
-def test_no_backend_is_compared_by_name(module: str) -> None:
+def compares_backends(module: str) -> bool:
+    compared = (node for node in nodes_of(module) if isinstance(node, (ast.Compare, ast.Match)))
+    constants = (part.value for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant))
+    return any(constant in ("gloo", "nccl") for constant in constants)
+
+
+def test_no_backend_is_compared_by_name() -> None:
     """What depends on the backend is asked of it."""
-    names = {"gloo", "nccl"}
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, (ast.Compare, ast.Match)):
-            assert not names & {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+    assert [name for name in MODULES if "runtime.backends" not in name and compares_backends(name)] == []
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_only_world_creates_and_destroys_groups(module: str) -> None:
-    called = {
+def called_methods(module: str) -> set[str]:
+    return {
         node.func.attr
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
-    if module != "playground.runtime.world":
-        assert not called & {"init_process_group", "destroy_process_group"}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_our_modules_are_named_in_strings_only_by_remote(module: str) -> None:
-    """A name in a string is checked where it is written, by `remote`, or not at all."""
-    tree = tree_of(module)
+def test_only_world_creates_and_destroys_groups() -> None:
+    names = {"init_process_group", "destroy_process_group"}
+    assert [module for module in MODULES if names & called_methods(module)] == ["playground.runtime.world"]
+
+
+def unchecked_names(module: str) -> Iterator[str]:
+    """Strings that name one of our modules and are no argument of `remote`."""
     checked = {
         id(part)
-        for node in ast.walk(tree)
+        for node in nodes_of(module)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "remote"
         for part in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes_of(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in checked:
             if module == "playground.runtime.server" and node.value.startswith("playground.runtime."):
                 continue  # what every rank needs, loaded before there are any
-            assert not re.fullmatch(r"playground(\.\w+)+(:\w+)?", node.value), node.value
+            if re.fullmatch(r"playground(\.\w+)+(:\w+)?", node.value):
+                yield node.value
+
+
+def test_our_modules_are_named_in_strings_only_by_remote() -> None:
+    """A name in a string is checked where it is written, by `remote`, or not at all."""
+    assert {module: found for module in MODULES if (found := [*unchecked_names(module)])} == {}
 
 
 def test_options_and_results_are_typed() -> None:
@@ -168,10 +190,9 @@ LAUNCHER = [
 ]  # fmt: skip
 
 
-def test_torch_is_not_imported_before_it_is_needed(torch_is_imported: Callable[..., bool]) -> None:
+def test_torch_is_not_imported_before_it_is_needed(torch_is_imported: Callable[..., list[str]]) -> None:
     """Not by what parses a command line, nor by what reads the results of ranks."""
-    assert [module for module in LAUNCHER if torch_is_imported(module)] == []
-    assert torch_is_imported("playground.training.loop")
+    assert torch_is_imported(*LAUNCHER, "playground.training.loop") == ["playground.training.loop"]
 
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
@@ -208,10 +229,17 @@ def test_a_reference_to_nothing_is_refused_where_it_is_written(reference: str) -
         remote(reference)
 
 
+@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
+def test_a_lesson_run_as_a_script_is_its_own_command(lesson: Lesson) -> None:
+    last = MODULES[lesson.module()].read_text(encoding="utf-8").split("\n\n\n")[-1]
+    block = ['if __name__ == "__main__":', "from playground.console.script import run_lesson"]
+    assert [line.strip() for line in last.splitlines() if line] == [*block, f'run_lesson("{lesson.name}")']
+
+
 def body(lesson: str) -> list[str]:
     """The lines of a lesson's `run`."""
     source = (ROOT / "lessons" / lesson / "lesson.py").read_text(encoding="utf-8")
-    return source.split("def run")[1].split("\n\n\ndef ")[0].rstrip().splitlines()
+    return re.split(r"\n\n\n(?:def |if )", source.split("def run")[1])[0].rstrip().splitlines()
 
 
 def test_from_sgd_to_ddp_two_lines_change() -> None:

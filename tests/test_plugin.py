@@ -54,7 +54,7 @@ def _restored_path() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_restored_path")
-@pytest.mark.parametrize("order", [(), ("-p", "no:randomly", "--reverse")])
+@pytest.mark.parametrize("order", [(), pytest.param(("-p", "no:randomly", "--reverse"), marks=pytest.mark.stress)])
 def test_a_failing_world_fails_its_own_test_only(pytester: pytest.Pytester, order: tuple[str, ...]) -> None:
     pytester.makeconftest(
         """

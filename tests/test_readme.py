@@ -1,4 +1,4 @@
-"""What README shows is what happens."""
+"""What every README shows is what happens: its commands run, its Python runs, its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -6,88 +6,247 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_launch import session_ends
+from processes import session_ends
 
 from playground.console.lesson import Lesson
 from playground.lessons import PATH
+from playground.tools import TOOLS
 
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROOT_README = ROOT / "README.md"
 CHAPTERS = sorted((ROOT / "playground").rglob("README.md"))
-TRAINING = ("sgd", "ladder", "ddp", "prove")
-MEASURING = (*TRAINING, "hello", "data-parallel", "bench", "scale")
-"""Commands whose numbers differ from run to run."""
+READMES = [ROOT_README, *CHAPTERS]
+OURS = "python -m playground "
+
+NOT_RUN = {
+    "python -m playground sgd --backend nccl -n 2": "two GPUs",
+    "python -m playground hello --backend nccl": "a GPU",
+    "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
+    "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
+    "-m playground sgd": "two machines",
+    "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
+    "-m playground hello": "two machines",
+    "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
+    "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
+}
+"""The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
+HEAVIER = (
+    "data-parallel", "prove", "ladder", "ladder --bucket-cap-mb 25",
+    "ladder -n 3 --all-reduce tutorial-ring --dataset digits", "ddp --only buckets --dataset digits",
+    "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
+)  # fmt: skip
+"""Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test, is in the suite."""
+EXACT = ("p2p", "collectives", "allreduce")
+"""Commands whose numbers are the same in every run."""
+FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
+SMALLER = {
+    "sgd": FEW_SAMPLES,
+    "ladder": (*FEW_SAMPLES, "--steps", "2"),
+    "ddp": FEW_SAMPLES,
+    "prove": (*FEW_SAMPLES, "--batch-size", "16"),
+    "bench": ("--iterations", "2"),
+}
+"""Options that make a command quick and leave the form of its output as it is."""
+WITHOUT_OUTPUT = {
+    "sgd": ("--epochs", "1"),
+    "ddp --lab": ("-n", "4", "--steps", "1"),
+    "prove": ("-n", "2", "--steps", "2"),
+    "data-parallel": ("--devices", "2", "--batch-size", "2", "--steps", "1"),
+    "bench": ("-b", "1K", "-e", "4K"),
+}
+"""The same, where no output is shown: by the whole command, or else by its first word."""
 
 
-def blocks(language: str, text: str = README) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+@dataclass(frozen=True)
+class Shown:
+    """A command that a README shows, and the lines of output below it."""
+
+    command: str
+    output: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.command, comments=True)
 
 
-def shown_commands() -> Iterator[tuple[str, list[str]]]:
-    """(command, the output that follows it) of every `$ python -m playground …` shown, in any README."""
-    for file in (ROOT / "README.md", *CHAPTERS):
-        for block in blocks("console", file.read_text(encoding="utf-8")):
-            for part in block.split("$ ")[1:]:
-                command, *output = part.splitlines()
-                yield command, output
+def fenced_blocks(text: str, *languages: str) -> list[str]:
+    """The contents of the blocks in these languages, without what they are indented by."""
+    found = re.findall(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for _, language, block in found if language in languages]
 
 
-def skeleton(line: str) -> str:
-    """A line without what differs between machines and runs: its numbers, and the space that they take."""
-    return re.sub(r"[\d#,.e+-]+%?", "#", " ".join(re.sub(r"[\d,.]*\d%?", "#", line).split()))
+def consoles(text: str) -> Iterator[list[Shown]]:
+    """The commands of each console block, with their output."""
+    for block in fenced_blocks(text, "console"):
+        parts = [part.splitlines() for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+        yield [Shown(command, tuple(output)) for command, *output in parts]
 
 
-@pytest.mark.parametrize(
-    ("command", "output"), list(shown_commands()), ids=lambda value: value if type(value) is str else ""
-)
+def commands_elsewhere(text: str) -> Iterator[list[Shown]]:
+    """The commands of each plain block, and, one by one, those that stand in a sentence."""
+    for block in fenced_blocks(text, "", "bash"):
+        lines = [line.partition("#")[0].strip() for line in block.splitlines()]
+        yield [Shown(line) for line in lines if "-m playground" in line]
+    sentences = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for command in re.findall(r"`((?:[A-Z_]+=\S+ )*python -m playground [^`]+)`", sentences):
+        yield [Shown(" ".join(command.split()))]
+
+
+def all_commands() -> list[list[Shown]]:
+    """The commands of every README that can be run here, those of one block together; none twice."""
+    found: dict[tuple[Shown, ...], None] = {}
+    for readme in READMES:
+        text = readme.read_text(encoding="utf-8")
+        for group in (*consoles(text), *commands_elsewhere(text)):
+            found[tuple(shown for shown in group if shown.command not in NOT_RUN)] = None
+    alone = {group[0].command: list(group) for group in found if len(group) == 1 and not group[0].output}
+    blocks = [list(group) for group in found if len(group) > 1 or any(shown.output for shown in group)]
+    for shown in (shown for group in blocks for shown in group):
+        alone.pop(shown.command, None)
+    return [*blocks, *alone.values()]
+
+
+def groups_to_run() -> list[Any]:
+    """`all_commands`, as parameters."""
+    names = [(group, group[0].command.removeprefix(OURS)) for group in all_commands()]
+    return [pytest.param(group, id=name, marks=[pytest.mark.stress] * (name in HEAVIER)) for group, name in names]
+
+
+def form(lines: list[str]) -> str:
+    """Words in a row, with # for every number: what is the same however wide numbers are and wherever lines end."""
+    return re.sub(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\bnan\b", "#", " ".join(" ".join(lines).split()))
+
+
+def body(lines: list[str]) -> list[str]:
+    """The lines after the first empty one: those before say on what, and with which data, the command has run."""
+    return lines[lines.index("") :]
+
+
+def pieces(lines: list[str]) -> list[list[str]]:
+    """The lines between those that say `…`, where lines are left out."""
+    found: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip() == "…":
+            found.append([])
+        else:
+            found[-1].append(line)
+    return [piece for piece in found if any(piece)]
+
+
+def check_output(printed: str, shown: list[str], exact: bool) -> None:
+    """Every piece of what is shown must have been printed, in this order: to the letter, or in the same form."""
+    lines = printed.splitlines()
+    assert lines[0].split(":")[0] == shown[0].split(":")[0]
+    rest = "\n".join(body(lines)) if exact else form(body(lines))
+    for piece in pieces(body(shown)):
+        text = "\n".join(piece) if exact else form(piece)
+        assert text in rest
+        rest = rest.partition(text)[2]
+    assert not exact or not rest.strip()
+
+
+@pytest.mark.parametrize("group", groups_to_run())
 def test_commands_print_what_is_shown(
-    command: str, output: list[str], run_cli: Callable[..., Any], data_dir: Path
+    group: list[Shown],
+    run_cli: Callable[..., Any],
+    data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Line for line where every run has the same numbers, else in the same form; `…` stands for lines left out."""
-    words = shlex.split(command)
-    assert words[:3] == ["python", "-m", "playground"]
-    small = ["--dataset", "digits", "--data-dir", data_dir, "--limit", "128"] if words[3] in TRAINING else []
-    shown = run_cli(*words[3:], *small)
-    assert shown.code == 0, shown.err
-    lines = shown.out.splitlines()
-    if words[3] in MEASURING:  # other data and other times: the first line is another, the rest has the same form
-        lines, output = [skeleton(line) for line in lines[1:]], [skeleton(line) for line in output[1:]]
-        output = [line for line in output if line != "…"]
-        assert [line for line in output if line not in lines] == []
-    elif output:
-        threads = r"x \d+ threads?"
-        assert re.sub(threads, "", shown.out) == re.sub(threads, "", "\n".join(output) + "\n")
+    """The commands of a block run one after the other in one folder, so that each finds the files of those before.
+
+    Where there is no terminal, no line is wider than 80 columns. (What no README runs: tests/console/test_widths.py.)
+    """
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
+    for shown in group:
+        assert shown.command.startswith(OURS)
+        words = [word.replace("/tmp/", f"{tmp_path}/") for word in shown.words[3:]]
+        words, redirected = (words[:-2], words[-1]) if ">" in words else (words, None)
+        smaller = () if "--diff" in words else SMALLER.get(words[0], ())
+        quick = WITHOUT_OUTPUT.get(" ".join(words), WITHOUT_OUTPUT.get(words[0], ()))
+        quick = () if shown.output or "--diff" in words else quick
+        result = run_cli(*words, *smaller, *quick)
+        assert result.code == 0, result.err
+        assert redirected or [line for line in result.out.splitlines() if len(line) > 80] == []
+        if redirected:
+            Path(redirected).write_text(result.out)
+        if shown.output:
+            check_output(result.out, list(shown.output), words[0] in EXACT)
+
+
+def test_nothing_shown_is_wider_than_80_columns() -> None:
+    for readme in READMES:
+        for group in consoles(readme.read_text(encoding="utf-8")):
+            assert [line for shown in group for line in shown.output if len(line) > 80] == []
+
+
+def test_what_is_not_run_is_there() -> None:
+    found = {
+        shown.command
+        for readme in READMES
+        for group in commands_elsewhere(readme.read_text(encoding="utf-8"))
+        for shown in group
+    }
+    assert NOT_RUN.keys() <= found
+    assert {f"{OURS}{command}" for command in HEAVIER} <= found
 
 
 def test_the_path_lists_every_lesson_in_order() -> None:
-    listed = re.findall(r"^\| \[([\w-]+)\]\((.*?)/?\) \| `python -m playground ([\w-]+)`", README, re.MULTILINE)
+    text = ROOT_README.read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[([\w-]+)\]\((.*?)/?\) \| `python -m playground ([\w-]+)`", text, re.MULTILINE)
     assert listed == [(lesson.name, lesson.path, lesson.name) for lesson in PATH]
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.parent.name)
-def test_what_a_chapter_points_to_is_there(chapter: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", chapter.read_text(encoding="utf-8")):
-        assert (chapter.parent / target).exists(), target
+def test_the_first_readme_is_short() -> None:
+    assert len(ROOT_README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
-def test_every_chapter_shows_a_run_and_has_exercises(lesson: Lesson) -> None:
-    text = (ROOT / lesson.path / "README.md").read_text(encoding="utf-8")
+def anchors(text: str) -> set[str]:
+    """What a link may name after #: the headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_what_a_readme_points_to_is_there(readme: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme.read_text(encoding="utf-8")):
+        file = readme.parent / target if target else readme
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), anchor
+
+
+def test_make_has_what_the_readmes_ask_it_for() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for readme in READMES:
+        asked = re.findall(r"(?:^|`)make ([a-z]+)", readme.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(asked) <= set(targets)
+
+
+@pytest.mark.parametrize("lesson", [*PATH, *TOOLS.values()], ids=lambda lesson: lesson.name)
+def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
+    folder = ROOT / (lesson.path if isinstance(lesson, Lesson) else f"playground/tools/{lesson.name}")
+    text = (folder / "README.md").read_text(encoding="utf-8")
     assert f"$ python -m playground {lesson.name}" in text
     exercises = text.split("## Try this")[1].split("\n## ")[0]
-    assert len(re.findall(r"^(?:\d+\.|[-*]) ", exercises, re.MULTILINE)) >= 2
+    assert len(re.findall(r"^\d+\. ", exercises, re.MULTILINE)) >= 2
+    assert "## Figures and limits" in text
     assert "## Sources" in text
+    assert not isinstance(lesson, Lesson) or "## From a notebook" in text
 
 
 def test_the_two_line_difference_is_the_real_one() -> None:
-    [diff] = blocks("diff")
+    [diff] = fenced_blocks(ROOT_README.read_text(encoding="utf-8"), "diff")
     source = {
         sign: (ROOT / "playground" / "lessons" / lesson / "lesson.py").read_text(encoding="utf-8").splitlines()
         for sign, lesson in (("-", "sgd"), ("+", "ddp"))
@@ -100,19 +259,55 @@ def test_the_two_line_difference_is_the_real_one() -> None:
             assert all(line[1:] in lines for lines in source.values())
 
 
-def test_the_script_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    script, _ = blocks("python")
-    (tmp_path / "script.py").write_text(script)
+def python_blocks(kind: str) -> list[Any]:
+    """The blocks of Python of one kind, as parameters: scripts to be started, test modules, or cells of a notebook."""
+    found = []
+    for readme in READMES:
+        for number, block in enumerate(fenced_blocks(readme.read_text(encoding="utf-8"), "python")):
+            this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
+            if this == kind:
+                heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
+                marks = [pytest.mark.stress] * heavier
+                found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
+    return found
+
+
+def check_printed(block: str, printed: str) -> None:
+    """Whatever a block says about what it prints, in a comment beside that, it has printed, in this order."""
+    lines = iter(printed.splitlines())
+    for expected in re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE):
+        assert expected in lines
+
+
+@pytest.mark.parametrize("block", python_blocks("cell"))
+def test_cells_run(
+    block: str,
+    data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "playground").symlink_to(data_dir)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    exec(compile(block, "<cell>", "exec"), {"__name__": "cell"})
+    check_printed(block, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("block", python_blocks("script"))
+def test_scripts_run_and_leave_nothing_behind(block: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(block)
     process = subprocess.Popen(
         [sys.executable, tmp_path / "script.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.communicate(timeout=60) == ("[6.0, 6.0, 6.0]\n", "")
+    printed, complaints = process.communicate(timeout=60)
+    assert (process.returncode, complaints) == (0, "")
+    check_printed(block, printed)
     assert session_ends(process.pid, within=5)
 
 
-def test_the_test_passes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", python_blocks("test"))
+def test_tests_pass(block: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    _, test = blocks("python")
-    pytester.makepyfile(test_readme_example=test)
+    pytester.makepyfile(test_readme_example=block)
     pytester.runpytest_inprocess("-q").assert_outcomes(passed=1)

@@ -1,0 +1,124 @@
+"""What our algorithms send and receive: how many messages and bytes, into which memory, and beside whose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from playground import launch
+from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
+from playground.algorithms.messages import Messages, observed
+from playground.algorithms.pipelined_ring import IN_FLIGHT, PIECE
+from playground.algorithms.transport import Addressed
+from playground.runtime import RankFailed
+from playground.testing import World
+
+Worlds = Callable[..., World]
+NAMES = sorted(ALGORITHMS)
+
+
+def docstring_costs(collective: str, name: str) -> list[tuple[str, str, str]]:
+    """(for which ranks, messages, bytes), as an algorithm's docstring has them: Python in N, S, P, E, K and rank."""
+    text = load_algorithm(collective, name).__doc__ or ""
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    return [(row[0].strip(), row[1].strip(), row[2].strip()) for row in rows[2:]]
+
+
+def messages_of(call: Callable[[], object]) -> dict[str, int]:
+    """How many messages this rank sends in a call, and how many bytes."""
+    sent: list[int] = []
+
+    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        sent.extend(part.nbytes for part, _ in send)
+
+    with observed(note):
+        call()
+    return {"messages": len(sent), "bytes": sum(sent)}
+
+
+def count_messages(rank: int, size: int, numel: int, names: list[str]) -> dict[str, dict[str, int]]:
+    """What this rank sends, by all-reduce, and in the two phases of the ring."""
+    whole, share = torch.zeros(numel), torch.zeros(numel // size)
+    counts = {name: messages_of(lambda name=name: load_all_reduce(name)(whole)) for name in names}  # type: ignore[misc]
+    counts["reduce_scatter"] = messages_of(lambda: load_algorithm("reduce_scatter", "ring")(share, whole))
+    counts["all_gather"] = messages_of(lambda: load_algorithm("all_gather", "ring")(whole, share))
+    return counts
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) -> None:
+    numel = 840 * 8  # divisible by every size, and by every power of two among them
+    names = [name for name in NAMES if name != "auto"]
+    counted = {name: ("all_reduce", name) for name in names} | {
+        collective: (collective, "ring") for collective in ("reduce_scatter", "all_gather")
+    }
+    power = 1 << (size.bit_length() - 1)
+    for rank, counts in enumerate(world(size).run(count_messages, numel, names)):
+        known: dict[str, Any] = {"N": size, "S": numel * 4, "P": power, "E": size - power, "K": 1, "rank": rank}
+        for name, (collective, algorithm) in counted.items():
+            row = next(row for row in docstring_costs(collective, algorithm) if eval(row[0], dict(known)))
+            messages = eval(row[1], {**known, "log2": math.log2})
+            nbytes = eval(row[2], {**known, "log2": math.log2, "messages": messages})
+            assert (counts[name]["messages"], counts[name]["bytes"]) == (messages, pytest.approx(nbytes)), name
+
+
+def memory_beside(rank: int, size: int, name: str, numel: int) -> int:
+    """Bytes of memory, other than the tensor's, into which the algorithm receives or from which it sends."""
+    tensor, beside = torch.zeros(numel), {}
+
+    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        for part, _ in [*send, *receive]:
+            storage = part.untyped_storage()
+            if storage.data_ptr() != tensor.untyped_storage().data_ptr():
+                beside[storage.data_ptr()] = storage.nbytes()
+
+    with observed(note):
+        load_all_reduce(name)(tensor)
+    return sum(beside.values())
+
+
+def test_the_pipelined_ring_needs_memory_for_two_pieces(world: Worlds) -> None:
+    numel = 4 * PIECE  # 16 pieces' worth of float32
+    for beside in world(2).run(memory_beside, "pipelined-ring", numel):
+        assert 0 < beside <= IN_FLIGHT * PIECE
+
+
+def test_the_ring_needs_memory_for_one_chunk(world: Worlds) -> None:
+    assert world(3).run(memory_beside, "ring", 300) == [400] * 3
+
+
+def fail_inside_all_reduce(rank: int, size: int) -> None:
+    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        if rank == 1 and messages.flat.max() > 1:  # it has added something already
+            raise ValueError("no more")
+
+    with observed(note):
+        load_all_reduce("ring")(torch.ones(100))
+
+
+def test_a_rank_that_fails_inside_an_algorithm_is_named() -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 3 failed: ValueError: no more") as caught:
+        launch(fail_inside_all_reduce, 3)
+    assert caught.value.rank == 1
+
+
+def receive_across_all_reduce(rank: int, size: int, names: list[str]) -> list[str]:
+    """A receive of the user's own is under way, between the same two ranks, while our messages pass."""
+    received = []
+    for name in names:
+        letter = torch.zeros(3)
+        waiting = dist.irecv(letter, 1 - rank)
+        load_all_reduce(name)(torch.ones(1000))
+        dist.send(torch.full((3,), 7.0), 1 - rank)
+        waiting.wait()
+        received.append("from the other" if (letter == 7).all() else str(letter.tolist()))
+    return received
+
+
+def test_messages_of_the_user_are_left_alone(world: Worlds) -> None:
+    assert world(2).run(receive_across_all_reduce, NAMES) == [["from the other"] * len(NAMES)] * 2

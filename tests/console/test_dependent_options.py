@@ -1,0 +1,84 @@
+"""Options that have no effect are refused by name, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from playground.console.dependent_options import only_with
+from playground.runtime import UsageError
+
+Run = Callable[..., Any]
+
+
+@click.command()
+@click.option("--train", is_flag=True)
+@click.option("--sync", default="flat")
+@click.option("-e", "--epochs", default=1, envvar="EPOCHS")
+@click.option("--plot")
+@click.option("--cap", default=25)
+@only_with("epochs", train=(True,))
+@only_with("plot", train=(False,))
+@only_with("cap", sync=("bucketed", "overlapped"))
+def command(**values: object) -> dict[str, object]:
+    return values
+
+
+def call(*words: str) -> Any:
+    return command.main(list(words), standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-e", "1"], "-e has no effect without --train: add --train or leave it out"),
+        (["--train", "--plot", "x"], "--plot has no effect with --train: leave one of them out"),
+        (["--cap", "25"], "--cap has no effect with --sync flat: it is for --sync bucketed or overlapped"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call(*words)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("words", [[], ["--train", "-e", "2"], ["--plot", "x"], ["--cap", "3", "--sync", "bucketed"]])
+def test_an_option_with_an_effect_is_taken(words: list[str]) -> None:
+    assert call(*words).keys() == {"train", "sync", "epochs", "plot", "cap"}
+
+
+def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPOCHS", "7")
+    assert call()["epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("sgd", "--bucket-cap-mb", "25"), "--bucket-cap-mb"),
+        (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
+        (("sgd", "--dataset", "digits", "--mirror", "/tmp"), "--mirror"),
+        (("ladder", "--dataset", "digits", "--mirror", "/tmp"), "--mirror"),
+        (("data-parallel", "--epochs", "1"), "--epochs"),
+        (("data-parallel", "--data-dir", "/tmp"), "--data-dir"),
+        (("data-parallel", "--train", "--steps", "3"), "--steps"),
+    ],
+    ids=" ".join,
+)
+def test_the_commands_say_what_has_no_effect(words: tuple[str, ...], option: str, run_cli: Run) -> None:
+    shown = run_cli(*words)
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith(f"playground: {option} has no effect with")
+    assert shown.err.count("\n") == 1
+
+
+def test_a_mirror_from_the_environment_may_go_unused(
+    run_cli: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAYGROUND_MNIST_MIRROR", "/nowhere")
+    words = ["--dataset", "digits", "--data-dir", data_dir, "--limit", 64, "--epochs", 1]
+    assert run_cli("sgd", *words).code == 0

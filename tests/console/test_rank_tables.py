@@ -1,0 +1,83 @@
+"""What every rank had before and after a step, and what a step may return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from playground.console.rank_tables import step_texts
+from playground.console.rendering import render
+from playground.runtime import PlaygroundError
+from playground.runtime.steps import check_outcome
+
+
+@dataclass(frozen=True)
+class Sent:
+    before: int
+    sent: int
+
+
+def lines_of(returned: list[object], says: str = "") -> list[str]:
+    return render(step_texts("ring", "A token goes round.", returned, says), 80).splitlines()
+
+
+def test_a_row_per_rank_and_what_each_says() -> None:
+    lines = lines_of([{"before": 0.0, "after": 1.0}, {"before": [1, 2], "after": None}], "Rank {rank} has data {after}")
+    assert lines == [
+        "ring: A token goes round.",
+        "  rank  before  after",
+        "     0  0.0     1.0",
+        "     1  [1, 2]  -",
+        "Rank 0 has data 1.0",
+        "Rank 1 has data None",
+    ]
+
+
+def test_a_dataclass_is_shown_by_its_fields() -> None:
+    assert lines_of([Sent(1, 8), Sent(2, 16)])[1:] == [
+        "  rank  before  sent",
+        "     0  1       8",
+        "     1  2       16",
+    ]
+
+
+def test_ranks_that_return_different_names_are_shown_all_the_same() -> None:
+    assert lines_of([{"root": 1}, {"leaf": 2}])[1:] == ["  rank  root  leaf", "     0  1     -", "     1  -     2"]
+
+
+def test_a_table_that_is_the_same_everywhere_stands_below() -> None:
+    value = {"SUM": 3, "MAX": 2}
+    assert lines_of([{"before": 1, "after": value}, {"before": 2, "after": value}])[-3:] == [
+        "  after, on every rank:",
+        "    SUM  3",
+        "    MAX  2",
+    ]
+
+
+def test_what_the_backend_refuses_is_said_once() -> None:
+    assert lines_of([{"refused": "no AVG"}] * 2)[1:] == ["  the backend refuses: no AVG"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "what"),
+    [
+        (None, "returned nothing"),
+        (torch.zeros(2), "returned a Tensor"),
+        ([1, 2], "returned a list"),
+        (3.0, "returned a float"),
+        ({"before": 0, "after": torch.zeros(1)}, "returned a Tensor in 'after'"),
+        ({"all": [torch.zeros(1)]}, "returned a Tensor in 'all'"),
+    ],
+)
+def test_what_cannot_be_shown_is_answered_in_one_line(outcome: object, what: str) -> None:
+    with pytest.raises(PlaygroundError) as caught:
+        check_outcome("ring", outcome)
+    assert str(caught.value).startswith(f"step ring {what}: return plain data, e.g. {{'before': ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("outcome", [{"before": 0}, {}, Sent(1, 2), {"refused": "no"}])
+def test_plain_data_passes(outcome: object) -> None:
+    assert check_outcome("ring", outcome) is outcome

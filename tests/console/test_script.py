@@ -1,0 +1,73 @@
+"""A lesson's file as a program of its own, and a lesson that is broken."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import playground
+from playground.console.lesson import Lesson
+from playground.lessons import LESSONS
+from playground.runtime import UsageError, remote as references
+from playground.runtime.remote import outline, remote
+
+PACKAGE = Path(playground.__file__).parent
+
+
+def test_a_lesson_s_file_runs_that_lesson_with_its_options(tmp_path: Path) -> None:
+    file = PACKAGE / "lessons" / "all_reduce" / "lesson.py"
+    command = [sys.executable, str(file), "--algorithm", "ring", "-n", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("allreduce: gloo on cpu, 2 ranks x ")
+    assert "step 2, all-gather" in done.stdout
+
+
+def test_a_syntax_error_breaks_its_lesson_only_and_names_the_line(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "playground", ignore=shutil.ignore_patterns("__pycache__"))
+    broken = tmp_path / "playground" / "lessons" / "p2p" / "lesson.py"
+    line = broken.read_text(encoding="utf-8").count("\n") + 2
+    broken.write_text(broken.read_text(encoding="utf-8") + "\ndef f(:\n", encoding="utf-8")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "playground", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("p2p")[::2] == (
+        2, f"playground: {broken}, line {line}: invalid syntax; correct it and retry\n"
+    )  # fmt: skip
+    for words in ((), ("--help",), ("collectives", "--help")):
+        code, out, err = run(*words)
+        assert (code, err) == (0, ""), words
+        assert out
+
+
+@pytest.fixture
+def broken_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lesson:
+    """A lesson, in a package that lies elsewhere, whose code has a syntax error in line 3."""
+    monkeypatch.setattr(references, "ROOT", tmp_path)
+    folder = tmp_path / "playground" / "lessons" / "p2p"
+    folder.mkdir(parents=True)
+    (folder / "lesson.py").write_text('"""Broken."""\n\ndef f(:\n', encoding="utf-8")
+    return LESSONS["p2p"]
+
+
+@pytest.mark.parametrize("part", ["steps", "help", "texts"])
+def test_what_is_read_of_a_broken_lesson_names_its_file(part: str, broken_lesson: Lesson) -> None:
+    outline.cache_clear()
+    with pytest.raises(UsageError, match=r"p2p/lesson\.py, line 3: "):
+        getattr(broken_lesson, part)
+    outline.cache_clear()
+
+
+def test_a_reference_into_a_broken_module_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_module_for_a_test.py").write_text("def f():\n    return (\n", encoding="utf-8")
+    monkeypatch.setattr(references, "ROOT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"broken_module_for_a_test\.py, line 2: '\(' was never closed"):
+        remote("broken_module_for_a_test:f").load()

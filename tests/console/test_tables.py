@@ -1,0 +1,118 @@
+"""Tables and prose as lines of text: what fits, what is left out, and that data is never read as markup."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from playground.console.rendering import render
+from playground.console.tables import RANK_COLUMN, Column, Rows, Table
+from playground.console.text import Prose, bad, good, heading, prose
+
+
+def rendered(*texts: str | Prose | Table, width: int = 80, wide: bool = False) -> list[str]:
+    return render(texts, width, wide=wide).splitlines()
+
+
+def test_units_stand_in_the_heading_and_numbers_to_the_right() -> None:
+    table = Table(RANK_COLUMN, Column("holds"), Column("sent", "bytes", right=True))
+    table.add("0", "[1, 2]", "1,024")
+    table.add("1", "-", "8")
+    assert rendered(table) == [
+        "                   sent",
+        "  rank  holds   (bytes)",
+        "     0  [1, 2]    1,024",
+        "     1  -             8",
+    ]
+
+
+def test_columns_for_wide_are_named_and_shown_when_asked_for() -> None:
+    table = Table(Column("rung"), Column("p95", "ms", wide=True), rows=[("flat", "3.1")])
+    assert rendered(table) == ["  rung", "  flat", "  more columns with --wide: p95 (ms)"]
+    assert rendered(table, wide=True) == ["        p95", "  rung  (ms)", "  flat  3.1"]
+
+
+@pytest.mark.parametrize("width", [40, 57, 80])
+def test_what_does_not_fit_is_left_out_from_the_right_and_named(width: int) -> None:
+    names = [f"figure {number}" for number in range(12)]
+    table = Table(Column("name"), *(Column(name, right=True) for name in names), rows=[["x", *("1" * 12)]])
+    lines = rendered(table, width=width)
+    left_out = " ".join(" ".join(lines[2:]).split()).removeprefix("more columns with --wide: ").split(", ")
+    shown = names[: len(names) - len(left_out)]
+    assert max(map(len, lines)) <= width
+    assert (lines[0].split("  ")[2:], left_out) == (shown, names[len(shown) :])
+    assert shown
+    assert all(name in rendered(table, wide=True)[0] for name in names)
+
+
+def test_long_cells_wrap_where_they_may() -> None:
+    values = [1000.0 * number for number in range(12)]
+    table = Table(
+        RANK_COLUMN, Column("before", wraps=True), Column("after", right=True), rows=[("0", str(values), "1")]
+    )
+    lines = rendered(table, width=50)
+    assert max(map(len, lines)) <= 50
+    cells = [lines[1][8:-5], *(line[8:] for line in lines[2:])]
+    assert " ".join(" ".join(cells).split()) == str(values)
+    assert str(values) in rendered(table, wide=True)[1]
+
+
+def test_a_first_column_that_is_too_wide_alone_is_folded_and_not_cut() -> None:
+    lines = rendered(Table(Column("name"), rows=[["x" * 100]]), width=40)
+    assert max(map(len, lines)) <= 40
+    assert "".join(line.strip() for line in lines[1:]) == "x" * 100
+
+
+def test_prose_wraps_between_words_and_keeps_its_indentation() -> None:
+    lines = rendered("  " + "word " * 40, width=50)
+    assert max(map(len, lines)) <= 50
+    assert all(line.startswith("  word") for line in lines)
+    assert " ".join(lines).split() == ["word"] * 40
+
+
+def test_a_word_that_is_too_long_stays_whole_on_a_line_of_its_own() -> None:
+    path = "/folder" * 20
+    assert rendered(f"found in {path} and elsewhere") == ["found in", path, "and elsewhere"]
+
+
+def test_wide_characters_count_as_two() -> None:
+    lines = rendered("数" * 10 + " " + "数" * 10 + " " + "数" * 10, width=42)
+    assert [cell_len(line) for line in lines] == [41, 20]
+
+
+@pytest.mark.parametrize("data", ["[bold]x[/bold]", "[/nothing]", ":smile:", "[1.0, 2.0]", "\\[x]", "https://x.y"])
+def test_data_is_never_read_as_markup(data: str) -> None:
+    table = Table(Column("value"), rows=[[data]])
+    assert rendered(data, prose(data), table) == [data, data, "  value", f"  {data}"]
+
+
+def test_empty_lines_and_line_breaks_are_kept() -> None:
+    assert rendered("a", "", "b\n\nc") == ["a", "", "b", "", "c"]
+
+
+def test_styles_are_colours_only_where_there_is_colour() -> None:
+    text = prose(heading("ring"), ": ", good("equal"), " and ", bad("broken"))
+    assert rendered(text) == ["ring: equal and broken"]
+    coloured = render([text], 80, colour=True)
+    assert "\033[" in coloured
+    assert "\033[32mequal" in coloured
+
+
+def test_rows_come_one_by_one_under_one_heading() -> None:
+    said: list[str] = []
+
+    def say(*texts: str | Prose | Table) -> None:
+        said.extend(rendered(*texts))
+
+    rows = Rows(say, Column("epoch", right=True, width=5), Column("loss", right=True, width=6), Column("x", width=3))
+    rows.say("1", "0.5", "a")
+    rows.say("10", "12345.5", "b")
+    assert said == ["  epoch    loss  x", "      1     0.5  a", "     10  12345.5  b"]
+
+
+def test_rows_name_what_they_leave_out_before_they_come() -> None:
+    said: list[str] = []
+    rows = Rows(lambda table: said.extend(rendered(table)), Column("a", width=4), Column("b", width=4, wide=True))
+    rows.say("1", "2")
+    rows.say("3", "4")
+    assert said == ["  more columns with --wide: b", "  a", "  1", "  3"]

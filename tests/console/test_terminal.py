@@ -1,0 +1,141 @@
+"""What reaches a terminal and what reaches a pipe: widths, colours, characters, and bars."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from terminal import Terminal, open_terminal
+
+from playground.console import terminal
+from playground.console.progress import Bar
+from playground.console.text import heading, prose, rank_number
+
+Run = Callable[..., Any]
+ESCAPE = re.compile(r"\033\[[0-9;?]*[a-zA-Z]")
+HEADING = prose(heading("ring"), ": sent by rank ", rank_number(3))
+
+
+@pytest.fixture(autouse=True)
+def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides how text looks is up to the test, and not to whoever runs it."""
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@contextlib.contextmanager
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A terminal that is stdout and stderr. (Not a fixture: pytest puts its own streams back before the test.)"""
+    with open_terminal() as opened, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", opened.stream)
+        patch.setattr(sys, "stderr", opened.stream)
+        yield opened
+
+
+def test_headings_and_ranks_have_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with use_terminal(monkeypatch) as screen:
+        terminal.say(HEADING)
+    assert screen.shown == "\033[1;36mring\033[0m: sent by rank \033[35m3\033[0m\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_who_wants_no_colour_gets_no_escape_sequence(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with use_terminal(monkeypatch) as screen:
+        terminal.say(HEADING)
+    assert screen.shown == "ring: sent by rank 3\n"
+
+
+def test_a_pipe_gets_plain_text_or_colour_if_that_is_forced(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\033" not in run_cli("p2p", "--only", "ring").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\033[1;36mring\033[0m: A token" in run_cli("p2p", "--only", "ring").out
+
+
+def test_text_is_as_wide_as_COLUMNS_says(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: N802
+    assert 70 < max(map(len, run_cli("p2p", "--only", "ring").out.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "50")
+    assert 40 < max(map(len, run_cli("p2p", "--only", "ring").out.splitlines())) <= 50
+
+
+@pytest.mark.parametrize(("columns", "expected"), [("100", 100), ("7", 40), ("", 80), ("many", 80)])
+def test_the_width_is_that_of_COLUMNS_within_reason(  # noqa: N802
+    columns: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "__stdout__", io.StringIO())  # no terminal, wherever the tests run
+    assert terminal.width() == expected
+
+
+def test_a_terminal_says_how_wide_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_terminal(width=63) as narrow:
+        monkeypatch.setattr(sys, "__stdout__", narrow.stream)
+        assert terminal.width() == 63
+
+
+def test_characters_that_stdout_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    terminal.replace_unencodable()
+    terminal.say("0 … 3 → ½")
+    assert written.getvalue() == b"0 ? 3 ? \xbd\n"
+
+
+def test_help_in_latin_1_does_not_fail() -> None:
+    command = [sys.executable, "-m", "playground", "ddp", "--help"]
+    environ = {"PYTHONIOENCODING": "latin-1", "PATH": ""}
+    done = subprocess.run(command, capture_output=True, check=True, env=environ)
+    assert b"--comm-hook NAME,?" in done.stdout
+
+
+def test_a_bar_names_its_phase_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with use_terminal(monkeypatch) as screen, Bar() as bar:
+        bar(0, {"phase": "measuring 1 MiB", "step": 3, "steps": 4})
+        bar(1, {"phase": "what another rank does"})
+        bar(0, {"where": "an event about something else"})
+        terminal.say("a line", HEADING)
+        print("printed by a rank")
+    shown = screen.shown
+    assert "measuring 1 MiB" in shown
+    assert " 75 %" in shown
+    assert "another rank" not in shown
+    assert "\033[1;36mring\033[0m: sent" in shown
+    assert shown.count("\033[?25l") == shown.count("\033[?25h") == 1  # the cursor is hidden, and comes back
+    lines = [ESCAPE.sub("", line).rpartition("\r")[2].strip() for line in shown.splitlines()]
+    assert [line for line in lines if line and "%" not in line] == [
+        "a line",
+        "ring: sent by rank 3",
+        "printed by a rank",
+    ]
+
+
+@pytest.mark.parametrize("where", ["pipe", "dumb terminal", "rank that shows nothing"])
+def test_no_bar_where_nobody_could_see_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.StringIO()
+    with use_terminal(monkeypatch) as screen:
+        if where == "pipe":
+            monkeypatch.setattr(sys, "stderr", piped)
+        if where == "dumb terminal":
+            monkeypatch.setenv("TERM", "dumb")
+        with Bar(shown=where != "rank that shows nothing") as bar:
+            bar.show("drawing digits", 1, 2)
+    assert screen.shown == piped.getvalue() == ""
+
+
+def test_text_that_goes_elsewhere_stays_out_of_the_bar_s_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.StringIO()
+    with use_terminal(monkeypatch) as screen:
+        monkeypatch.setattr(sys, "stdout", piped)
+        with Bar() as bar:
+            bar.show("training epoch 1 of 2", 1, 2)
+            terminal.say("a line")
+            print("printed by a rank")
+    assert piped.getvalue() == "a line\nprinted by a rank\n"
+    assert "a line" not in screen.shown

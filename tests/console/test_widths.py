@@ -1,0 +1,62 @@
+"""No line of any command's text is wider than 80 columns where there is no terminal: what no README runs.
+
+Every command that a README shows is run, and its lines measured, by tests/test_readme.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.lessons import LESSONS
+from playground.tools import TOOLS
+
+DIGITS = ("--dataset", "digits")
+COMMANDS: list[tuple[Any, ...]] = [
+    ("collectives", "-n", 8, "--only", "gather_object", "--only", "all_to_all", "--only", "reduce_operations"),
+    ("allreduce", "-n", 8, "--algorithm", "ring"),
+    ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(map(str, words)))
+def test_no_line_is_wider_than_80_columns(words: tuple[Any, ...], run_cli: Callable[..., Any]) -> None:
+    shown = run_cli(*words)
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert lines[0].startswith(words[0])
+    assert [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("name", [*LESSONS, *TOOLS, ""])
+def test_no_line_of_help_is_wider_than_80_columns(name: str, run_cli: Callable[..., Any]) -> None:
+    lines = run_cli(*filter(None, [name]), "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) -> None:
+    words = ("sgd", "-n", 3, "--epochs", 1, "--limit", 128, *DIGITS, "--data-dir", data_dir)
+    narrow, wide = run_cli(*words).out, run_cli(*words, "--wide").out
+    assert [line for line in narrow.splitlines() if len(line) > 80] == []
+    assert "more columns with --wide: train loss of each rank" in narrow
+    assert "more columns" not in wide
+    [row] = [line.split() for line in wide.splitlines() if line.startswith("      1 ")]
+    assert len(row) == 6 + 3
+
+
+def test_wide_without_tables_is_refused(run_cli: Callable[..., Any]) -> None:
+    shown = run_cli("p2p", "--wide", "--json")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == "playground: --wide is for tables and --json prints none: leave one of them out\n"
+
+
+def test_the_last_line_is_about_the_steps_that_were_run(run_cli: Callable[..., Any]) -> None:
+    assert run_cli("p2p", "--only", "ring", "--only", "blocking").out.splitlines()[-1] == "Shown: blocking, ring."

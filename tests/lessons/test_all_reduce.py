@@ -1,0 +1,185 @@
+"""The lesson `allreduce` and training on our algorithms."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_lessons import docstring_table
+
+from playground.algorithms import ALGORITHMS, ALL_REDUCES, BACKEND, OURS, AllReduceSpec
+from playground.lessons import LESSONS
+from playground.lessons.all_reduce.command import summary_of
+from playground.lessons.all_reduce.results import Note, load_of, steps_of
+from playground.lessons.all_reduce.settings import PHASES, STORY, TRACEABLE, AllReduceSettings
+from playground.runtime import PlaygroundError, UsageError
+from playground.runtime.remote import remote
+from playground.runtime.steps import run_steps
+from playground.testing import World
+from playground.training.results import replicas_verdict
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+LESSON = LESSONS["allreduce"]
+TRACE = remote("playground.lessons.all_reduce.trace:run")
+
+
+def test_the_lesson_has_every_algorithm() -> None:
+    """What can be asked for comes from the table of specifications, and these have a step that shows their table."""
+    names = [name for name in ALGORITHMS if name != "auto"]
+    assert list(TRACEABLE) == [*names, "reduce-scatter", "all-gather"]
+    assert [step.replace("_", "-") for step in LESSON.steps] == [
+        "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "reduce-scatter", "all-gather", "pipelined-ring",
+        "recursive-doubling", "halving-doubling", "binary-tree",
+    ]  # fmt: skip
+    assert {step.replace("_", "-") for step in LESSON.steps} <= set(TRACEABLE)
+    assert all(summary_of(name) for name in TRACEABLE)
+    assert {algorithm for collective, algorithm in PHASES.values()} == {"ring"}
+    assert {collective for collective, _ in TRACEABLE.values()} == set(OURS)
+
+
+def test_an_algorithm_without_a_step_is_described_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours: Any = OURS["all_reduce"]
+    spec = AllReduceSpec(
+        name="another", sends="S", steps="1", good_for="this test", code=remote("playground.algorithms.auto:auto")
+    )
+    monkeypatch.setitem(ours, "another", spec)
+    monkeypatch.setitem(TRACEABLE, "another", ("all_reduce", "another"))
+    assert summary_of("another").startswith("The algorithm that is fastest for this size and group")
+    assert summary_of("ring").startswith("In N chunks: a reduce-scatter")
+
+
+def test_steps_do_what_their_tables_say(world: Worlds) -> None:
+    steps = [LESSON.remote(step) for step in LESSON.steps]
+    by_rank = world(4).run(run_steps, steps)
+    for step, ranks in zip(LESSON.steps, zip(*by_rank, strict=True), strict=True):
+        rows = docstring_table("allreduce", step)
+        assert [{name: getattr(rank, name) for name in rows[0]} for rank in ranks] == rows, step
+
+
+@pytest.mark.parametrize("name", ["ring", "pipelined-ring"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_message_recorded_is_one_that_made_the_difference(size: int, name: str, world: Worlds) -> None:
+    """Replay the notes: what a rank holds after a step comes from what it held and what was sent to it."""
+    by_rank = world(size).run(TRACE, AllReduceSettings(size=size, names=(name,), elements=2 * size))
+    ranks = [traces[0] for traces in by_rank]
+    steps = steps_of(ranks)
+    assert len(steps) == 2 * (size - 1)
+    for number, step in enumerate(steps):
+        for rank in range(size):
+            note: Note = ranks[rank].notes[step[rank]]
+            [sent] = ranks[(rank - 1) % size].notes[step[(rank - 1) % size]].sends
+            first, stop = sent.where
+            expected = list(note.holds)
+            held = expected[first:stop] if number < size - 1 else [0] * (stop - first)
+            expected[first:stop] = [mine + theirs for mine, theirs in zip(held, sent.values, strict=True)]
+            last = step[rank] + 1 == len(ranks[rank].notes)
+            assert expected == (ranks[rank].after if last else ranks[rank].notes[step[rank] + 1].holds)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_ring_is_its_two_phases(size: int, world: Worlds) -> None:
+    """The same messages at the same steps, first those of the one, then those of the other."""
+    names = ("ring", "reduce-scatter", "all-gather")
+    for rank, traces in enumerate(world(size).run(TRACE, AllReduceSettings(size=size, names=names))):
+        ring, scatter, gather = ([(note.sends[0].to, note.sends[0].where) for note in each.notes] for each in traces)
+        assert ring == scatter + gather
+        assert scatter == [((rank + 1) % size, ((rank - s) % size, (rank - s) % size + 1)) for s in range(1, size)]
+        assert gather == [((rank + 1) % size, ((rank - s) % size, (rank - s) % size + 1)) for s in range(size - 1)]
+        assert [note.phase for note in traces[0].notes] == ["reduce-scatter"] * (size - 1) + ["all-gather"] * (size - 1)
+
+
+def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
+    settings = AllReduceSettings(size=5, names=("reduce-broadcast", "ring"), elements=10)
+    star, ring = map(load_of, zip(*world(5).run(TRACE, settings), strict=True))
+    assert star.busiest == 2 * 4 * 80
+    assert ring.busiest == 2 * (2 * 4 * 80 // 5)
+    assert star.in_all == ring.in_all == 2 * 4 * 80
+
+
+def test_the_story(run_cli: Run) -> None:
+    shown = run_cli("allreduce", "-n", "3")
+    assert shown.code == 0
+    headings = [line.split(":")[0] for line in shown.out.splitlines() if re.match(r"[\w-]+: ", line)]
+    assert headings[1:5] == ["reduce-broadcast", "all-to-all", "tutorial-ring", "ring"] == list(STORY)
+    assert "     1  all = [10, 10, 10] to 0     [10, 10, 10]" in shown.out
+    assert "     0  [2:3] = [1] to 1    [1, 101, 1]" in shown.out
+    phases = [line.split(", ")[1] for line in shown.out.splitlines() if line.startswith("  step") and ", " in line]
+    assert phases == ["reduce-scatter:"] * 2 + ["all-gather:"] * 2
+    table = shown.out.split("\ncost: ")[1]
+    assert all(f"  {name} " in table for name in ALGORITHMS if name != "auto")
+    assert not any(f"  {name} " in table for name in PHASES)
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_phases_by_themselves(run_cli: Run) -> None:
+    shown = run_cli("allreduce", "-n", "3", "--algorithm", "all-gather", "--algorithm", "reduce-scatter")
+    assert shown.code == 0
+    assert "     2  [0:1] = [110] to 0  [111]" in shown.out
+    assert "     0  [2:3] = [100] to 1  [1, 10, 100]" in shown.out
+    costs = [line.split()[0] for line in shown.out.split("\ncost: ")[1].splitlines() if re.match(r"  \w", line)]
+    assert costs == ["algorithm", *PHASES]
+
+
+def test_one_algorithm_as_json(run_cli: Run) -> None:
+    shown = run_cli("allreduce", "--algorithm", "binary-tree", "-n", 5, "--elements", 3, "--json")
+    document = json.loads(shown.out)
+    assert [step["name"] for step in document["steps"]] == ["binary-tree"]
+    assert [rank["after"] for rank in document["steps"][0]["ranks"]] == [[11111] * 3] * 5
+    assert document["cost"]["binary-tree"]["in_all"] == 2 * 4 * 24
+    rank = document["steps"][0]["ranks"][1]
+    assert rank["notes"][0] == {
+        "holds": [10] * 3, "sends": [], "receives": [{"from": 3, "where": None}, {"from": 4, "where": None}]
+    }  # fmt: skip
+    assert rank["notes"][1]["sends"] == [{"to": 0, "values": [11010] * 3, "where": [0, 3]}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algorithm", "bogus"], "'bogus' is not one of"),
+        (["--elements", "0"], "0 is not in the range"),
+        (["--elements", "65"], "65 is not in the range"),
+        (["-n", "1"], "at least 2 ranks"),
+        (["-n", "65"], "choose --elements"),
+        (["--algorithm", "all-gather", "-n", "3", "--elements", "4"], "choose a multiple of 3 as --elements"),
+    ],
+)
+def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
+    shown = run_cli("allreduce", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"names": ("bogus",)}, "'bogus' is unknown"), ({"elements": 65}, "choose 1 to 64"), ({"elements": 0}, "choose")],
+)
+def test_settings_check_themselves(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        AllReduceSettings(size=2, **wrong)
+
+
+def test_sgd_learns_the_same_on_every_algorithm(run_cli: Run, data_dir: Path) -> None:
+    losses = {}
+    for name in ALL_REDUCES:
+        words = ["--all-reduce", name, "--epochs", 1, "--limit", 128, "--batch-size", 32]
+        shown = run_cli("sgd", "-n", 3, *words, "--dataset", "digits", "--data-dir", data_dir, "--json")
+        assert shown.code == 0, shown.err
+        document = json.loads(shown.out)
+        losses[name] = document["epochs"][-1]["loss"]
+        assert document["replicas_max_difference"] == 0 or (name != BACKEND and not ALGORITHMS[name].same_bits)
+    assert losses == dict.fromkeys(ALL_REDUCES, pytest.approx(losses["backend"], rel=1e-5))
+
+
+def test_replicas_that_differ_are_an_error_unless_it_is_rounding() -> None:
+    assert "bit-identical" in replicas_verdict(0.0, "ring")
+    assert "differ by up to 1.0e-08" in replicas_verdict(1e-8, "tutorial-ring")
+    for difference, all_reduce in ((1e-8, "ring"), (1e-8, None), (0.1, "tutorial-ring"), (float("nan"), "backend")):
+        with pytest.raises(PlaygroundError, match="must not"):
+            replicas_verdict(difference, all_reduce)

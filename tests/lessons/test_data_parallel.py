@@ -1,0 +1,478 @@
+"""DataParallel by its parts: one device with the whole batch is the oracle; the accounts are what was really kept."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from playground.lessons.data_parallel import lesson, report
+from playground.lessons.data_parallel.criterion import (
+    DataParallelCriterion,
+    DataParallelModel,
+    LossModel,
+    weighted_mean,
+)
+from playground.lessons.data_parallel.gather import gather
+from playground.lessons.data_parallel.memory import track_memory
+from playground.lessons.data_parallel.module import DataParallel, data_parallel
+from playground.lessons.data_parallel.replicate import replicate
+from playground.lessons.data_parallel.results import TrainingComparison, WayResult, speedup, to_documents
+from playground.lessons.data_parallel.scatter import chunk_sizes, scatter
+from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings, Way, ways_to_compare
+from playground.runtime import UsageError, launch
+from playground.training.results import Epoch, TrainingResult
+
+Run = Callable[..., Any]
+DEVICES = [torch.device("cpu", number) for number in range(8)]
+Pair = namedtuple("Pair", "left right")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6, bias=False)
+    layers = [nn.Linear(5, 6), nn.Tanh(), shared, nn.Sequential(), shared, nn.BatchNorm1d(6), nn.Linear(6, 3)]
+    layers[0].bias.requires_grad_(False)
+    return nn.Sequential(*layers).double().eval()
+
+
+def gradients(run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Of the mean square of what comes out: of every parameter that learns, and of the inputs."""
+    module.zero_grad()
+    inputs = inputs.clone().requires_grad_()
+    (run(inputs) ** 2).mean().backward()
+    grads = [inputs.grad, *(parameter.grad for parameter in module.parameters() if parameter.requires_grad)]
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+@given(st.integers(1, 8), st.integers(1, 33))
+@settings(max_examples=40, deadline=None)
+def test_gradients_are_those_of_one_device_with_the_whole_batch(devices: int, batch: int) -> None:
+    module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
+    parallel = DataParallel(module, DEVICES[:devices], DEVICES[devices - 1])
+    assert (gradients(module, module, inputs) - gradients(parallel, module, inputs)).abs().max() <= 1e-12
+
+
+def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
+    lstm, inputs = nn.LSTM(5, 4, batch_first=True).double(), torch.randn(7, 3, 5, dtype=torch.float64)
+    parallel = DataParallel(lstm, DEVICES[:3])
+    alone, together = gradients(lambda x: lstm(x)[0], lstm, inputs), gradients(lambda x: parallel(x)[0], lstm, inputs)
+    assert (alone - together).abs().max() <= 1e-12
+    replica = replicate(lstm, DEVICES[:2])[1]
+    assert replica._flat_weights[0] is replica.weight_ih_l0
+    assert replica.weight_ih_l0.data_ptr() != lstm.weight_ih_l0.data_ptr()
+
+
+def test_one_in_the_other() -> None:
+    module, inputs = model(), torch.randn(9, 5, dtype=torch.float64)
+    nested = DataParallel(DataParallel(module, DEVICES[:2]), DEVICES[:2])
+    assert (gradients(module, module, inputs) - gradients(nested, module, inputs)).abs().max() <= 1e-12
+
+
+def test_gradients_of_gradients() -> None:
+    module, inputs = model(), torch.randn(5, 5, dtype=torch.float64)
+    penalties = []
+    for run in (module, DataParallel(module, DEVICES[:3])):
+        module.zero_grad()
+        x = inputs.clone().requires_grad_()
+        [slope] = torch.autograd.grad((run(x) ** 2).sum(), x, create_graph=True)
+        slope.norm().backward()
+        penalties.append(module[0].weight.grad.clone())
+    assert (penalties[0] - penalties[1]).abs().max() <= 1e-12
+
+
+TENSORS = st.just("tensor")
+NESTED = st.recursive(
+    TENSORS | st.integers() | st.none() | st.text(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.builds(Pair, inner, inner)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def fill(shape: Any, batch: int) -> Any:
+    """`shape` with a tensor in place of each "tensor"."""
+    if shape == "tensor":
+        return torch.randn(batch, 2)
+    if isinstance(shape, dict):
+        return {key: fill(value, batch) for key, value in shape.items()}
+    if isinstance(shape, (list, tuple)):
+        return getattr(type(shape), "_make", type(shape))(fill(value, batch) for value in shape)
+    return shape
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if type(one) is not type(other) or not isinstance(one, (dict, list, tuple)):
+        return type(one) is type(other) and bool(one == other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+def chunk_of(value: Any, number: int, devices: int) -> Any:
+    """The oracle: torch.chunk at every tensor, all else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.chunk(devices)[number]
+    if isinstance(value, dict):
+        return {key: chunk_of(item, number, devices) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return getattr(type(value), "_make", type(value))(chunk_of(item, number, devices) for item in value)
+    return value
+
+
+@given(NESTED, st.integers(1, 9), st.integers(1, 8))
+@settings(deadline=None)
+def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: int, devices: int) -> None:
+    value = fill(shape, batch)
+    parts = scatter(value, DEVICES[:devices])
+    assert len(parts) in (1, len(torch.zeros(batch).chunk(devices)))
+    if len(parts) > 1:
+        assert all(same(part, chunk_of(value, number, devices)) for number, part in enumerate(parts))
+    only_tensors = (
+        [fill(shape, batch), torch.ones(batch)] if shape == "tensor" else [Pair({"a": torch.ones(batch)}, None)]
+    )
+    assert same(gather(scatter(only_tensors, DEVICES[:devices]), DEVICES[0]), only_tensors)
+
+
+def test_chunks_are_those_of_torch() -> None:
+    for batch in range(1, 40):
+        for devices in range(1, 9):
+            assert chunk_sizes(batch, devices) == [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
+
+
+def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:
+    calls = []
+
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor, *, more: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
+            calls.append(len(x))
+            return {"sum": times * x + more["y"]}
+
+    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    result = DataParallel(Adding(), DEVICES)(x, more={"y": y}, times=2)
+    assert torch.equal(result["sum"], 2 * x + y)
+    assert calls == [1, 1, 1]
+    assert DataParallel(Adding(), DEVICES[:2])(x[:0], more={"y": y[:0]}, times=2)["sum"].shape == (0, 2)
+
+
+def test_what_the_first_replica_does_to_buffers_stays() -> None:
+    module, inputs = nn.BatchNorm1d(2).double(), torch.randn(8, 2, dtype=torch.float64)
+    DataParallel(module, DEVICES[:3])(inputs)
+    alone = nn.BatchNorm1d(2).double()
+    alone(inputs[:3])
+    assert all(torch.equal(one, other) for one, other in zip(module.buffers(), alone.buffers(), strict=True))
+
+
+def test_a_failure_is_told_with_its_device() -> None:
+    class Odd(Exception):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__(first, second)
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor, odd: bool) -> torch.Tensor:
+            if x[0] == 2:
+                raise Odd("a", "b") if odd else ValueError("no twos")
+            return x
+
+    threads = torch.get_num_threads()
+    with pytest.raises(ValueError, match="replica 2 on cpu:2: no twos"):
+        data_parallel(Failing(), (torch.arange(4), False), DEVICES[:4])
+    with pytest.raises(RuntimeError, match="replica 2 on cpu:2") as caught:
+        data_parallel(Failing(), (torch.arange(4), True), DEVICES[:4])
+    assert isinstance(caught.value.__cause__, Odd)
+    assert torch.get_num_threads() == threads
+
+
+def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads() -> None:
+    class Modes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")]
+            return torch.tensor([[*modes, torch.get_num_threads()]])
+
+    def run() -> list[list[int]]:
+        return data_parallel(Modes(), torch.zeros(2), DEVICES[:2]).tolist()
+
+    share = max(1, torch.get_num_threads() // 2)
+    assert run() == [[1, 0, 0, share]] * 2
+    with torch.no_grad():
+        assert run() == [[0, 0, 0, share]] * 2
+    with torch.inference_mode():
+        assert run() == [[0, 1, 0, share]] * 2
+    with torch.autocast("cpu"):
+        assert run() == [[1, 0, 1, share]] * 2
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("batch", [8, 10, 2])
+def test_the_loss_in_parallel_is_the_loss(reduction: str, batch: int) -> None:
+    module, criterion = model(), nn.CrossEntropyLoss(reduction=reduction)
+    inputs, targets = torch.randn(batch, 5, dtype=torch.float64), torch.randint(3, (batch,))
+    alone = criterion(module(inputs), targets)
+    outputs = DataParallelModel(module, DEVICES[:4])(inputs)
+    assert [len(output) for output in outputs] == chunk_sizes(batch, 4)
+    assert (DataParallelCriterion(criterion, DEVICES[:4])(outputs, targets) - alone).abs().max() <= 1e-12
+    if reduction == "mean":
+        losses = DataParallel(LossModel(module, criterion), DEVICES[:4])(inputs, targets)
+        assert (weighted_mean(losses, chunk_sizes(batch, 4)) - alone).abs() <= 1e-12
+        assert ((losses.mean() - alone).abs() <= 1e-12) == (len(set(chunk_sizes(batch, 4))) == 1)
+
+
+def test_an_account_is_what_is_kept_alive() -> None:
+    first, second = DEVICES[:2]
+    weight = torch.ones(1000, requires_grad=True)  # 4,000 bytes
+    with track_memory([first, second]) as account:
+        account.put(weight, device=first)
+        kept = weight * 2  # kept, and no copy of weight is needed for backward
+        assert account.held == {first: 8000, second: 0}
+        squares = kept.exp().sum()  # saves its result
+        assert account.held[first] == 12004
+        squares.backward()
+        del squares, kept
+        assert account.held == {first: 8000, second: 0}, "the parameter and its gradient"
+        assert account.peak[first] >= 16000
+        [part, other] = scatter(weight.detach(), [first, second])
+        assert account.held == {first: 8000, second: 2000}, "the first half is where it was"
+        assert [(move.part, move.source, move.target, move.bytes) for move in account.moves] == [
+            ("scatter", first, second, 2000)
+        ]
+        with pytest.raises(RuntimeError, match="operands on cpu:0 and cpu:1"):
+            part + other
+        linear = nn.Linear(2, 2)
+        account.put(*linear.parameters(), device=second)
+        with pytest.raises(UsageError, match="weight of Linear is on cpu:1"):
+            data_parallel(linear, torch.zeros(2, 2), [first, second])
+
+
+def on(*devices: str, **more: Any) -> DataParallelSettings:
+    return DataParallelSettings(devices=devices, output_device=devices[0], **more)
+
+
+def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() -> None:
+    devices = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    compared = ways_to_compare(devices, None, None)
+    assert [(way.gather, way.output_device) for way in compared] == [
+        ("logits", "cpu:0"),
+        ("loss", "cpu:0"),
+        ("outputs", "cpu:0"),
+        ("logits", "cpu:1"),
+    ]
+    [results] = launch(lesson.ways, 1, args=(on(*devices, ways=compared, batch_size=32, steps=1, seed=0),))
+    assert all(isinstance(result, WayResult) and result.seconds > 0 for result in results)
+    logits, inside, outputs, elsewhere = results
+    assert inside.gathered <= logits.gathered / 1000
+    assert outputs.gathered <= logits.gathered / 1000
+    assert logits.gathered == elsewhere.gathered == 24 * 8 * 30_000 * 4
+    peaks = {
+        name: [device.peak for device in way.devices]
+        for name, way in zip("lioe", (logits, inside, outputs, elsewhere), strict=True)
+    }
+    assert peaks["l"][0] > 3 * max(peaks["l"][1:])
+    assert max(peaks["i"]) < 1.5 * min(peaks["i"])
+    assert peaks["e"].index(max(peaks["e"])) == 1
+    losses = [way.loss for way in (logits, inside, outputs, elsewhere)]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+
+
+def test_the_lesson_s_step_adds_up() -> None:
+    devices = lesson.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
+    moved = [{(move.part, move.source): move.bytes for move in device.received} for device in devices]
+    copy = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
+    assert moved[1] == {
+        ("scatter", "host"): 2 * 8 * 8,
+        ("replicate", "cpu:0"): copy,
+        ("gradients of outputs", "cpu:0"): 2 * 8 * 30_000 * 4,
+    }
+    assert moved[0][("reduce", "cpu:1")] == copy
+    assert devices[1].held["optimizer.step"] == 0
+    assert devices[0].held["optimizer.step"] == 2 * copy
+    assert devices[0].held["backward"] == 2 * copy + 4, "parameters, gradients, and the loss"
+    assert list(devices[0].held) == ["(before)", *report.PARTS]
+
+
+def test_the_split_is_what_its_table_says() -> None:
+    lines = [line.strip().strip("|").split("|") for line in str(lesson.split.__doc__).splitlines() if "|" in line]
+    names, *rows = [[cell.strip() for cell in line] for line in lines if "---" not in line[0]]
+    table = [
+        {name: cell if name == "device" else ast.literal_eval(cell) for name, cell in zip(names, row, strict=True)}
+        for row in rows
+    ]
+    assert to_documents(lesson.split(0, 1, on("cpu:0", "cpu:1", "cpu:2"))) == table
+
+
+def test_every_way_to_the_loss_has_its_function() -> None:
+    assert tuple(lesson.LOSSES) == WAYS
+
+
+def test_two_means_agree_only_where_the_chunks_do() -> None:
+    even, uneven = lesson.two_means(0, 1, on("cpu:0", "cpu:1"))
+    assert (even.mean, even.mean_of_means, even.weighted_mean) == (3.5, 3.5, 3.5)
+    assert (uneven.chunks, uneven.mean, uneven.mean_of_means, uneven.weighted_mean) == ([3, 2], 3.0, 3.25, 3.0)
+    assert list(uneven.document) == ["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]
+
+
+def test_a_speed_up_counts_what_all_workers_did() -> None:
+    assert speedup(alone=10, together=10, workers=4) == 4
+    assert speedup(alone=10, together=40, workers=4) == 1
+
+
+def test_the_loss_difference_is_that_of_the_last_epoch() -> None:
+    def trained(*losses: float) -> TrainingResult:
+        figures = {"train_accuracy": 0.5, "test_accuracy": 0.5, "tested": 1, "seconds": 1.0, "samples_per_second": 1.0}
+        epochs = [Epoch(epoch=1, loss=loss, loss_per_rank=[loss], **figures) for loss in losses]  # type: ignore[arg-type]
+        return TrainingResult(epochs=epochs, replicas_max_difference=0.0)
+
+    assert TrainingComparison(together=trained(9.0, 1.5), alone=trained(2.0, 1.0)).loss_difference == 0.5
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"devices": tuple(f"cpu:{number}" for number in range(65))}, "at most 64"),
+        ({"devices": ("cpu:0", "cpu:0")}, "named twice"),
+        ({"output_device": "cpu:7"}, "output device cpu:7 is none of the devices cpu:0, cpu:1"),
+        ({"ways": (Way(gather="loss", output_device="cpu:2"),)}, "output device cpu:2 is none of the devices"),
+        ({"batch_size": 0}, "batch_size 0: it must be between 1 and 256"),
+        ({"batch_size": 257}, "batch_size 257: it must be between 1 and 256"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+    ],
+)
+def test_settings_check_themselves(asked: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DataParallelSettings(**{"devices": ("cpu:0", "cpu:1"), "output_device": "cpu:0", **asked})
+
+
+def test_a_way_checks_itself() -> None:
+    with pytest.raises(UsageError, match="gather 'all' is unknown: choose one of logits, loss, outputs"):
+        Way(gather="all", output_device="cpu:0")
+
+
+def test_what_the_launcher_needs_does_not_import_torch(torch_is_imported: Callable[..., list[str]]) -> None:
+    modules = ("command", "report", "results", "settings")
+    assert not torch_is_imported(*(f"playground.lessons.data_parallel.{name}" for name in modules))
+
+
+def test_the_story(run_cli: Run, tmp_path: Path) -> None:
+    shown = run_cli("data-parallel", "--devices", 2, "--steps", 1, "--batch-size", 5, "--plot", tmp_path / "memory.svg")
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert lines[0] == "data-parallel: one process, 2 devices: cpu:0, cpu:1"
+    parts = [line.split(":")[0] for line in lines if line[:1].islower() and ": " in line][1:]
+    assert parts == ["split", "one_step", "ways", "two_means", "copying", "threads"]
+    assert "5  [3, 2]  [2.0, 4.5]        3     3.25         3" in shown.out
+    assert "one process is confined to one machine" in " ".join(shown.out.split())
+    assert (tmp_path / "memory.svg").stat().st_size
+
+
+def test_one_way_as_json(run_cli: Run) -> None:
+    words = [
+        "--devices",
+        "cpu:2,cpu:0",
+        "--gather",
+        "logits",
+        "--output-device",
+        "cpu:0",
+        "--steps",
+        1,
+        "--batch-size",
+        4,
+    ]
+    document = json.loads(run_cli("data-parallel", *words, "--json").out)
+    assert document.items() >= {"lesson": "data-parallel", "world_size": 1, "devices": ["cpu:2", "cpu:0"]}.items()
+    steps = {step["name"]: step["ranks"] for step in document["steps"]}
+    assert list(steps) == ["split", "one_step", "gather logits on cpu:0", "copying", "averaging", "processes"]
+    assert [row["device"] for row in steps["gather logits on cpu:0"]] == ["cpu:2", "cpu:0"]
+    assert [row["sent"] for row in steps["copying"]] == [row["sent"] for row in steps["averaging"]], "two are a ring"
+
+
+def test_training_comes_to_the_loss_of_one_device(run_cli: Run, data_dir: Path) -> None:
+    words = ["--train", "--limit", 128, "--dataset", "digits", "--data-dir", data_dir]
+    document = json.loads(run_cli("data-parallel", "--devices", 3, *words, "--json").out)
+    assert document["loss_difference"] < 1e-4  # rounding of float32, enlarged by a few steps
+    assert document["epochs"][0]["test_accuracy"] == document["epochs_on_one_device"][0]["test_accuracy"]
+    shown = run_cli("data-parallel", "--devices", 2, *words).out
+    assert "to the loss of one device" in " ".join(shown.split())
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--devices", "0"], "no devices"),
+        (["--devices", ""], "a name is missing"),
+        (["--devices", ","], "a name is missing"),
+        (["--devices", "cpu:0,,cpu:1"], "a name is missing"),
+        (["--devices", "65"], "at most 64"),
+        (["--devices", "9" * 5000], "at most 64"),
+        (["--devices", "tpu:0"], "device 'tpu:0' is unknown"),
+        (["--devices", "meta"], "neither cpu nor cuda"),
+        (["--devices", "cuda:99"], "cuda:99 is absent"),
+        (["--devices", "cpu:0,cpu:0"], "named twice"),
+        (["--devices", "2", "--output-device", "cpu:7"], "output device cpu:7 is none of the devices cpu:0, cpu:1"),
+        (["--devices", "2", "--output-device", ""], "device '' is unknown"),
+        (["--gather", "everything"], "'everything' is not one of"),
+        (["--batch-size", "0"], "0 is not in the range"),
+        (["--plot", "memory.txt"], "ends in .svg or .png"),
+        (["--train", "--gather", "loss"], "--gather has no effect with --train: leave one of them out"),
+        (["--train", "--batch-size", "32"], "--batch-size has no effect with --train"),
+        (["--train", "--plot", "memory.svg"], "--plot has no effect with --train"),
+        (["--epochs", "1"], "--epochs has no effect without --train: add --train or leave it out"),
+        (["--limit", "9", "--dataset", "digits"], "--dataset has no effect without --train"),
+    ],
+)
+def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
+    shown = run_cli("data-parallel", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_it_does_not_join_a_world(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    shown = run_cli("data-parallel")
+    assert (shown.code, shown.out) == (2, "")
+    assert "run it without torchrun" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "devices", "message"),
+    [
+        (nn.Linear(2, 2), torch.tensor(1.0), ["cpu:0", "cpu:1"], r"shape \[\] has no batch dimension 0"),
+        (nn.Bilinear(2, 2, 2), (torch.ones(3, 2), torch.ones(4, 2)), ["cpu:0"], "different batch sizes 3, 4"),
+        (nn.Linear(2, 2, device="meta"), torch.ones(2, 2), ["cpu:0"], "weight of Linear is on meta"),
+        (nn.Linear(2, 2, device="meta"), torch.ones(2, 2), ["cpu:0", "cpu:1"], "weight of Linear is on meta"),
+        (nn.Linear(2, 2), torch.ones(2, 2), [], "no devices"),
+    ],
+)
+def test_what_cannot_be_shared_out(module: nn.Module, inputs: Any, devices: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        data_parallel(module, inputs, devices)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_targets_for_other_devices() -> None:
+    with pytest.raises(UsageError, match="targets in 2 chunks for 1 outputs"):
+        DataParallelCriterion(nn.MSELoss(), DEVICES[:2])([torch.ones(4)], torch.ones(4))
+
+
+@pytest.mark.gpu
+def test_on_gpus_it_is_torch_s_own() -> None:
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    module, inputs = model().to(gpus[0]), torch.randn(13, 5, dtype=torch.float64, device=gpus[0])
+    theirs = gradients(nn.DataParallel(module, gpus), module, inputs)
+    assert (theirs - gradients(DataParallel(module, gpus), module, inputs)).abs().max() <= 1e-12

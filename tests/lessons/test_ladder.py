@@ -1,0 +1,335 @@
+"""The ladder: all its rungs come to one training, its counts are those of the messages, its times add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from playground.lessons.ladder import command
+from playground.lessons.ladder.lesson import WARM_UP, run
+from playground.lessons.ladder.messages import Messages, count_messages, future_of
+from playground.lessons.ladder.results import PARTS, LadderResult, RungResult, StepParts, agreement
+from playground.lessons.ladder.settings import CANDIDATES, DDP, LadderSettings
+from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.measurement import environment
+from playground.runtime import PlaygroundError, UsageError
+from playground.runtime.entry import World
+from playground.runtime.remote import Remote
+from playground.training.data import Images, partition_dataset
+from playground.training.grad_syncs import GRAD_SYNCS, RUNGS
+from playground.training.gradients import AllReduce
+from playground.training.models import MODELS
+from playground.training.net import Net
+from playground.training.settings import BUCKET_CAP
+
+Run = Callable[..., Any]
+Worlds = Callable[..., Any]
+NET = 87_360
+"""Bytes of Net's gradients."""
+FIRST = 66_240
+"""Of those, the bytes of its linear layers, which come first."""
+
+
+def test_the_tables_agree_with_what_they_describe() -> None:
+    assert {name: sum(param.numel() for param in spec.code().parameters()) for name, spec in MODELS.items()} == {
+        name: spec.parameters for name, spec in MODELS.items()
+    }
+    assert tuple(CANDIDATES) == (*RUNGS, DDP)
+    assert tuple(field.name for field in fields(StepParts)) == PARTS
+
+
+@pytest.fixture
+def ladder(run_cli: Run, data_dir: Path) -> Callable[..., Any]:
+    """The document of a small run."""
+
+    def run(*words: Any) -> Any:
+        data = ("--dataset", "digits", "--data-dir", data_dir, "--json")
+        shown = run_cli("ladder", "--steps", 2, "--batch-size", 16, *data, *words)
+        assert (shown.code, shown.err) == (0, "")
+        return json.loads(shown.out)
+
+    return run
+
+
+def by_name(document: Any, field: str) -> dict[str, Any]:
+    return {rung["rung"]: rung[field] for rung in document["rungs"]}
+
+
+def by_itself(rank: int, size: int, folder: Path, steps: int, samples: int, batch_size: int, seed: int) -> float:
+    """The mean loss of the ladder's last batch, by a loop of its own: no clock, no rungs, no other replica."""
+    torch.manual_seed(seed)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    batches = iter(partition_dataset(Images(folder, "train", samples), batch_size, seed))
+    for step in range(steps):
+        images, labels = next(batches)
+        torch.manual_seed(seed + 1 + step * size + rank)
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(images), labels, reduction="sum") / batch_size
+        loss.backward()
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+        optimizer.step()
+    loss = loss.detach()
+    dist.all_reduce(loss)
+    return loss.item()
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (1, ()),
+        (2, ()),
+        (3, ("--all-reduce", "tutorial-ring")),
+        pytest.param(3, ("--all-reduce", "ring"), marks=pytest.mark.stress),
+    ],
+)
+def test_all_rungs_are_one_training(
+    size: int, words: tuple[str, ...], ladder: Run, world: Worlds, digits_folder: Path
+) -> None:
+    document = ladder("-n", size, *words)
+    alone = world(size).run(by_itself, digits_folder, WARM_UP + 2, 592, 16, 1234)[0]
+    assert by_name(document, "loss") == pytest.approx(dict.fromkeys([*RUNGS, "ddp"], alone), rel=1e-6)
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
+    assert by_name(document, "difference_to_ddp")["ddp"] == 0
+    if "tutorial-ring" not in words:
+        assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
+
+
+def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce) -> None:
+    """Send everything, and leave every gradient as it was."""
+    all_reduce(torch.cat([param.grad.flatten() for param in model.parameters()]))
+
+
+def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> LadderResult:
+    forgetful = Remote(forget_the_average.__module__, forget_the_average.__name__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GRAD_SYNCS, "flat", replace(GRAD_SYNCS["flat"], code=forgetful))
+        return run(rank, size, settings)
+
+
+def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder: Path) -> None:
+    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=2)
+    for result in world(2).run(with_a_forgetful_rung, settings):
+        wrong = {rung.rung for rung in result.rungs if rung.replicas_max_difference > 1e-6}
+        assert wrong == {rung.rung for rung in result.rungs if rung.difference_to_ddp > 1e-6} == {"flat"}
+        with pytest.raises(PlaygroundError, match="the replicas differ"):
+            agreement(result.rungs, "backend")
+
+
+RUNG = RungResult(
+    rung="flat", p50=1.0, p95=1.0, forward=1.0, backward=1.0, exposed=1.0, step=1.0, alone=1.0, hidden=0.0, messages=1,
+    bytes=NET, early_bytes=0, loss=1.0, difference_to_ddp=0.0, replicas_max_difference=0.0, speed_to_first=1.0,
+    speed_to_ddp=1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("differences", "all_reduce", "verdict"),
+    [
+        ((0.0, 0.0), "backend", "bit-identical"),
+        ((1e-8, 0.0), "tutorial-ring", "an order of its own"),
+        ((1e-8, 0.0), "ring", None),
+        ((0.0, 1e-8), "tutorial-ring", None),
+        ((math.nan, 0.0), "backend", None),
+        ((0.0, math.nan), "backend", None),
+    ],
+)
+def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, verdict: str | None) -> None:
+    rungs = [replace(RUNG, replicas_max_difference=difference) for difference in differences]
+    if verdict:
+        assert verdict in agreement(rungs, all_reduce)
+    else:
+        with pytest.raises(PlaygroundError, match="must not"):
+            agreement(rungs, all_reduce)
+
+
+@pytest.mark.parametrize(
+    ("cap", "messages", "early"),
+    [
+        (0.05, {"bucketed": 2, "overlapped": 2, "ddp": 2}, FIRST),
+        (25, {"bucketed": 1, "overlapped": 1, "ddp": 1}, 0),
+        (1e-6, {"bucketed": 8, "overlapped": 8, "ddp": 8}, None),
+    ],
+)
+def test_messages_are_counted(cap: float, messages: dict[str, int], early: int | None, ladder: Run) -> None:
+    document = ladder("--bucket-cap-mb", cap)
+    assert by_name(document, "messages") == {"per-parameter": 8, "none-safe": 8, "flat": 1} | messages
+    assert set(by_name(document, "bytes").values()) == {NET}
+    left = by_name(document, "early_bytes")
+    assert [left.pop(name) for name in ("overlapped", "ddp")] == (
+        [early] * 2 if early is not None else [pytest.approx(NET, rel=0.02)] * 2
+    )
+    assert set(left.values()) == {0}
+
+
+def averaging_alone(rank: int, size: int, name: str) -> dict[str, list[int]]:
+    """The messages that were counted for a step, and those that averaging without a backward really sends."""
+    sent: list[int] = []
+
+    def recording(tensor: torch.Tensor, **options: Any) -> Any:
+        sent.append(tensor.numel())
+        return dist.all_reduce(tensor, **options)
+
+    settings = LadderSettings(folder=Path(), bucket_cap=50_000)
+    counted = count_messages(name, Net(), dist.all_reduce, settings.bucket_cap)
+    replica = TimedReplica(name, Net(), recording, settings)
+    if name == DDP:
+        replica.sync.model.register_comm_hook(
+            None, lambda _, bucket: future_of(recording(bucket.buffer(), async_op=True))
+        )
+    replica.step(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), 2)
+    sent.clear()
+    replica.average_alone()
+    return {"counted": counted.lengths, "sent": sent}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_averaging_alone_sends_what_a_step_does(name: str, world: Worlds) -> None:
+    for messages in world(2).run(averaging_alone, name):
+        assert messages["sent"] == messages["counted"]
+        assert 4 * sum(messages["sent"]) == NET
+
+
+def test_times_add_up(ladder: Run) -> None:
+    document = ladder("-n", 1, "--steps", 1)
+    assert document["timed_steps"] == 1
+    [parts] = document["steps"][0]["ranks"]
+    for rung in document["rungs"]:
+        assert rung["p50"] == rung["p95"] == pytest.approx(sum(rung[part] for part in PARTS))
+        assert parts[rung["rung"]] == {part: pytest.approx(rung[part]) for part in PARTS}
+        assert min(rung[name] for name in (*PARTS, "alone")) > 0
+        assert 0 <= rung["hidden"] <= 1
+        assert rung["speed_to_first"] == pytest.approx(document["rungs"][0]["p50"] / rung["p50"])
+        assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
+
+
+def test_more_steps_than_an_epoch_has_and_only_whole_batches(ladder: Run, world: Worlds, digits_folder: Path) -> None:
+    document = ladder("--limit", 63, "--steps", 1)  # the first epoch ends with the warm-up: 3 whole batches of 16
+    assert document["dataset"]["train"] == 63
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
+
+
+def test_the_document(ladder: Run) -> None:
+    document = ladder("-n", 3, "--seed", 5)
+    assert (
+        document.items() >= {"lesson": "ladder", "world_size": 3, "model": "net", "batch_size": 16, "seed": 5}.items()
+    )
+    assert document.items() >= {"bucket_cap": 52_428, "all_reduce": "backend", "timed_steps": 2}.items()
+    assert document["environment"]["cores"] >= 1
+    assert [step["name"] for step in document["steps"]] == ["run"]
+    assert [list(rank) for rank in document["steps"][0]["ranks"]] == [[*RUNGS, "ddp"]] * 3
+    assert [rung["rung"] for rung in document["rungs"]] == [*RUNGS, "ddp"]
+
+
+def test_the_text_and_the_figure(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "ladder.svg"
+    data = ("--dataset", "digits", "--data-dir", data_dir, "--plot", figure)
+    shown = run_cli("ladder", "-n", 4, "--steps", 3, "--batch-size", 10, *data)
+    lines = shown.out.splitlines()
+    assert (shown.code, shown.err) == (0, "")
+    assert lines[0].startswith("ladder: gloo on cpu, 4 ranks x ")
+    assert lines[2] == "training: net, 3 steps of 10 samples"
+    heads = [number for number, line in enumerate(lines) if line.split()[:1] == ["rung"]]
+    explained, measured = ([line.split() for line in lines[head + 1 :]] for head in heads)
+    names = [*RUNGS, "ddp"]
+    assert [row[0] for row in explained if row and row[0] in names][:6] == names
+    assert [row[0] for row in measured[:6]] == names
+    assert measured[0][-2] == measured[5][-1] == "1.00"
+    assert max(map(len, lines)) <= 80
+    text = " ".join(shown.out.split())
+    assert "Shown: what each rung gains; the fastest rung, " in text
+    assert text.endswith("all replicas are bit-identical (largest difference 0.0).")
+    assert all(word in figure.read_text() for word in ("<svg", "</svg>"))
+
+
+RESNET18 = {"per-parameter": 62, "none-safe": 62, "flat": 1, "bucketed": 2, "overlapped": 2, "ddp": 2}
+"""Messages per step, in buckets of 25 MB."""
+
+
+def messages_of_resnet18(rank: int, size: int, names: list[str]) -> list[Messages]:
+    start = MODELS["resnet18"].code()
+    return [count_messages(name, start, dist.all_reduce, BUCKET_CAP) for name in names]
+
+
+@pytest.mark.stress
+def test_messages_of_resnet18(world: Worlds) -> None:
+    counted = world(2).run(messages_of_resnet18, ["overlapped", "ddp"])
+    assert counted[0] == counted[1]
+    for messages in counted[0]:
+        assert (len(messages.lengths), sum(messages.lengths)) == (2, MODELS["resnet18"].parameters)
+        assert messages.early == messages.lengths[0]
+
+
+@pytest.mark.stress
+def test_resnet18(ladder: Run) -> None:
+    document = ladder("--model", "resnet18", "--batch-size", 8)
+    assert by_name(document, "messages") == RESNET18
+    assert set(by_name(document, "bytes").values()) == {4 * MODELS["resnet18"].parameters}
+    assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-4
+
+
+def with_different_steps(rank: int, size: int, settings: LadderSettings) -> None:
+    run(rank, size, replace(settings, steps=settings.steps + rank))
+
+
+def test_ranks_that_were_given_different_settings_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=2)
+    with pytest.raises(UsageError, match="steps is 2 on rank 0 and 3 on rank 1"):
+        world(2).run(with_different_steps, settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "vgg"}, "model 'vgg' is unknown: choose one of net, resnet18"),
+        ({"all_reduce": "telepathy"}, "all_reduce 'telepathy' is unknown"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+        ({"batch_size": 0}, "batch_size 0: it must be at least 1"),
+        ({"bucket_cap": 0}, "bucket_cap 0: it must be at least 1"),
+        ({"lr": math.nan}, "lr nan: it must be a finite number"),
+        ({"momentum": -0.5}, "momentum -0.5: it must be a finite number, 0 or above"),
+    ],
+)
+def test_settings_refuse_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LadderSettings(folder=Path(), **changes)
+
+
+def test_more_models_than_the_memory_holds_are_refused() -> None:
+    if environment.memory("MemAvailable") > 200e9:
+        pytest.skip("this machine has room for 128 ranks")
+    with pytest.raises(UsageError, match=r"128 ranks need about [\d,]+ bytes of memory"):
+        command.check_memory(World(128), "resnet18")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "vgg"), "'vgg' is not one of"),
+        (("--steps", "0"), "0 is not in the range"),
+        (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
+        (("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 600 samples"),
+        (("--limit", "100", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 100 samples"),
+        (("--model", "resnet18", "--batch-size", "3"), "BatchNorm needs two samples or more on each, so at least 4"),
+        (("--bucket-cap-mb", "0"), "0.0 is not in the range"),
+        (("--bucket-cap-mb", "nan"), "not a finite number"),
+        (("--all-reduce", "telepathy"), "'telepathy' is not one of"),
+        (("--plot", "ladder.txt"), "ends in .svg or .png"),
+    ],
+)
+def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli("ladder", *(word.format(data_dir=data_dir) for word in words))
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1

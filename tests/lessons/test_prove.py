@@ -1,0 +1,330 @@
+"""prove: N ranks are one process, to the last digits; each way to break it breaks it; the proof can fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from playground.algorithms import ALL_REDUCES
+from playground.lessons.prove import experiment, failure_modes, lesson, report
+from playground.lessons.prove.differences import max_abs_diff, max_over_ranks, parameters
+from playground.lessons.prove.results import BreakResult, ComparedStep, Comparison, MaxAbs, Proof, ProveResult
+from playground.lessons.prove.settings import ProveSettings
+from playground.lessons.prove.verdict import check, check_breaks, check_proof, failure, is_broken
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.remote import remote
+from playground.testing import World
+from playground.training.data import Images
+from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
+from playground.training.net import Net
+from playground.training.runner import run_training
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", "parameters", "ddp"]
+BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
+
+
+def settings_for(folder: Path, **changes: Any) -> ProveSettings:
+    return ProveSettings(folder=folder, **{"batch_size": 24, "bucket_cap": 10_000, **changes})
+
+
+def all_figures(step: ComparedStep) -> list[float]:
+    """Every difference of that step."""
+    every = [figure for each in step.differences.values() for figure in (each.gradients, each.parameters)]
+    return [figure for figure in every if figure is not None]
+
+
+def test_the_table_is_what_the_proof_goes_through() -> None:
+    assert [*GRAD_SYNCS, "ddp"] == SYNCS
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "batch_size"),
+    [
+        (1, 3, 24), (2, 3, 24), (3, 2, 32), (4, 2, 30),
+        pytest.param(4, 8, 24, marks=pytest.mark.stress), pytest.param(8, 2, 30, marks=pytest.mark.stress),
+    ],
+)  # fmt: skip
+def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path) -> None:
+    settings = settings_for(digits_folder, batch_size=batch_size, steps=steps)
+    proofs = world(size).run(run_training, remote("playground.lessons.prove.lesson:run"), settings)
+    assert all(proof == proofs[0] for proof in proofs)
+    assert list(proofs[0].by_dtype) == ["float64", "float32"]
+    for comparison, bound in zip(proofs[0].by_dtype.values(), (1e-12, 1e-4), strict=True):
+        assert [step.step for step in comparison.steps] == list(range(1, steps + 1))
+        for step in comparison.steps:
+            assert list(step.differences) == SYNCS
+            assert step.differences["parameters"].gradients is None
+            figures = all_figures(step)
+            assert len(figures) == 2 * len(SYNCS) - 1
+            assert max(figures) <= bound
+            assert (max(figures) == 0) == (size == 1), "bit-identical on one rank, rounding on more"
+            assert step.largest.gradients is not None
+            assert step.largest.gradients > 0.01
+            assert step.largest.parameters > 0.1
+        assert comparison.max_difference == max(max(all_figures(step)) for step in comparison.steps)
+    check_proof(proofs[0])
+
+
+def one_process(rank: int, size: int, settings: ProveSettings) -> list[float]:
+    run = lesson.OneProcess(lesson.new_net(settings.seed), settings)
+    for images, labels in lesson.global_batches(settings):
+        run.step(images, labels)
+    return list(parameters(run.model).tolist())
+
+
+def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_folder: Path) -> None:
+    """Written once more here, for batches that go beyond the last sample and on from the first."""
+    torch.manual_seed(3)
+    model, data = Net().double().eval(), Images(digits_folder, "train", 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for positions in (range(0, 24), [*range(24, 40), *range(0, 8)]):
+        images, labels = data.__getitems__(list(positions))
+        optimizer.zero_grad()
+        F.nll_loss(model(images.double()), labels).backward()
+        optimizer.step()
+    settings = settings_for(digits_folder, limit=40, lr=0.1, seed=3, steps=2)
+    for there in world(2).run(one_process, settings):
+        here = torch.cat([param.detach().flatten() for param in model.parameters()])
+        assert (torch.tensor(there, dtype=torch.float64) - here).abs().max() <= 1e-14
+
+
+def each_all_reduce(rank: int, size: int, settings: ProveSettings) -> dict[str, dict[str, MaxAbs]]:
+    """One step of the proof in float64 with every all-reduce."""
+    return {
+        name: lesson.compare(replace(settings, all_reduce=name, steps=1), torch.float64).steps[0].differences
+        for name in ALL_REDUCES
+    }
+
+
+def test_every_all_reduce_proves_it(world: Worlds, digits_folder: Path) -> None:
+    [by_all_reduce, *_] = world(3).run(each_all_reduce, settings_for(digits_folder, batch_size=16))
+    assert list(by_all_reduce) == list(ALL_REDUCES)
+    for differences in by_all_reduce.values():
+        assert list(differences) == SYNCS
+        assert 0 < max(each.parameters for each in differences.values()) <= 1e-12
+        assert 0 < max(each.gradients or 0 for each in differences.values()) <= 1e-12
+
+
+def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
+    """The proof, with two more gradient synchronisations in the table, which do nothing."""
+    nothing = remote("playground.training.sync:GradSync")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, rung in (("lazy", True), ("lazy-local", False)):
+            spec = GradSyncSpec(name=name, summary="averages nothing", code=nothing, needs=(), rung=rung)
+            patch.setitem(GRAD_SYNCS, name, spec)
+        return lesson.run(rank, size, settings)
+
+
+def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
+    settings = settings_for(digits_folder, batch_size=16, steps=2)
+    [proof, *_] = world(2).run(with_a_lazy_sync, settings)
+    first = proof.float64.steps[0].differences
+    assert list(first) == [*SYNCS[:-1], "lazy", "lazy-local", "ddp"]
+    assert first["lazy"].gradients > 1e-3
+    assert (first["lazy-local"].gradients, first["lazy-local"].parameters) == (None, first["lazy"].parameters)
+    with pytest.raises(PlaygroundError, match=r"lazy: in float64 the gradients .* after step 1, more than rounding"):
+        check_proof(proof)
+    for comparison in proof.by_dtype.values():
+        for step in comparison.steps:
+            del step.differences["lazy"], step.differences["lazy-local"]
+    check_proof(proof)
+    change(proof.float32.steps[1], "ddp", parameters=1e-3)
+    check_proof(proof)
+    change(proof.float32.steps[0], "ddp", parameters=1e-3)
+    with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
+        check(ProveResult(proof=proof, breaks={}))
+    change(proof.float64.steps[1], "flat", gradients=2e-12)
+    with pytest.raises(
+        PlaygroundError, match=r"flat: in float64 the gradients .* after step 2 \(.* after step 1\), more"
+    ):
+        check_proof(proof)
+    assert failure(proof).startswith("flat: ")
+
+
+def change(step: ComparedStep, sync: str, **figures: float) -> None:
+    step.differences[sync] = replace(step.differences[sync], **figures)
+
+
+def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, BreakResult]:
+    return failure_modes.run(rank, size, settings)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_break_breaks_and_is_what_it_is_said_to_be(size: int, world: Worlds, digits_folder: Path) -> None:
+    results = world(size).run(breaks, settings_for(digits_folder, batch_size=16, steps=5))
+    assert all(result == results[0] for result in results)
+    assert list(results[0]) == BREAKS
+    for name, result in results[0].items():
+        assert min(result.breaks.values()) > 1e-4, name
+        assert max(result.holds.values()) <= 1e-13, name
+        assert is_broken(result)
+    own = results[0]["own_weights"]
+    assert own.breaks["initial parameters, compared with rank 0"] == pytest.approx(
+        own.breaks["final parameters, compared with rank 0"], abs=1e-12
+    )
+    assert own.holds["averaged gradients, compared with rank 0"] == 0
+    check_breaks(results[0])
+
+
+@pytest.mark.parametrize(("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2])
+def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: float) -> None:
+    wrong = BreakResult(breaks={"one process": broken}, holds={"parameters": left})
+    with pytest.raises(PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"):
+        check_breaks({"summed": wrong})
+    check_breaks({"summed": BreakResult(breaks={"one process": 0.01}, holds={"parameters": 1e-9})})
+    assert is_broken(wrong)
+    assert not is_broken(BreakResult(breaks={"one process": 1e-13}, holds={}))
+
+
+def test_a_notebook_gets_the_verdict_too(world: Worlds, digits_folder: Path) -> None:
+    [result, *_] = world(2).run(experiment.run, settings_for(digits_folder, steps=1))
+    check(result)
+    assert list(result.breaks) == BREAKS
+    [alone] = world(1).run(experiment.run, settings_for(digits_folder, steps=1))
+    assert alone.breaks == {}
+
+
+@pytest.mark.parametrize("changes", [{"steps": 0}, {"lr": 0.0}, {"lr": math.nan}, {"batch_size": 0}], ids=str)
+def test_settings_validate_themselves(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(changes))} "):
+        settings_for(tmp_path, **changes)
+
+
+def test_command_and_results_do_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
+    modules = ("command", "report", "results", "settings", "verdict")
+    assert not torch_is_imported(*(f"playground.lessons.prove.{name}" for name in modules))
+
+
+def largest_of(rank: int, size: int) -> dict[str, list[float]]:
+    nan, infinite = torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), 0.0])
+    return {
+        "of two": max_over_ranks([float(rank), -1.0 - rank]),
+        "nan": max_over_ranks([max_abs_diff(nan, 1.0) if rank == 0 else 0.0]),
+        "infinite": [max_abs_diff(infinite, infinite)],
+    }
+
+
+def test_differences_are_the_largest_of_any_rank_and_never_hide_a_nan(world: Worlds) -> None:
+    for result in world(3).run(largest_of):
+        assert result == {"of two": [2.0, -1.0], "nan": [math.inf], "infinite": [math.inf]}
+
+
+def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
+    return run_cli("prove", "--dataset", "digits", "--data-dir", data_dir, *words)
+
+
+def test_as_text(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 3, "--batch-size", 16, "--steps", 4)
+    lines = shown.out.splitlines()
+    assert (shown.code, shown.err) == (0, "")
+    assert lines[0].startswith("prove: gloo on cpu, 3 ranks x ")
+    assert lines[2] == "training: 4 steps, batches of 16 = 1 x 6 + 2 x 5, without dropout"
+    assert [line.split()[0] for line in lines if re.match(r" +\d+ ", line)][:3] == ["1", "2", "4"]
+    heads = [line.split()[1:] for line in lines if line.split()[:1] == ["step"]]
+    last_words = [name.rpartition("-")[2] for name in SYNCS]
+    assert heads == [[name for name in last_words if name != "parameters"], last_words] * 2
+    assert sum(line.startswith("Why not 0: ") for line in lines) == 1
+    assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS
+    text = " ".join(shown.out.split())
+    assert "Shown: 3 ranks equal one process with the whole batch (largest difference of parameters" in text
+    assert text.endswith("; broken in 4 of 4 ways.")
+
+
+def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 1, "--batch-size", 8, "--steps", 2)
+    assert shown.code == 0
+    assert "Why 0: " in shown.out
+    text = " ".join(shown.out.split())
+    assert "after the last step: 0 in float64, 0 in float32); with one rank nothing can break it." in text
+    assert not any(name in shown.out for name in BREAKS)
+
+
+def test_as_json(run_cli: Run, data_dir: Path) -> None:
+    words = ("-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring", "--json")
+    shown = prove(run_cli, data_dir, *words)
+    document = json.loads(shown.out)
+    assert (shown.code, shown.err) == (0, "")
+    assert document["steps"] == [{"name": "equal", "ranks": [{"samples": 4}, {"samples": 3}]}]
+    assert document["recipe"].items() >= {"batch_size": 7, "all_reduce": "tutorial-ring", "lr": 0.01}.items()
+    assert [len(document["proof"][name]["steps"]) for name in ("float64", "float32")] == [3, 3]
+    assert list(document["breaks"]) == BREAKS
+    proof, breaks = result_of(document)
+    check(ProveResult(proof=proof, breaks=breaks))
+
+
+def result_of(document: dict[str, Any]) -> tuple[Proof, dict[str, BreakResult]]:
+    """What a document holds, read back: it has all fields, and no others."""
+
+    def comparison(outcome: dict[str, Any]) -> Comparison:
+        return Comparison(**{**outcome, "steps": [compared_step(**step) for step in outcome["steps"]]})
+
+    def compared_step(step: int, largest: dict[str, float], differences: dict[str, dict[str, float]]) -> ComparedStep:
+        by_sync = {name: MaxAbs(**difference) for name, difference in differences.items()}
+        return ComparedStep(step=step, largest=MaxAbs(**largest), differences=by_sync)
+
+    proof = Proof(**{name: comparison(outcome) for name, outcome in document["proof"].items()})
+    return proof, {name: BreakResult(**outcome) for name, outcome in document["breaks"].items()}
+
+
+def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 8, "--steps", 6, "--lr", 1e20)
+    assert shown.code == 1
+    assert "Why not 0" not in shown.out
+    assert "faster with a larger --lr: try a smaller one" in shown.err
+    assert "Shown" not in shown.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--batch-size", "3", "-n", "4"), ("--steps", "0"), ("--lr", "0"), ("--lr", "nan"), ("--momentum", "-1"),
+        ("--all-reduce", "telepathy"), ("--bucket-cap-mb", "0"), ("--limit", "601"), ("--epochs", "1"),
+        ("--batch-size", "601"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_input_gets_one_line_and_exit_code_2(words: tuple[str, ...], run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, *words)
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1), shown
+
+
+def own_steps(rank: int, size: int, settings: ProveSettings) -> None:
+    """Each rank is given another number of steps."""
+    run_training(rank, size, remote("playground.lessons.prove.lesson:run"), replace(settings, steps=rank + 1))
+
+
+def test_ranks_that_were_given_different_numbers_of_steps_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(UsageError, match="steps is 1 on rank 0 and 2 on rank 1"):
+        world(2).run(own_steps, settings_for(digits_folder))
+
+
+def test_why_the_difference_is_what_it_is() -> None:
+    def proof(exact: float, single: float) -> Proof:
+        return Proof(float64=comparison(2.0**-52, exact), float32=comparison(2.0**-23, single))
+
+    def comparison(epsilon: float, difference: float) -> Comparison:
+        differences = {"ddp": MaxAbs(gradients=None, parameters=difference)}
+        one = ComparedStep(step=1, largest=MaxAbs(gradients=1.0, parameters=1.0), differences=differences)
+        return Comparison(epsilon=epsilon, steps=[one])
+
+    assert report.explanation(proof(0, 0)).startswith("Why 0: ")
+    both = report.explanation(proof(2**-51, 2**-21))
+    assert "at most 2 epsilon in float64 and 4 in float32: they shrink with epsilon" in both
+    assert "2.6e+02 in float32, where rounding decides which of two" in report.explanation(proof(2**-52, 2**-15))
+
+
+def test_shares_in_words() -> None:
+    assert report.shares_text(64, 4) == "64 = 4 x 16"
+    assert report.shares_text(64, 3) == "64 = 1 x 22 + 2 x 21"
+    assert report.shares_text(5, 5) == "5 = 5 x 1"

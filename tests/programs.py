@@ -1,0 +1,86 @@
+"""Programs in processes that the session's fork server forks: each finds torch imported, and costs a tenth of a start.
+
+For tests of what a program does once it runs. A test of its start takes a process of its own (`start_cli`).
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TextIO
+
+from playground.runtime import server
+
+
+class ForkedProgram:
+    """`python -m module words…` with this environment, leading a session of its own. Used as a `subprocess.Popen` is;
+    its streams are pipes and are read in full: what it prints on stderr must fit into one."""
+
+    def __init__(self, module: str, words: list[str], environ: dict[str, str]) -> None:
+        self.stdout, stdout = open_pipe()
+        self.stderr, stderr = open_pipe()
+        with stdout, stderr:
+            self.process, self.line = server.start(module, run_module, module, words, environ, stdout, stderr)
+        assert self.process.pid
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float) -> int | None:
+        """The exit code; None if it goes on after so many seconds."""
+        self.process.join(timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it printed on stdout and on stderr, after its end: by SIGKILL, if it goes on after so many seconds."""
+        timer = threading.Timer(timeout, self.process.kill)
+        timer.start()
+        try:
+            return self.stdout.read(), self.stderr.read()
+        finally:
+            self.process.join()
+            timer.cancel()
+
+    def close(self) -> None:
+        """End it, if it has not ended, and close its pipes."""
+        self.process.kill()
+        self.process.join()
+        for stream in (self.stdout, self.stderr, self.line):
+            stream.close()
+
+
+def open_pipe() -> tuple[TextIO, Connection]:
+    """The end to read from, and the end for the process."""
+    ours, theirs = Pipe(duplex=False)
+    with ours:
+        return open(os.dup(ours.fileno()), encoding="utf-8"), theirs
+
+
+def open_to_write(number: int) -> TextIO:
+    return open(number, "w", encoding="utf-8", closefd=False)
+
+
+def run_module(
+    line: Connection, module: str, words: list[str], environ: dict[str, str], stdout: Connection, stderr: Connection
+) -> None:
+    """In the new process: be to `module` what a process that has just been started is."""
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.environ.clear()
+    os.environ.update(environ)
+    for number, pipe in enumerate((stdout, stderr), 1):
+        with pipe:
+            os.dup2(pipe.fileno(), number)
+    sys.stdout, sys.stderr = map(open_to_write, (1, 2))
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,234 @@
+"""What differs between backends: refusals, versions, devices. No GPU is needed for any of it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.metadata
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from playground.runtime import UsageError, host
+from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
+from playground.runtime.entry import World as EntryWorld
+from playground.runtime.watch import describe_exit
+from playground.testing import World
+
+Worlds = Callable[..., World]
+NCCL = BACKENDS["nccl"]
+
+
+def test_backends_by_name_and_by_device() -> None:
+    assert {name: backend.device_type for name, backend in BACKENDS.items()} == {"gloo": "cpu", "nccl": "cuda"}
+    assert backend_for("cuda") is NCCL
+    with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
+        get_backend("smoke signals")
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        # torch 2.6 to 2.14, 2.15
+        ("nccl", "monitored_barrier is only implemented for GLOO backend."),
+        ("nccl", "monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO)."),
+        ("nccl", "ProcessGroupNCCL does not support recvAnysource"),
+        ("nccl", "Backend nccl does not support recvAnysource"),
+        ("nccl", "Cannot use ReduceOp.BAND with NCCL"),
+        ("nccl", "Unhandled ReduceOp"),
+        ("nccl", "Input tensor data type is not supported for NCCL process group: ComplexHalf"),
+        ("nccl", "Unsupported Float8 type for NCCL reduction"),
+        ("gloo", "Cannot use ReduceOp.AVG with Gloo"),
+        ("gloo", "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+        ("gloo", "ProcessGroupGloo does not support reduce_scatter"),
+        ("gloo", "Backend gloo does not support alltoall"),
+        ("gloo", "Cannot use ReduceOp.BAND with non-integral dtype"),
+    ],
+)
+def test_refusals_of_torch_2_6_to_2_15_are_recognised(backend: str, words: str) -> None:
+    assert BACKENDS[backend].refusal(RuntimeError(f"{words}\nException raised from somewhere")) == words
+
+
+@pytest.mark.parametrize("error", [ValueError(""), RuntimeError("NCCL error: unhandled system error"), KeyError("x")])
+def test_other_errors_are_not_taken_for_refusals(error: Exception) -> None:
+    assert not any(backend.refusal(error) for backend in BACKENDS.values())
+
+
+class Library:
+    """In place of a shared library: functions that write a number where they are told to."""
+
+    def __init__(self, **numbers: int) -> None:
+        for name, number in numbers.items():
+            setattr(self, name, lambda place, number=number: self.write(place, number))
+
+    def write(self, place: Any, number: int) -> int:
+        place._obj.value = number
+        return 0
+
+
+def libraries(monkeypatch: pytest.MonkeyPatch, **found: Library) -> None:
+    def load(name: str) -> Library:
+        stem = name.split(".")[0]
+        if stem not in found:
+            raise OSError(f"{name}: cannot open shared object file")
+        return found[stem]
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+
+
+@pytest.mark.parametrize(("number", "version"), [(23007, (2, 30, 7)), (22809, (2, 28, 9)), (30100, (3, 1, 0))])
+def test_nccl_s_version_is_that_of_the_library_that_is_loaded(
+    number: int, version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries(monkeypatch, libnccl=Library(ncclGetVersion=number))
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 1, 0))  # what torch was compiled with
+    assert nccl.nccl_version() == version
+
+
+def test_nccl_inside_torch_s_own_library_has_the_version_torch_was_compiled_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libraries(monkeypatch)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 21, 5))
+    assert nccl.nccl_version() == (2, 21, 5)
+
+
+def test_nccl_s_version_is_that_of_the_package_that_is_installed() -> None:
+    packages = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+    installed = [version for name, version in packages.items() if (name or "").startswith("nvidia-nccl-")]
+    if "LD_PRELOAD" in os.environ or not installed:
+        pytest.skip("this torch has an NCCL that is no package")
+    assert nccl.format_version(nccl.nccl_version()) in installed
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ...] = (2, 28, 9)) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(nccl, "nccl_version", lambda: version)
+    monkeypatch.setattr(nccl, "driver_supports", lambda: (99, 0))
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, gpus=2)
+    assert NCCL.check(2) == ""
+    with pytest.raises(UsageError) as refused:
+        NCCL.check(3)
+    assert str(refused.value) == (
+        "3 ranks on 2 GPUs: NCCL 2.28.9 wants a GPU for each rank (sharing needs 2.30): use -n 2 or --backend gloo"
+    )
+    with_gpus(monkeypatch, gpus=2, version=(2, 30, 7))
+    assert NCCL.check(3) == "3 ranks share 2 GPUs (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL 2.30.7)"
+
+
+def test_one_visible_gpu_in_a_joined_world_may_be_the_rank_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, gpus=1)
+    assert NCCL.check(4, joined=True) == ""
+    with pytest.raises(UsageError, match=r"4 ranks on 1 GPU: NCCL 2\.28\.9"):
+        NCCL.check(4)
+    with_gpus(monkeypatch, gpus=2)
+    with pytest.raises(UsageError, match=r"4 ranks on 2 GPUs: NCCL 2\.28\.9"):
+        NCCL.check(4, joined=True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "joined", "told"),
+    [
+        (1, False, {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}),
+        (1, True, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
+        (4, False, {}),
+    ],
+)
+def test_ranks_that_share_a_gpu_tell_nccl_so(
+    gpus: int, joined: bool, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    for name in nccl.SHARES:
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    assert NCCL.claim_device(3, 4, joined) == torch.device("cuda", 3 % gpus)
+    assert {name: os.environ[name] for name in nccl.SHARES if name in os.environ} == told
+
+
+def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, gpus=0)
+    with pytest.raises(UsageError, match="needs a GPU and this machine shows none: use --backend gloo"):
+        NCCL.check(1)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(UsageError, match="backend nccl is not part of this torch"):
+        NCCL.check(1)
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "refused"),
+    [(12040, "13.2", True), (13000, "13.2", False), (13020, "12.8", False), (12080, "12.8", False), (0, None, False)],
+)
+def test_a_driver_too_old_for_this_torch(
+    driver: int, built_for: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries(monkeypatch, libcuda=Library(cuDriverGetVersion=driver))
+    if not refused:
+        nccl.check_driver(built_for)
+        return
+    with pytest.raises(UsageError) as told:
+        nccl.check_driver(built_for)
+    assert str(told.value) == (
+        "backend nccl: this torch was built for CUDA 13.2, and the GPU's driver only knows CUDA 12.4: update the "
+        "driver, install a torch built for CUDA 12, or use --backend gloo"
+    )
+
+
+def test_no_driver_is_not_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch)
+    assert nccl.driver_supports() is None
+    assert nccl.driver_version() == ""
+    nccl.check_driver("13.2")
+
+
+def test_two_ranks_on_one_gpu_where_only_nccl_could_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("ncclInvalidUsage: This usually reflects invalid usage.\nLast error:\nDuplicate GPU detected")
+    monkeypatch.setattr(nccl, "nccl_version", lambda: (2, 28, 9))
+    assert NCCL.explain_init_failure(error) == (
+        "several ranks use one GPU, and NCCL 2.28.9 cannot share it (sharing needs 2.30): start one rank for each GPU"
+    )
+    assert NCCL.explain_init_failure(RuntimeError("first\nlast")) == "last"
+
+
+def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:
+    assert describe_exit(-signal.SIGABRT, BACKENDS["gloo"]) == "was killed by SIGABRT"
+    assert describe_exit(-signal.SIGKILL, NCCL) == "was killed by SIGKILL"
+    assert describe_exit(-signal.SIGABRT, NCCL).startswith("was ended by NCCL's watchdog (SIGABRT): an operation")
+
+
+def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(NCCL), "check", lambda self, local_ranks, joined=False: "")
+    for backend, level in (("gloo", "FATAL"), ("nccl", "ERROR")):
+        monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "to be restored")
+        monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+        EntryWorld(1, backend=backend)
+        assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
+
+
+def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(*words: Any) -> None:
+        asked.append(words)
+        raise OSError(errno.EINVAL, "Invalid argument")  # what gVisor says
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * len(os.sched_getaffinity(0))))
+    host.use_batch_scheduling()
+    host.keep_to_one_core()
+    assert len(asked) == 2
+
+
+def test_a_rank_that_gloo_waits_for_in_vain_is_named_in_words() -> None:
+    error = RuntimeError("wait timeout after 4000ms, keys: /attempt 0/group 1//cpu//0/2")
+    words = "rank 2 came to the meeting, but did not connect within 4 s"
+    assert BACKENDS["gloo"].explain_init_failure(error) == words

@@ -1,0 +1,123 @@
+"""Faults of whole runs, as processes of their own: Ctrl-C, SIGTERM, a killed parent or rank, many runs at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import is_first_epoch, session_ends, session_members
+
+Start = Callable[..., "subprocess.Popen[str]"]
+TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
+MEASURING = ("bench", "-n", "3", "-b", "1M", "-e", "1M", "--algorithm", "backend", "--iterations", "100000")
+"""Goes on for minutes, too, and starts in half the time: the optimizer of PyTorch imports its compiler."""
+
+
+def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
+    """The ranks of a run: what the fork server has forked, as soon as they are `count` and meet each other."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        members = [int(pid) for pid in session_members(process.pid)]
+        parents = {pid: parent_of(pid) for pid in members}
+        ranks = [pid for pid in members if parents[pid] != process.pid and parents[pid] in members]
+        if len(ranks) == count and all(listening([rank]) for rank in ranks):
+            return ranks
+        time.sleep(0.05)
+    raise AssertionError(f"no {count} ranks: {process.poll()}")
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """The local addresses on which these processes listen."""
+    sockets = {link for pid in pids for link in links(Path(f"/proc/{pid}/fd"))}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].split(":")[0])
+    return found
+
+
+def links(folder: Path) -> Iterator[str]:
+    """What the links in a folder point to, of those that are not deleted meanwhile."""
+    with contextlib.suppress(OSError):
+        for link in folder.iterdir():
+            with contextlib.suppress(OSError):
+                yield os.readlink(link)
+
+
+def first_epoch(process: subprocess.Popen[str]) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        if is_first_epoch(line):
+            return
+    raise AssertionError("it ended before its first epoch")
+
+
+@pytest.mark.parametrize("moment", [0.3, pytest.param(1.5, marks=pytest.mark.stress), "training"])
+def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: Path) -> None:
+    process = start_cli(*TRAINING, data_dir)
+    if isinstance(moment, float):
+        time.sleep(moment)
+    else:
+        first_epoch(process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1:] == ["playground: interrupted"]
+    assert "Traceback" not in err
+    assert session_ends(process.pid, within=5)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.stress), (signal.SIGKILL, -9)]
+)
+def test_the_death_of_the_parent_takes_all_along(number: int, code: int, start_cli: Start) -> None:
+    process = start_cli(*MEASURING)
+    wait_for_ranks(process, 3)
+    process.send_signal(number)
+    assert process.wait(timeout=10) == code
+    assert session_ends(process.pid, within=5)
+
+
+def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(start_cli: Start) -> None:
+    process = start_cli(*MEASURING)
+    ranks = wait_for_ranks(process, 3)
+    assert listening(map(int, session_members(process.pid))) == {"0100007F"}  # 127.0.0.1 as the kernel writes it
+    os.kill(ranks[1], signal.SIGKILL)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 1
+    assert err.splitlines()[-1].endswith(" of 3 was killed by SIGKILL")
+    assert session_ends(process.pid, within=5)
+
+
+def test_a_killed_fork_server_ends_the_run(start_cli: Start) -> None:
+    process = start_cli(*MEASURING)
+    os.kill(parent_of(wait_for_ranks(process, 3)[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "is out of reach: the fork server it came from was killed" in err
+    assert session_ends(process.pid, within=5)
+
+
+@pytest.mark.stress
+def test_twenty_at_once(start_cli: Start) -> None:
+    runs = [start_cli("hello", "-n", "2", "--json") for _ in range(20)]
+    for run in runs:
+        _, err = run.communicate(timeout=300)
+        assert (run.returncode, err) == (0, "")

@@ -1,0 +1,74 @@
+"""SIGTERM and SIGHUP in a world that somebody else started: a rank ends at once, wherever it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import by_hand, free_port, session_ends
+from programs import ForkedProgram
+
+Fork = Callable[..., ForkedProgram]
+ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port"]
+
+
+def wait_for_training(process: subprocess.Popen[str] | ForkedProgram) -> None:
+    """Return when the table has a row for the first epoch."""
+    assert process.stdout
+    for line in process.stdout:
+        if re.match(r"\s*(epoch)?\s*1\s", line):
+            return
+    raise AssertionError("it ended before its first epoch")
+
+
+def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: Fork) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # no store: the rank waits for its answer, inside torch
+        alone = fork_program("playground", "hello", **by_hand(1, 2, str(silent.getsockname()[1])))
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            alone.send_signal(signal.SIGHUP)
+            assert alone.communicate(timeout=10) == ("", "")
+    assert alone.returncode == 128 + signal.SIGHUP
+
+
+def test_a_rank_that_waits_in_gloo_can_be_ended(fork_program: Fork, data_dir: Path) -> None:
+    port = free_port()
+    second, first = (fork_program("playground", *ENDLESS, data_dir, **by_hand(rank, 2, port)) for rank in (1, 0))
+    wait_for_training(first)
+    second.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.stress
+def test_torchrun_ends_soon_when_a_rank_dies_and_names_it(data_dir: Path) -> None:
+    words = [*TORCHRUN, free_port(), "-m", "playground", *ENDLESS, str(data_dir)]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as torchrun:
+        wait_for_training(torchrun)
+        os.kill(find_rank(torchrun.pid, 1), signal.SIGKILL)
+        _, err = torchrun.communicate(timeout=15)  # it would kill ranks that stay after 30
+    assert torchrun.returncode == 1
+    cause = err[err.index("Root Cause") :]
+    assert "rank      : 1 (local_rank: 1)" in cause
+    assert "-9" in cause
+    assert session_ends(torchrun.pid, within=5)
+
+
+def find_rank(torchrun: int, rank: int) -> int:
+    for child in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"torchrun has started no rank {rank}")

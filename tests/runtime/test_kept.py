@@ -1,0 +1,146 @@
+"""Worlds that are kept: one process for several launches, and nothing to be noticed of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from playground import RankFailed, launch
+from playground.runtime import kept
+
+
+@pytest.fixture(autouse=True)
+def _worlds_are_kept() -> Iterator[None]:
+    wanted = kept.are_kept()
+    kept.end_worlds()
+    kept.keep_worlds()
+    yield
+    kept.end_worlds()
+    if wanted:
+        kept.keep_worlds()
+
+
+def pid(rank: int, size: int) -> int:
+    return os.getpid()
+
+
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 8))])
+def test_the_next_launch_runs_in_the_same_processes(size: int) -> None:
+    first = launch(pid, size)
+    assert launch(pid, size) == first
+    assert set(launch(pid, size, fresh=True)).isdisjoint(first)
+    assert launch(pid, size) == first
+
+
+def leave_a_message(rank: int, size: int) -> None:
+    if rank == 0:
+        dist.isend(torch.tensor([13.0]), 1)
+
+
+def pass_a_message(rank: int, size: int) -> float:
+    tensor = torch.tensor([42.0])
+    if rank == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor.zero_(), 0)
+    return tensor.item()
+
+
+def test_no_message_of_one_launch_is_received_in_the_next() -> None:
+    launch(leave_a_message, 2)
+    assert launch(pass_a_message, 2) == [42.0, 42.0]
+
+
+def draw(rank: int, size: int) -> float:
+    return torch.rand(1).item()
+
+
+def test_every_launch_draws_the_numbers_that_a_new_process_draws() -> None:
+    assert launch(draw, 2) == launch(draw, 2) == launch(draw, 2, fresh=True)
+
+
+def set_environment(rank: int, size: int) -> None:
+    os.environ["LEFT_BEHIND"] = "1"
+
+
+def set_dtype(rank: int, size: int) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def disable_gradients(rank: int, size: int) -> None:
+    torch.set_grad_enabled(False)
+
+
+def set_handler(rank: int, size: int) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def start_thread(rank: int, size: int) -> None:
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+
+def start_child(rank: int, size: int) -> None:
+    if rank == 0 and os.fork() == 0:
+        time.sleep(5)  # it is nobody's to end
+        os._exit(0)
+
+
+def change_folder(rank: int, size: int) -> None:
+    os.chdir("/")
+
+
+@pytest.mark.parametrize(
+    "fn", [set_environment, set_dtype, disable_gradients, set_handler, start_thread, change_folder, start_child]
+)
+def test_a_process_that_was_changed_is_not_kept(fn: Callable[[int, int], None]) -> None:
+    before = launch(pid, 2)
+    launch(fn, 2)
+    assert set(launch(pid, 2)).isdisjoint(before)
+
+
+def fail(rank: int, size: int) -> None:
+    raise ValueError("this rank has had enough")
+
+
+def test_a_world_that_failed_is_not_kept() -> None:
+    before = launch(pid, 2)
+    with pytest.raises(RankFailed, match="had enough"):
+        launch(fail, 2)
+    assert set(launch(pid, 2)).isdisjoint(before)
+
+
+def test_a_world_that_died_while_it_waited_is_replaced() -> None:
+    before = launch(pid, 2)
+    os.kill(before[1], signal.SIGKILL)
+    while is_alive(before[1]):
+        time.sleep(0.01)
+    assert set(launch(pid, 2)).isdisjoint(before)
+
+
+def test_worlds_end_when_they_are_to_end() -> None:
+    processes = [*launch(pid, 1), *launch(pid, 3)]
+    assert all(map(is_alive, processes))
+    kept.end_worlds()
+    assert not any(map(is_alive, processes))
+    assert launch(pid, 1) != launch(pid, 1)
+
+
+def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MAX_RANKS_KEPT", 4)
+    one, three = launch(pid, 1), launch(pid, 3)
+    assert launch(pid, 1) == one, "1 and 3 are 4"
+    two = launch(pid, 2)
+    assert launch(pid, 2) == two
+    assert not any(map(is_alive, three)), "3 had waited longest"
+    assert launch(pid, 1) == one
+
+
+def is_alive(process: int) -> bool:
+    return os.path.exists(f"/proc/{process}")

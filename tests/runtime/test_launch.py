@@ -1,0 +1,277 @@
+"""launch(): results in rank order, failures explained, nothing left behind. Real ranks on gloo."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import go_wrong
+
+import playground
+from playground.runtime import RankFailed, RankTimeout, UsageError, host, report
+from playground.runtime.host import cores
+from playground.training.net import Net
+
+launch = partial(playground.launch, fresh=True)
+"""Every test here is about the life of new processes."""
+
+
+def add_up(rank: int, size: int) -> float:
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4, 8))])
+def test_results_come_in_rank_order(size: int) -> None:
+    assert launch(add_up, size) == [sum(range(size))] * size
+
+
+def listening_addresses() -> list[str]:
+    """Local addresses, in the kernel's hexadecimal, of this process's listening TCP sockets."""
+    mine = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{entry}"))
+        except OSError:
+            continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                found.append(fields[1].split(":")[0])
+    return found
+
+
+def surroundings(rank: int, size: int) -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "policy": os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None,
+        "backend": dist.get_backend(),
+        "local_rank": dist.get_node_local_rank(),
+        "listening": listening_addresses(),
+    }
+
+
+def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() -> None:
+    results = launch(surroundings, 3)
+    assert [result["local_rank"] for result in results] == [0, 1, 2]
+    for result in results:
+        assert result["threads"] == max(1, cores() // 3)
+        assert result["backend"] == "gloo"
+        assert result["policy"] == getattr(os, "SCHED_BATCH", None)
+        assert result["listening"], "every rank of gloo listens somewhere"
+        assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
+
+
+def cores_to_train_on(rank: int, size: int) -> list[int]:
+    host.keep_to_one_core()
+    host.keep_to_one_core()  # a rank may train twice
+    return sorted(os.sched_getaffinity(0))
+
+
+def test_ranks_that_outnumber_the_cores_share_them_out() -> None:
+    bound = launch(cores_to_train_on, cores() * 2)
+    assert sorted(bound) == sorted([[core] for core in os.sched_getaffinity(0)] * 2)
+    for many in (1, cores() * 2 - 1):  # which cannot be shared out evenly
+        assert launch(cores_to_train_on, many) == [sorted(os.sched_getaffinity(0))] * many
+
+
+def page_faults(rank: int, size: int) -> float:
+    """How many there are in a step of training, once memory has grown to what it needs."""
+    model, images = Net().to(memory_format=torch.channels_last), torch.rand(64, 1, 28, 28)
+
+    def step() -> None:
+        model.zero_grad()
+        model(images).sum().backward()
+
+    for _ in range(20):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_ranks_use_freed_memory_again() -> None:
+    """The kernel would have to find and clear hundreds of pages in every step."""
+    assert max(launch(page_faults, 2)) < 20
+
+
+def test_without_tuning_ranks_run_as_the_system_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_TUNING", "0")
+    assert [result["policy"] for result in launch(surroundings, 2)] == [os.sched_getscheduler(0)] * 2
+
+
+@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:0", "file://{tmp_path}/meet here"])
+def test_ranks_meet_by_every_method(method: str, tmp_path: Path) -> None:
+    results = launch(surroundings, 2, init_method=method.format(tmp_path=tmp_path))
+    assert all(set(result["listening"]) <= {"0100007F"} for result in results)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raise", "failed: ValueError: this rank has had enough"),
+        ("exit", "failed: SystemExit: 3"),
+        ("vanish", "exited with code 7 without a result"),
+        ("kill", "was killed by SIGKILL"),
+        ("segfault", "was killed by SIGSEGV"),
+    ],
+)
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_the_rank_that_failed_is_named(how: str, reason: str, culprit: int) -> None:
+    pids: dict[int, int] = {}
+    started = time.monotonic()
+    with pytest.raises(RankFailed) as caught:
+        launch(go_wrong, 3, args=(how, culprit), on_report=lambda rank, event: pids.update({rank: event["pid"]}))
+    assert time.monotonic() - started < 5
+    assert str(caught.value).startswith(f"rank {culprit} of 3 {reason}")
+    assert str(caught.value).count("Traceback") == (1 if how in ("raise", "exit") else 0)
+    assert "go_wrong" in str(caught.value) or how not in ("raise", "exit")
+    assert all_gone(pids, expected=3)
+
+
+def all_gone(pids: dict[int, int], expected: int) -> bool:
+    assert len(pids) == expected
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@pytest.mark.parametrize("how", ["hang", "stop"])
+def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
+    pids: dict[int, int] = {}
+    with pytest.raises(RankTimeout) as caught:
+        launch(
+            go_wrong, 2, args=(how, 1), timeout=1,
+            on_report=lambda rank, event: pids.update({rank: event["pid"]}),
+        )  # fmt: skip
+    assert "no sign of life for 1 s from ranks 0, 1 of 2" in str(caught.value)
+    assert "dist.barrier()" in caught.value.stacks[0]
+    assert ("time.sleep(1000)" if how == "hang" else "no answer") in caught.value.stacks[1]
+    assert all_gone(pids, expected=2)
+
+
+def wait_in_vain(rank: int, size: int) -> None:
+    """Rank 0 waits, with a timeout of its own, for a rank that does not come."""
+    if rank == 1:
+        time.sleep(1000)
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
+    dist.barrier(group=group)
+
+
+def test_who_waits_in_vain_is_shown_with_who_kept_it_waiting() -> None:
+    with pytest.raises(RankFailed) as caught:
+        launch(wait_in_vain, 2, timeout=20)
+    assert caught.value.rank == 0
+    assert "rank 1 stands at" in str(caught.value)
+    assert "time.sleep(1000)" in str(caught.value)
+
+
+def slow_but_alive(rank: int, size: int) -> str:
+    for _ in range(6):
+        time.sleep(0.25)
+        report(still="here")
+    return "done"
+
+
+def test_a_rank_that_reports_is_not_hung() -> None:
+    assert launch(slow_but_alive, 2, timeout=1) == ["done", "done"]
+
+
+def test_what_a_listener_raises_is_not_taken_for_a_rank_s_failure() -> None:
+    def stdout_is_gone(rank: int, event: dict[str, Any]) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads any more"):
+        launch(slow_but_alive, 2, on_report=stdout_is_gone)
+
+
+def test_the_next_world_works_after_a_failure() -> None:
+    for how in ("raise", "kill"):
+        with pytest.raises(RankFailed):
+            launch(go_wrong, 2, args=(how, 1))
+        assert launch(add_up, 2) == [1, 1]
+
+
+def nothing_to_send(rank: int, size: int) -> Any:
+    return lambda: None
+
+
+def test_a_result_that_does_not_pickle_is_explained() -> None:
+    with pytest.raises(RankFailed, match="returned what cannot be sent to the launcher"):
+        launch(nothing_to_send, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "one host takes 1 to"),
+        ({"size": -1}, "one host takes 1 to"),
+        ({"size": 1_000_000}, "one host takes 1 to"),
+        ({"size": 2, "timeout": float("nan")}, "timeout"),
+        ({"size": 2, "timeout": -1.0}, "timeout"),
+        ({"size": 2, "backend": "smoke signals"}, "unknown"),
+        ({"size": 2, "args": (lambda: None,)}, "cannot be sent to another process"),
+        ({"size": 2, "init_method": "tcp://127.0.0.1"}, "tcp://HOST:PORT"),
+        ({"size": 2, "init_method": "mpi://"}, "use env://"),
+        ({"size": 2, "init_method": "tcp://192.0.2.1:29500"}, "loopback"),
+        ({"size": 2, "init_method": f"file://{__file__}"}, "is there already"),
+        ({"size": 2, "init_method": "file:///no/such/folder/file"}, "folder"),
+    ],
+)
+def test_the_impossible_is_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        launch(add_up, **arguments)
+
+
+def test_a_taken_port_is_explained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
+            launch(add_up, 2, init_method=f"tcp://127.0.0.1:{port}")
+
+
+def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        from playground import launch
+
+        def who(rank, size):
+            return rank
+
+        try:
+            print(launch(who, 2))
+        except Exception as error:
+            print(error)
+        """,
+    )
+    assert done.stdout.count("put its launch() under if __name__ == '__main__':") == 1
+    assert done.stderr == ""
+
+
+def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
+    text = "from playground import launch\ndef f(rank, size): pass\nlaunch(f, 2)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert "%%writefile" in done.stderr.splitlines()[-1]

@@ -1,0 +1,181 @@
+"""What ranks print arrives, whole lines, whatever becomes of the rank."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings, strategies as st
+
+from playground import RankFailed, RankTimeout, launch
+from playground.runtime.output import Output
+
+LINE = re.compile(r"rank (\d+) line (\d+) x{60}")
+
+
+def print_lines(rank: int, size: int, count: int, killed: int, hung: int) -> None:
+    for number in range(count):
+        print(f"rank {rank} line {number} " + "x" * 60)
+    dist.barrier()
+    if rank == killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == hung:
+        time.sleep(1000)
+    dist.barrier()
+
+
+def check_lines(text: str, ranks: int, count: int) -> None:
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        match = LINE.fullmatch(line)
+        assert match, f"torn: {line}"
+        assert int(match[2]) == found[match[1]], "out of order"
+        found[match[1]] += 1
+    assert found == {str(rank): count for rank in range(ranks)}
+
+
+def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 4 was killed by SIGKILL"):
+        launch(print_lines, 4, args=(500, 1, 2), timeout=30)
+    check_lines(capfd.readouterr().out, 4, 500)
+
+
+def test_lines_of_ranks_that_hang_arrive(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankTimeout):
+        launch(print_lines, 2, args=(20, -1, 1), timeout=1)
+    check_lines(capsys.readouterr().out, 2, 20)
+
+
+@pytest.mark.stress
+def test_eighty_thousand_lines_through_a_pipe(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        from playground import launch, RankFailed
+        from test_output import print_lines
+
+        if __name__ == "__main__":
+            try:
+                launch(print_lines, 8, args=(10_000, 3, 4), timeout=60)
+            except RankFailed as error:
+                raise SystemExit(str(error))
+        """)
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
+    assert done.returncode == 1
+    assert done.stderr == "rank 3 of 8 was killed by SIGKILL\n"
+    check_lines(done.stdout, 8, 10_000)
+
+
+def print_everywhere(rank: int, size: int) -> None:
+    print("to stdout", rank)
+    print("to stderr", rank, file=sys.stderr)
+    os.write(1, b"past Python\n")
+    print("without an end", end="")
+
+
+def test_each_stream_goes_to_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    launch(print_everywhere, 2)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["past Python"] * 2 + ["to stdout 0", "to stdout 1"] + ["without an end"] * 2
+    assert sorted(err.splitlines()) == ["to stderr 0", "to stderr 1"]
+
+
+def raise_after_printing(rank: int, size: int) -> None:
+    print("before the error")
+    raise ValueError("the error")
+
+
+def print_for_ever(rank: int, size: int) -> None:
+    if rank == 1:
+        raise ValueError("the error")
+    while True:
+        print("on and on")
+
+
+def close_stdout(rank: int, size: int) -> int:
+    print("before it closes")
+    sys.stdout.close()
+    return rank
+
+
+def test_what_was_printed_before_an_error_arrives(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankFailed, match="the error"):
+        launch(raise_after_printing, 1)
+    assert capsys.readouterr().out == "before the error\n"
+
+
+def test_a_rank_that_never_stops_printing_does_not_hold_up_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 2 failed: ValueError: the error"):
+        launch(print_for_ever, 2)
+    assert set(capsys.readouterr().out.splitlines()[:-1]) == {"on and on"}
+
+
+def test_a_rank_may_close_its_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(close_stdout, 1) == [0]
+    assert capsys.readouterr().out == "before it closes\n"
+
+
+@settings(deadline=None)
+@given(lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), cuts=st.data())
+def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObject) -> None:
+    written = io.StringIO()
+    ours, theirs = Pipe(duplex=False)
+    output = Output(0, "stdout", ours)
+    left = "".join(f"{line}\n" for line in lines).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", written)
+        while left:
+            size = cuts.draw(st.integers(1, len(left)))
+            os.write(theirs.fileno(), left[:size])
+            left = left[size:]
+            output.relay()
+            assert written.getvalue() == "" or written.getvalue().endswith("\n")
+        theirs.close()
+        output.relay_all()
+    output.close()
+    assert written.getvalue() == "".join(f"{line}\n" for line in lines)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        ({"TERM": "xterm"}, "\033[2m[rank 3] \033[0mone\n\033[2m[rank 3] \033[0mtwo\n"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "[rank 3] one\n[rank 3] two\n"),
+        ({"TERM": "dumb"}, "[rank 3] one\n[rank 3] two\n"),
+    ],
+)
+def test_on_a_terminal_each_line_says_which_rank(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], shown: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    Output(3, "stderr", Pipe(duplex=False)[0]).write(b"one\ntwo")
+    assert terminal.getvalue() == shown
+
+
+def test_a_stream_that_lacks_a_character_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stream)
+    Output(0, "stdout", Pipe(duplex=False)[0]).write("β per byte, é is not".encode())
+    assert stream.buffer.getvalue() == b"\\u03b2 per byte, \xe9 is not\n"

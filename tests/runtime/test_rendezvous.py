@@ -1,0 +1,76 @@
+"""Init methods and addresses: how they are read, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from playground.runtime import UsageError
+from playground.runtime.rendezvous import (
+    LOOPBACK_INTERFACE,
+    check_method,
+    interface_towards,
+    is_loopback,
+    parse_init_method,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        ("tcp://127.0.0.1:29500", ("tcp", "127.0.0.1", 29500, "")),
+        ("tcp://[::1]:29500", ("tcp", "::1", 29500, "")),
+        ("file:///tmp/meet", ("file", "", 0, "/tmp/meet")),
+    ],
+)
+def test_methods_are_taken_apart(method: str, parts: tuple[str, str, int, str]) -> None:
+    assert parse_init_method(method) == parts
+
+
+@pytest.mark.parametrize(
+    "method", ["tcp://host", "tcp://:1", "tcp://h:port", "file://", "file://host/x", "file:x", "mpi://"]
+)
+def test_other_methods_are_refused(method: str) -> None:
+    with pytest.raises(UsageError, match="--init-method"):
+        parse_init_method(method)
+
+
+@pytest.mark.parametrize("more", ["/", "/path", "?rank=0", "#0"])
+def test_nothing_follows_the_port(more: str) -> None:
+    with pytest.raises(UsageError, match=r"tcp://HOST:PORT|\? or #"):
+        parse_init_method(f"tcp://127.0.0.1:29500{more}")
+
+
+@pytest.mark.parametrize("method", ["tcp://me@127.0.0.1:29500", "file:///tmp/meet?rank=0"])
+def test_no_part_of_a_method_is_ignored(method: str) -> None:
+    with pytest.raises(UsageError, match="--init-method"):
+        parse_init_method(method)
+
+
+def test_a_file_that_can_be_created_is_not_left_behind(tmp_path: Path) -> None:
+    check_method(f"file://{tmp_path}/meet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["/proc/meet", "{tmp_path}/no/folder", "{tmp_path}/" + 300 * "m", "{tmp_path}"])
+def test_a_file_that_cannot_be_created_is_refused(file: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be created|there already"):
+        check_method(f"file://{file.format(tmp_path=tmp_path)}")
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("localhost", True), ("127.0.0.2", True), ("::1", True), ("10.0.0.7", False), ("node7", False)],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its interfaces")
+def test_the_interface_towards_a_host() -> None:
+    assert interface_towards("127.0.0.1") == LOOPBACK_INTERFACE
+    assert LOOPBACK_INTERFACE in os.listdir("/sys/class/net")
+    assert interface_towards("no such host") is None

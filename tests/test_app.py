@@ -1,0 +1,216 @@
+"""The command line: what it prints, its JSON, and what bad input gets. In this process, with real ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from playground.app import cli
+from playground.console.lesson import Lesson
+from playground.lessons import LESSONS, PATH
+from playground.runtime.host import threads_per_rank
+
+Run = Callable[..., Any]
+
+
+def test_alone_it_shows_the_path(run_cli: Run) -> None:
+    shown = run_cli()
+    assert shown.code == 0
+    positions = [shown.out.index(f"{lesson.name} ") for lesson in PATH]
+    assert positions == sorted(positions)
+    assert "Start with: python -m playground hello" in shown.out
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_help_says_what_the_lesson_teaches(lesson: str, run_cli: Run) -> None:
+    shown = run_cli(lesson, "--help")
+    assert shown.code == 0
+    for option in ("--world-size", "--backend", "--timeout", "--seed", "--json"):
+        assert option in shown.out
+
+
+def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
+    shown = run_cli("p2p")
+    lines = shown.out.splitlines()
+    assert lines[0] == f"p2p: gloo on cpu, 2 ranks x {threads_per_rank(2)} thread{'s' * (threads_per_rank(2) > 1)}"
+    assert "Rank 0 has data 1.0" in lines
+    assert "Rank 1 has data 1.0" in lines
+    assert any(line.startswith("Shown: ") for line in lines[-2:])
+    assert (shown.code, shown.err) == (0, "")
+
+
+def test_only_picks_steps_in_the_lesson_s_order(run_cli: Run) -> None:
+    shown = json.loads(run_cli("collectives", "--only", "all_reduce", "--only", "scatter", "-n", 3, "--json").out)
+    assert [step["name"] for step in shown["steps"]] == ["scatter", "all_reduce"]
+    assert shown["steps"][1]["ranks"] == [{"before": rank + 1.0, "after": 6.0} for rank in range(3)]
+
+
+@pytest.mark.parametrize("lesson", ["hello", "p2p", "collectives"])
+def test_json_is_one_document(lesson: str, run_cli: Run) -> None:
+    shown = run_cli(lesson, "--json", "-n", 2)
+    document = json.loads(shown.out)
+    assert document.keys() == {"lesson", "backend", "device", "world_size", "seconds", "steps"}
+    assert (document["lesson"], document["backend"], document["device"], document["world_size"]) == (
+        lesson,
+        "gloo",
+        "cpu",
+        2,
+    )
+    assert [step["name"] for step in document["steps"]] == list(LESSONS[lesson].steps)
+    assert all(len(step["ranks"]) == 2 for step in document["steps"])
+    assert 0 < document["seconds"] < 60
+
+
+@pytest.mark.parametrize("words", [("sgd", "--sync", "per-parameter"), ("sgd",), ("ddp",)])
+def test_training_as_json(words: tuple[str, ...], run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli(
+        *words, "-n", 3, "--epochs", 2, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir, "--json"
+    )
+    document = json.loads(shown.out)
+    assert document["dataset"].items() >= {"name": "digits", "train": 300, "test": 200}.items()
+    assert document["replicas_max_difference"] == 0.0
+    assert [epoch["epoch"] for epoch in document["epochs"]] == [1, 2]
+    for epoch in document["epochs"]:
+        assert len(epoch["loss_per_rank"]) == 3
+        assert 0 <= epoch["test_accuracy"] <= 1
+        assert epoch["test_accuracy"] * 200 == pytest.approx(round(epoch["test_accuracy"] * 200))
+        assert epoch["samples_per_second"] * epoch["seconds"] == pytest.approx(300)
+    assert document["best"]["test_accuracy"] == max(epoch["test_accuracy"] for epoch in document["epochs"])
+
+
+def test_training_as_text(run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli("sgd", "--epochs", 2, "--limit", 64, "--dataset", "digits", "--data-dir", data_dir)
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("sgd: gloo on cpu, 2 ranks x ")
+    assert lines[1] == "data: digits (64 + 200 images; as asked)"
+    head = next(number for number, line in enumerate(lines) if line.startswith("  epoch"))
+    assert [line.split()[0] for line in lines[head + 1 : head + 3]] == ["1", "2"]
+    assert " ".join(shown.out.split()).endswith("all replicas are bit-identical (largest difference 0.0).")
+    assert shown.err == ""
+
+
+def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli(
+        "sgd", "--lr", 1e30, "--epochs", 1, "--limit", 256, "--dataset", "digits", "--data-dir", data_dir, "--json"
+    )
+    assert "training diverged" in shown.err
+    document = json.loads(shown.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert document["epochs"][0]["loss"] is None
+    assert document["replicas_max_difference"] == 0.0
+    assert shown.code == 0
+
+
+@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
+def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
+    commands = re.findall(r"^    (python -m playground .*)$", lesson.texts[""], re.MULTILINE)
+    shown = [line.strip() for line in run_cli(lesson.name, "--help").out.splitlines()]
+    assert commands == [line for line in shown if line.startswith("python -m playground")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("hello", "-n", "0"),
+        ("hello", "-n", "-1"),
+        ("hello", "-n", "x"),
+        ("hello", "-n", "1000000"),
+        ("p2p", "-n", "1"),
+        ("hello", "--backend", "mpi"),
+        ("hello", "--timeout", "-1"),
+        ("hello", "--timeout", "0"),
+        ("hello", "--timeout", "nan"),
+        ("hello", "--timeout", "inf"),
+        ("hello", "--seed", "-1"),
+        ("hello", "--init-method", "mpi://"),
+        ("collectives", "--only", "teleport"),
+        ("juggle",),
+        ("--juggle",),
+        ("sgd", "--dataset", "cifar"),
+        ("sgd", "--batch-size", "3", "-n", "4"),
+        ("sgd", "--batch-size", "0"),
+        ("sgd", "--epochs", "0"),
+        *[
+            ("sgd", option, value)
+            for option in ("--lr", "--momentum", "--timeout")
+            for value in ("-1", "nan", "inf", "x")
+        ],
+        ("ddp", "--sync", "flat"),
+        ("sgd", "--sync", "telepathy"),
+        ("sgd", "--bucket-cap-mb", "0"),
+        ("sgd", "--bucket-cap-mb", "nan"),
+        ("sgd", "--sync", "parameters", "--every", "0"),
+        ("sgd", "--sync", "flat", "--every", "2"),
+        ("sgd", "--accumulate", "0"),
+        ("sgd", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
+        ("sgd", "--loader", "by-hand"),
+        ("sgd", "--dataset", "digits", "--data-dir", __file__),
+        ("sgd", "--dataset", "digits", "--data-dir", "/proc/nowhere"),
+        ("sgd", "--dataset", "mnist", "--data-dir", "{tmp_path}", "--mirror", "{tmp_path}/nothing"),
+        ("sgd", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
+        ("sgd", "--limit", "0"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_gets_one_line_and_exit_code_2(
+    words: tuple[str, ...], run_cli: Run, tmp_path: Path, data_dir: Path
+) -> None:
+    shown = run_cli(*(word.format(tmp_path=tmp_path, data_dir=data_dir) for word in words))
+    said = [line for line in shown.err.splitlines() if line != "looking for MNIST"]
+    assert (shown.code, shown.out, len(said)) == (2, "", 1), shown
+    assert said[0].startswith("playground: ")
+
+
+def test_nccl_without_a_gpu_names_the_way_out(run_cli: Run) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    shown = run_cli("hello", "--backend", "nccl")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == "playground: backend nccl needs a GPU and this machine shows none: use --backend gloo\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "message"),
+    [
+        ({"RANK": "0"}, (), "set without WORLD_SIZE"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, (), "RANK=2 is outside"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, ("-n", "3"), "leave -n out"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, (), "at least 2 ranks"),
+    ],
+)
+def test_a_world_that_contradicts_itself_is_refused(
+    environ: dict[str, str], words: tuple[str, ...], message: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    shown = run_cli("p2p", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_hang_ends_with_exit_code_1_and_the_stacks(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = run_cli("p2p", "--timeout", "0.001")
+    assert shown.code == 1
+    assert "no sign of life for 0.001 s" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["collectives", "--only", "all_g"], "all_gather"),
+        (["p2"], "p2p"),
+        (["sgd", "--syn"], "--sync"),
+        (["ddp", "--comm-hook", "fp16,po"], "fp16,powersgd"),
+    ],
+)
+def test_shell_completion(typed: list[str], offered: str) -> None:
+    completions = ShellComplete(cli, {}, "playground", "_PLAYGROUND_COMPLETE").get_completions(typed[:-1], typed[-1])
+    assert offered in [item.value for item in completions]

@@ -1,0 +1,120 @@
+"""The command line in odd surroundings: closed, full and unread streams, small limits, folders that are not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIGPIPE_CODE = 128 + signal.SIGPIPE
+COMMAND = f"{sys.executable} -m playground"
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+
+
+def shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash; the code of its first command that fails."""
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+@pytest.mark.parametrize("words", ["", "--help", "hello -n 2"])
+def test_output_that_nobody_reads_is_no_error(words: str) -> None:
+    unread = shell(f"{COMMAND} {words} | true")
+    assert unread.returncode in (0, SIGPIPE_CODE)
+    assert unread.stderr == ""
+
+
+@FULL
+@pytest.mark.parametrize("words", ["", "hello -n 2"])
+def test_output_that_does_not_fit_is_one_line(words: str) -> None:
+    full = shell(f"{COMMAND} {words} > /dev/full")
+    assert full.returncode == 1
+    assert full.stderr == "playground: cannot write to standard output (No space left on device)\n"
+
+
+@FULL
+def test_an_error_keeps_its_exit_code_where_nobody_can_be_told() -> None:
+    for stderr in ("/dev/full", "&-"):
+        assert shell(f"{COMMAND} nosuch 2> {stderr}").returncode == 2
+
+
+def test_standard_streams_may_be_closed_and_a_temporary_folder_have_a_long_name(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 120)  # a socket in there could have no name: 108 bytes are the most
+    deep.mkdir()
+    closed = shell(f"{COMMAND} hello -n 2 <&- >&- 2>&-", env={**os.environ, "TMPDIR": str(deep)})
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+    assert os.listdir(deep) == []
+
+
+def test_neither_a_working_folder_nor_a_temporary_one_nor_many_open_files_are_needed(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
+    done = shell(f"rmdir {gone}; ulimit -n 40; {COMMAND} hello -n 2", cwd=gone, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "heard_from, on every rank: [0, 1]" in done.stdout
+
+
+@pytest.mark.parametrize("limit", [10, 63])
+def test_too_few_open_files_are_said_before_anything_starts(limit: int) -> None:
+    limited = shell(f"ulimit -n {limit}; {COMMAND} hello -n 8")
+    assert limited.returncode == 2
+    assert limited.stderr == (
+        f"playground: a world of 8 ranks needs 64 open files, and the limit here is {limit}: "
+        f"raise it (ulimit -n 64) or take fewer ranks\n"
+    )
+
+
+@pytest.mark.stress
+def test_no_more_open_files_are_asked_for_than_do() -> None:
+    limited = shell(f"ulimit -n 40; {COMMAND} collectives -n 2")
+    assert (limited.returncode, limited.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not hold to that limit")
+def test_too_little_memory_for_torch_is_one_line() -> None:
+    limited = shell(f"ulimit -v 600000; {COMMAND} hello -n 2")
+    assert limited.returncode == 1
+    assert limited.stderr.startswith("playground: the fork server, which ranks come from, ")
+    assert limited.stderr.count("\n") == 1
+    assert "ulimit -v" in limited.stderr
+
+
+SCRIPT = """
+from playground import launch
+def mine(rank, size):
+    return rank
+if __name__ == "__main__":
+    print(launch({fn}, 2))
+"""
+
+
+def test_a_script_on_standard_input_cannot_send_its_own_functions() -> None:
+    script = SCRIPT.format(fn="mine")
+    refused = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert "UsageError: mine was defined in a notebook, at a prompt or in a script on standard input" in last
+
+
+def test_a_script_on_standard_input_can_send_what_it_imports() -> None:
+    script = SCRIPT.format(fn="max")
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
+
+
+def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path: Path) -> None:
+    work, scripts = tmp_path / "work", tmp_path / "scripts"
+    work.mkdir()
+    scripts.mkdir()
+    for name in ("playground.py", "queue.py"):
+        (work / name).write_text("raise SystemExit('not this one')")
+    (scripts / "mine.py").write_text(SCRIPT.format(fn="mine"))
+    done = subprocess.run([sys.executable, scripts / "mine.py"], cwd=work, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[0, 1]\n", "")

@@ -1,0 +1,430 @@
+"""The benchmark: its figures are what it says they are, it finds what is wrong, and it can be interrupted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from playground.algorithms import ALGORITHMS, OURS, load_algorithm
+from playground.measurement.environment import Environment
+from playground.runtime import UsageError, launch
+from playground.runtime.errors import RankFailed
+from playground.runtime.remote import Remote
+from playground.tools.bench import benchmark, command, workload
+from playground.tools.bench.collectives import COLLECTIVES
+from playground.tools.bench.csv_file import CsvFile
+from playground.tools.bench.report import ReportPrinter
+from playground.tools.bench.results import BenchStart, Row, SizeResult
+from playground.tools.bench.settings import DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
+
+Run = Callable[..., Any]
+Start = Callable[..., "subprocess.Popen[str]"]
+QUICK = ("--iterations", 2, "--warmup", 0, "-f", 64)
+SETTINGS = BenchSettings(algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1)
+
+
+def forgetful_all_reduce(tensor: torch.Tensor, op: Any) -> None:
+    """An all-reduce that leaves the last element as it was."""
+    last = tensor[-1].clone()
+    dist.all_reduce(tensor, op=op)
+    tensor[-1] = last
+
+
+def forgetful_all_gather(output: torch.Tensor, input: torch.Tensor) -> None:
+    """An all-gather that leaves the last element as it was."""
+    last = output[-1].clone()
+    dist.all_gather_into_tensor(output, input)
+    output[-1] = last
+
+
+def shifted_reduce_scatter(output: torch.Tensor, input: torch.Tensor, op: Any) -> None:
+    """A reduce-scatter in which each rank gets what is its neighbour's."""
+    dist.reduce_scatter_tensor(output, input.roll(output.numel()), op=op)
+
+
+WRONG: dict[str, Any] = {
+    "all_reduce": forgetful_all_reduce,
+    "all_gather": forgetful_all_gather,
+    "reduce_scatter": shifted_reduce_scatter,
+}
+
+
+def wrong_ring(collective: str, name: str) -> Any:
+    """Instead of `load_algorithm`: what it loads, but a broken ring."""
+    return WRONG[collective] if name == "ring" else load_algorithm(collective, name)
+
+
+def run_with_a_wrong_ring(rank: int, size: int, settings: BenchSettings) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workload, "load_algorithm", wrong_ring)
+        benchmark.run(rank, size, settings)
+
+
+WRONG_RING = Remote("test_bench", "run_with_a_wrong_ring")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (2, ("--collective", "all", "-b", "48K", "-e", "48K")),
+        (3, ("--collective", "all", "--algorithm", "all", "-b", 16, "-e", "1K")),
+        (2, ("--dtype", "bfloat16", "--op", "avg", "--algorithm", "ring,auto", "-b", "64K", "-e", "64K")),
+        (3, ("--dtype", "int8", "--op", "prod", "--algorithm", "all", "-b", 64, "-e", 64)),
+        # Not reduce_scatter: that of torch 2.6's gloo always adds, as this very column says there.
+        (3, ("--dtype", "uint8", "--op", "bxor", "--collective", "all_reduce,reduce", "-b", 64, "-e", 64)),
+    ],
+    ids=str,
+)
+def test_everything_is_right_and_figures_are_as_defined(size: int, words: tuple[Any, ...], run_cli: Run) -> None:
+    shown = run_cli("bench", "-n", size, *QUICK, *words, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert document["complete"]
+    assert document["rows"]
+    for row in document["rows"]:
+        spec = COLLECTIVES[row["collective"]]
+        element = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1}[row["type"]]
+        assert row["wrong"] == 0
+        assert row["size"] == row["count"] * element * (1 if spec.in_place else size)
+        assert row["redop"] == (document["settings"]["op"] if spec.reduces else "none")
+        assert row["root"] == spec.root
+        assert len(row["times_us"]) == row["trials"] == 2
+        assert len(row["rank_us"]) == size
+        assert 0 <= row["slowest_rank"] < size
+        assert row["slowest_percent"] in (50, 100)
+        assert row["time_us"] == row["p50_us"] == pytest.approx(statistics.median(row["times_us"]))
+        assert row["p50_us"] <= row["p95_us"] <= row["p99_us"] <= max(row["times_us"])
+        assert row["algbw"] == pytest.approx(row["size"] / row["time_us"] / 1000)
+        assert row["busbw"] == pytest.approx(row["algbw"] * spec.factor(size))
+
+
+def test_factors_are_those_of_nccl_tests() -> None:
+    assert [COLLECTIVES["all_reduce"].factor(size) for size in (1, 2, 4)] == [0, 1, 1.5]
+    assert [COLLECTIVES["broadcast"].factor(size) for size in (2, 4)] == [1, 1]
+    assert [COLLECTIVES["all_gather"].factor(size) for size in (2, 4)] == [0.5, 0.75]
+
+
+def test_all_means_every_algorithm_that_a_collective_has(run_cli: Run) -> None:
+    shown = run_cli("bench", *QUICK, "--collective", "all", "--algorithm", "all", "-b", 64, "-e", 64, "--json")
+    found: dict[str, list[str]] = {}
+    for row in json.loads(shown.out)["rows"]:
+        found.setdefault(row["collective"], []).append(row["algorithm"])
+    assert found == {collective: list(available_algorithms(collective)) for collective in COLLECTIVES}
+    assert found["all_reduce"] == ["backend", *ALGORITHMS]
+    assert {collective for collective, names in found.items() if len(names) > 1} == set(OURS)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_what_is_measured_by_default(collective: str) -> None:
+    settings = BenchSettings(collectives=(collective,), sizes=(64,))
+    assert settings.algorithms_of(collective) == (("backend", "auto") if collective == "all_reduce" else ("backend",))
+
+
+def test_our_defaults_are_algorithms_of_ours() -> None:
+    for collective, names in DEFAULT_ALGORITHMS.items():
+        assert set(names) <= set(available_algorithms(collective))
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "avg"])
+def test_our_reduce_scatter_and_all_gather_are_right(op: str, run_cli: Run) -> None:
+    words = ("--collective", "reduce_scatter,all_gather", "--algorithm", "ring", "--op", op, "-b", 60, "-e", "64K")
+    document = json.loads(run_cli("bench", "-n", 3, *QUICK, *words, "--json").out)
+    assert [(row["collective"], row["algorithm"], row["wrong"]) for row in document["rows"][::2]] == [
+        ("all_gather", "ring", 0), ("reduce_scatter", "ring", 0),
+    ]  # fmt: skip
+    assert [row["wrong"] for row in document["rows"]] == [0] * 4
+    assert document["settings"]["algorithms"] == ["ring"]
+
+
+def test_a_wrong_algorithm_is_found() -> None:
+    assert count_wrong(SETTINGS) == {"backend": 0, "ring": 2}
+
+
+def test_a_wrong_all_gather_or_reduce_scatter_of_ours_is_found() -> None:
+    assert count_wrong(replace(SETTINGS, collectives=("all_gather",))) == {"backend": 0, "ring": 2}
+    wrong = count_wrong(replace(SETTINGS, collectives=("reduce_scatter",)))
+    assert wrong["backend"] == 0
+    assert 0 < wrong["ring"] <= 16
+
+
+def count_wrong(settings: BenchSettings) -> dict[str, int]:
+    """Wrong elements by algorithm, where our ring is broken."""
+    measured = last_report(run_with_a_wrong_ring, settings)["measured"]
+    return {row.algorithm: row.wrong for row in measured.rows}
+
+
+def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> None:
+    events = reports(benchmark.run, replace(SETTINGS, sizes=(64, 128), iterations=2, limit=True))
+    [start] = [event["start"] for event in events if "start" in event]
+    assert isinstance(start, BenchStart)
+    assert isinstance(start.environment, Environment)
+    assert start.environment.cores >= 1
+    sizes = [event["measured"] for event in events if "measured" in event]
+    assert [type(size) for size in sizes] == [SizeResult] * 4
+    assert [size.wire.size for size in sizes] == [64, 128] * 2
+    assert [size.complete for size in sizes] == [False, False, True, True]
+    assert [row.trials for size in sizes for row in size.rows] == [1, 1, 1, 1, 2, 2, 2, 2]
+    steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
+    assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
+    assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)
+
+
+def test_results_are_read_without_importing_torch(torch_is_imported: Callable[..., list[str]]) -> None:
+    assert not torch_is_imported("playground.tools.bench.command", "playground.tools.bench.results")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"collectives": ("barrier",)}, "collective 'barrier' is unknown"),
+        ({"algorithms": ("rung",)}, "algorithm 'rung' is unknown"),
+        ({"dtype": "float8"}, "dtype 'float8' is unknown"),
+        ({"op": "mean"}, "op 'mean' is unknown"),
+        ({"sizes": ()}, "give at least one"),
+        ({"sizes": (128, 64)}, "from small to large"),
+        ({"sizes": (6,)}, "not a multiple of 4"),
+        ({"sizes": (4, 6)}, "size 6 is not a multiple of 4"),
+        ({"iterations": 0}, "0 iterations"),
+        ({"iterations": 10**9}, "0 to 100,000 are possible"),
+        ({"collectives": ("broadcast",), "algorithms": (), "op": "max"}, "--op max has no effect"),
+        ({"warmup": -1}, "-1 warm-up calls"),
+        ({"collectives": ("gather",)}, "--algorithm ring for gather: ours are algorithms for all_reduce"),
+    ],
+    ids=str,
+)
+def test_settings_check_themselves(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        replace(SETTINGS, **values)
+
+
+def test_wrong_results_make_exit_code_1(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "RUN", WRONG_RING)
+    shown = run_cli("bench", *QUICK, "-b", 64, "-e", 64, "--algorithm", "ring")
+    assert shown.code == 1
+    assert shown.err == "playground: 2 elements of the results are wrong: see the column #wrong\n"
+
+
+def refuse(tensor: torch.Tensor, src: int) -> None:
+    dist.all_reduce(tensor, op=dist.ReduceOp.BAND)  # which gloo does not have for floating point
+
+
+def run_with_a_backend_that_refuses(rank: int, size: int, settings: BenchSettings) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "broadcast", refuse)
+        benchmark.run(rank, size, settings)
+
+
+def test_what_the_backend_refuses_is_impossible() -> None:
+    settings = BenchSettings(collectives=("broadcast",), sizes=(64,))
+    with pytest.raises(UsageError, match=r"gloo cannot do broadcast of float32 by backend \(Cannot use ReduceOp.BAND"):
+        reports(run_with_a_backend_that_refuses, settings)
+
+
+def run_with_different_settings(rank: int, size: int, *settings: BenchSettings) -> None:
+    benchmark.run(rank, size, settings[rank])
+
+
+def test_ranks_that_were_asked_for_different_things_say_so() -> None:
+    with pytest.raises(UsageError, match=r"sizes is .* on rank 0 and .* on rank 1"):
+        reports(run_with_different_settings, SETTINGS, replace(SETTINGS, sizes=(128,)))
+
+
+def reports(fn: Callable[..., None], *settings: BenchSettings) -> list[dict[str, Any]]:
+    """What rank 0 of two reported."""
+    events: list[dict[str, Any]] = []
+    launch(fn, 2, args=settings, on_report=lambda rank, event: events.append(event) if rank == 0 else None)
+    return events
+
+
+def last_report(fn: Callable[..., None], *settings: BenchSettings) -> dict[str, Any]:
+    return reports(fn, *settings)[-1]
+
+
+def test_text_csv_and_plot(run_cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ("--limit", "--csv", tmp_path / "rows.csv", "--plot", tmp_path / "plot.svg")
+    shown = run_cli("bench", *QUICK, "-b", 64, "-e", "4K", *words)
+    assert (shown.code, shown.err) == (0, "")
+    assert (tmp_path / "plot.svg").read_text().rstrip().endswith("</svg>")
+    lines = shown.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("bench: gloo on cpu, 2 ranks")
+    assert "all_reduce: sum of float32" in lines
+    [units] = [line for line in lines if line.startswith("  algorithm")]
+    assert units.split() == ["algorithm", "(B)", "(us)", "(GB/s)", "#wrong", "(rank:", "%)", "(%)"]
+    rows = [line.split() for line in lines[lines.index(units) + 1 :][:4]]
+    assert [row[:2] for row in rows] == [[name, size] for size in ("64", "4096") for name in ("backend", "auto")]
+    assert lines[-2].startswith("Average busbw (GB/s), all_reduce: backend ")
+    assert lines[-1] == "Measured: all_reduce from 64 B to 4 KiB; of all results, every element is right."
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        saved = list(csv.DictReader(file))
+    assert [(row["algorithm"], row["size"], row["wrong"]) for row in saved[:2]] == [
+        (algorithm, "64", "0") for algorithm in ("backend", "auto")
+    ]
+    assert all(float(row["limit_percent"]) > 0 for row in saved)
+    assert all(0 <= int(row["slowest_rank"]) < 2 for row in saved)
+
+
+def test_json_with_the_limit(run_cli: Run) -> None:
+    document = json.loads(run_cli("bench", "-n", 3, *QUICK, "-b", 64, "-e", "4K", "--limit", "--json").out)
+    assert document["limit"]["what"].startswith("TCP on loopback")
+    wire = {row["size"]: row["busbw"] for row in document["limit"]["rows"]}
+    assert wire.keys() == {64, 4096}
+    for row in document["rows"]:
+        assert row["limit_percent"] == pytest.approx(100 * row["busbw"] / wire[row["size"]])
+    of_auto = [row["busbw"] for row in document["rows"] if row["algorithm"] == "auto"]
+    assert document["average_busbw"]["all_reduce"]["auto"] == pytest.approx(statistics.mean(of_auto))
+    assert document["environment"].keys() >= {"hardware", "cores", "os", "python", "torch", "nccl"}
+    assert (document["lesson"], document["world_size"], document["steps"]) == ("bench", 3, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--algorithm", "rung"), "'rung' is none of"),
+        (("--collective", "barrier"), "'barrier' is none of"),
+        (("--collective", ""), "'' is none of"),
+        (("--dtype", "float8"), "float8"),
+        (("--op", "mean"), "mean"),
+        (("--op", "band"), "BAND is defined for integers"),
+        (("--op", "avg", "--dtype", "int32", "--algorithm", "backend"), "AVG is defined for floating point"),
+        (("--collective", "broadcast", "--algorithm", "ring"), "--algorithm ring for broadcast"),
+        (("--collective", "all", "--algorithm", "ring"), "--algorithm ring for broadcast"),
+        (("--collective", "all_gather", "--algorithm", "auto"), "--algorithm auto for all_gather"),
+        (("-b", "2K", "-e", "1K"), "--begin 2K is beyond --end 1K"),
+        (("-b", "6"), "not a multiple of 4"),
+        (("-b", "4", "--collective", "all_gather"), "at least 8 bytes"),
+        (("-b", "0"), "is no size"),
+        (("-e", "1.5M"), "is no size"),
+        (("-f", "1"), "--factor"),
+        (("--iterations", "0"), "--iterations"),
+        (("--warmup", "-1"), "--warmup"),
+        (("-e", "900000G"), "bytes of memory"),
+        (("--limit", "-n", "1"), "a wire has two ends"),
+        (("--plot", "plot.pdf"), ".svg or .png"),
+        (("--plot", "/nowhere/plot.svg"), "no such folder"),
+        (("--csv", "/nowhere/rows.csv"), "no such folder"),
+        (("--csv", "/", *QUICK, "-e", "1K"), "cannot be written"),
+        (("--diff", __file__, __file__), "not a result"),
+        (("--csv", "/dev/full", *QUICK, "-e", "1K"), "No space left"),
+        (("--plot", "plot.svg", "-n", "1"), "all_reduce moves nothing"),
+        (("--iterations", "1000000000"), "--iterations"),
+        (("--collective", "all_gather", "--op", "max"), "--op max has no effect"),
+        (("--diff", "/nowhere.json", __file__), "No such file"),
+        (("--diff", "a", "b", "-n", "2"), "-n has no effect with --diff"),
+        (("--diff", "a", "b", "--csv", "rows.csv"), "--csv has no effect with --diff"),
+        (("--seed", "1234", "--diff", "a", "b"), "--seed has no effect with --diff"),
+    ],
+    ids=str,
+)
+def test_bad_input_gets_one_line_and_exit_code_2(words: tuple[Any, ...], message: str, run_cli: Run) -> None:
+    shown = run_cli("bench", *words)
+    assert (shown.code, shown.err.count("\n")) == (2, 1), shown
+    assert message in shown.err
+
+
+def test_without_matplotlib_it_says_how_to_get_it(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    shown = run_cli("bench", "--plot", "plot.svg")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == "playground: --plot needs matplotlib: pip install 'playground[plot]'\n"
+
+
+@pytest.mark.stress
+def test_ctrl_c_prints_what_there_is(start_cli: Start) -> None:
+    process = start_cli("bench", "-b", 32, "-e", "32M", "-f", 32, "--iterations", 2, "--warmup", 0)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("  backend"):
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, err.strip()) == (130, "playground: interrupted")
+    last = " ".join(out.split("Measured")[1].split())
+    assert last == "in part: all_reduce from 32 B to 32 MiB, 1 or more of 2 trials per row."
+
+
+ENDS: list[tuple[BaseException, int, str]] = [
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (SystemExit(143), 143, "ended by SIGTERM"),
+    (RankFailed(1, 2, "was killed by SIGKILL"), 1, "rank 1 of 2 was killed by SIGKILL"),
+]
+
+
+class EndedPrinter(ReportPrinter):
+    """Something ends the run when each of the two sizes has the first of its two trials."""
+
+    error: BaseException
+
+    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
+        super().__call__(rank, event)
+        if len(self.measured) == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize(("error", "code", "message"), ENDS, ids=lambda value: type(value).__name__)
+def test_whatever_ends_a_run_what_was_measured_is_shown(
+    error: BaseException, code: int, message: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "ReportPrinter", EndedPrinter)
+    monkeypatch.setattr(EndedPrinter, "error", error, raising=False)
+    words = ("bench", *QUICK, "-b", 64, "-e", "4K", "--csv", tmp_path / "rows.csv")
+    shown = run_cli(*words, "--json")
+    document = json.loads(shown.out)
+    assert (shown.code, document["complete"], document["error"]) == (code, False, message)
+    assert [(row["size"], row["algorithm"], row["trials"]) for row in document["rows"]] == [
+        (size, algorithm, 1) for size in (64, 4096) for algorithm in ("backend", "auto")
+    ]
+    assert document["average_busbw"]["all_reduce"].keys() == {"backend", "auto"}
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 5
+    shown = run_cli(*words)
+    assert shown.code == code
+    lines = shown.out.splitlines()
+    assert [line.split()[:2] for line in lines[-7:-3]] == [
+        [algorithm, size] for size in ("64", "4096") for algorithm in ("backend", "auto")
+    ]
+    assert lines[-1] == "Measured in part: all_reduce from 64 B to 4 KiB, 1 or more of 2 trials per row."
+
+
+def test_a_figure_of_an_interrupted_run_is_drawn(run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(command, "ReportPrinter", EndedPrinter)
+    monkeypatch.setattr(EndedPrinter, "error", KeyboardInterrupt(), raising=False)
+    assert run_cli("bench", *QUICK, "-b", 64, "-e", "4K", "--plot", tmp_path / "plot.png").code == 130
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_disk_that_fills_up_costs_the_file_but_not_the_rows(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fill_disk_and_update(self: CsvFile, rows: Sequence[Row]) -> None:
+        self.path = Path("/dev/full")
+        update(self, rows)
+
+    update = CsvFile.update
+    monkeypatch.setattr(CsvFile, "update", fill_disk_and_update)
+    shown = run_cli("bench", *QUICK, "-b", 64, "-e", 64, "--json", "--csv", tmp_path / "rows.csv")
+    assert shown.code == 1
+    assert len(json.loads(shown.out)["rows"]) == 2
+    assert shown.err == "playground: --csv /dev/full lacks rows (No space left on device): they are printed above\n"
+
+
+def test_a_refused_run_leaves_files_as_they_are(run_cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("of an earlier run")
+    words = ("--csv", tmp_path / "rows.csv", "--plot", tmp_path / "new.svg", "--op", "band")
+    assert run_cli("bench", *words).code == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.csv"]
+    assert (tmp_path / "rows.csv").read_text() == "of an earlier run"

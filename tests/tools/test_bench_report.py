@@ -1,0 +1,158 @@
+"""What the benchmark makes of its trials: passes, the slowest rank, columns, ticks."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from playground.console.files import check_writable
+from playground.console.rendering import render
+from playground.console.tables import Table
+from playground.runtime import UsageError
+from playground.runtime.errors import PlaygroundError
+from playground.testing import World
+from playground.tools.bench import columns, csv_file, plot
+from playground.tools.bench.collectives import COLLECTIVES
+from playground.tools.bench.csv_file import CsvFile
+from playground.tools.bench.results import BenchResult, Row
+from playground.tools.bench.settings import ALGORITHMS, BenchSettings
+from playground.tools.bench.trials import PASSES, Trials, split_into_passes
+
+EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32))
+ROW = Row(
+    size=2**32, time_us=9999999.9, algbw=1234.5, busbw=0.000433, p50_us=9999999.9, p95_us=9999999.9, p99_us=9999999.9,
+    trials=100000, calls=200, times_us=[], collective="reduce_scatter", count=2**30, type="bfloat16", redop="bxor",
+    root=-1, algorithm="recursive-doubling", wrong=999999, slowest_rank=127, slowest_percent=100.0, rank_us=[],
+    limit_percent=1234.5,
+)  # fmt: skip
+
+
+@given(st.integers(1, 1000))
+def test_passes_share_the_trials(iterations: int) -> None:
+    passes = split_into_passes(iterations)
+    assert sum(passes) == iterations
+    assert len(passes) == min(PASSES, iterations)
+    assert max(passes) - min(passes) <= 1
+
+
+def slowest_of(rank: int, size: int) -> tuple[list[float], tuple[int, float], list[float]]:
+    """Four trials in two passes, in three of which rank 1 is the slowest."""
+    trials = Trials(calls=1, ranks=size)
+    for seconds in ([[1e-6, 5e-6], [2e-6, 6e-6]][rank], [[3e-6, 9e-6], [4e-6, 8e-6]][rank]):
+        trials.add(seconds)
+    return trials.slowest_us, trials.slowest_rank, trials.rank_us
+
+
+def test_a_trial_counts_as_on_its_slowest_rank_and_says_which(world: Callable[..., World]) -> None:
+    for slowest_us, slowest_rank, rank_us in world(2).run(slowest_of):
+        assert slowest_us == pytest.approx([2, 6, 4, 9])
+        assert slowest_rank == (1, 0.75)
+        assert rank_us == pytest.approx([4, 5])
+
+
+def lines_of(settings: BenchSettings, wire: str | None, *, wide: bool) -> list[str]:
+    """The table of one row, all of whose cells are as wide as they can be."""
+    shown = columns.row_columns(settings, wire)
+    return render(
+        [Table(*(each.column for each in shown), rows=[[each.cell(ROW) for each in shown]])], 80, wide=wide
+    ).splitlines()
+
+
+def test_the_widest_row_fits_80_columns() -> None:
+    lines = lines_of(EVERYTHING, "TCP", wide=False)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split() == [
+        "recursive-doubling", "4294967296", "9999999.9", "0.000433", "999999", "127:", "100%", "1234.5"
+    ]  # fmt: skip
+
+
+def test_wide_shows_every_field_of_the_csv_file() -> None:
+    *_, units, row = lines_of(EVERYTHING, "TCP", wide=True)
+    assert units.split()[:3] == ["collective", "algorithm", "(B)"]
+    assert len(row.split()) == len(columns.CSV_FIELDS)
+    assert set(columns.CSV_FIELDS) <= vars(ROW).keys()
+
+
+def test_columns_are_explained_where_they_are_shown() -> None:
+    shown = columns.row_columns(EVERYTHING, "TCP on loopback")
+    narrow, wide = (columns.explain(shown, wide) for wide in (False, True))
+    assert [line.split(":")[0].strip() for line in narrow] == ["size", "time", "busbw", "#wrong", "slowest", "%limit"]
+    assert set(narrow) < set(wide)
+    assert narrow[-1] == "  %limit: busbw relative to TCP on loopback"
+    assert all(len(line) <= 80 for line in narrow)
+
+
+def test_ticks_are_sizes_that_were_measured() -> None:
+    assert plot.choose_ticks([64, 4096]) == [64, 4096]
+    sizes = [4 << i for i in range(29)]
+    ticks = plot.choose_ticks(sizes)
+    assert len(ticks) <= plot.MAX_TICKS
+    assert set(ticks) <= set(sizes)
+    assert len({larger / smaller for smaller, larger in itertools.pairwise(ticks)}) == 1
+
+
+def test_the_figure_is_logarithmic_and_its_ticks_are_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [replace(ROW, size=size, busbw=size / 1e6) for size in (1024, 65536, 2**22)]
+    result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, limit=None, error=None)
+    plot.bandwidth_plot("title", result, tmp_path / "plot.svg")
+    svg = (tmp_path / "plot.svg").read_text()
+    # matplotlib draws text as outlines, and leaves the text itself in comments
+    for label in ("1 KiB", "64 KiB", "4 MiB", "0.001", "0.01", "0.1", "1", "size", "bus bandwidth (GB/s)"):
+        assert f"<!-- {label} -->" in svg
+
+
+def test_a_file_that_can_be_written_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    check_writable("--csv", file)
+    assert not file.exists()
+    file.write_text("old")
+    check_writable("--csv", file)
+    assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("file", "message"), [("/nowhere/rows.csv", "no such folder"), ("/", "Is a directory")], ids=str
+)
+def test_a_file_that_cannot_be_written_is_refused(file: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"--csv {file}.*{message}"):
+        check_writable("--csv", Path(file))
+
+
+def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.console.files.MIN_FREE", 2**80)
+    with pytest.raises(UsageError, match=r"only [\d,]+ bytes are free"):
+        check_writable("--csv", tmp_path / "rows.csv")
+
+
+def test_rows_that_are_there_survive_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: Path, rows: Sequence[Row]) -> None:
+        file.write_text("half a ro")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = CsvFile(tmp_path / "rows.csv")
+    file.begin()
+    file.update([ROW])
+    with monkeypatch.context() as patch:
+        patch.setattr(csv_file, "write_rows", fail)
+        file.update([ROW, ROW])
+        with pytest.raises(PlaygroundError, match=r"rows.csv lacks rows \(No space left on device\)"):
+            file.check()
+        assert [each.name for each in tmp_path.iterdir()] == ["rows.csv"]
+        assert len((tmp_path / "rows.csv").read_text().splitlines()) == 2
+    file.update([ROW, ROW])
+    file.check()
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3
+
+
+def test_a_link_to_a_csv_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "rows.csv")
+    CsvFile(tmp_path / "link.csv").begin()
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "rows.csv").read_text().startswith("collective,algorithm,size")

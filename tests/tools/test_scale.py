@@ -1,0 +1,303 @@
+"""The cost model: its counts are those of real messages, its fit finds what is there, its tables say who is first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from simulation import Simulation, Sizes
+
+from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.algorithms.cost_model import Cost, Counts, Machine, Task
+from playground.algorithms.messages import Messages, observed
+from playground.algorithms.pipelined_ring import PIECE
+from playground.algorithms.transport import Addressed
+from playground.console.rendering import render
+from playground.runtime import UsageError
+from playground.testing import World
+from playground.tools.scale import command, fit, predict, report as show, settings
+from playground.tools.scale.predict import COSTS
+from playground.tools.scale.results import Point, Sample
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+SIZES = (4, 20, 1000)
+IN_PIECES = ("pipelined-ring", 5 * 2**20)
+CLUSTER = Machine(5e-6, 4e-11, 1e-11)
+BY_HAND = ("--alpha", "5e-6", "--beta", "4e-11")
+names = st.sampled_from(sorted(COSTS))
+seconds = st.floats(1e-12, 1e-3)
+
+
+def test_every_algorithm_has_its_cost() -> None:
+    assert set(COSTS) == set(show.SHORT) == set(ALGORITHMS) - {"auto"}
+    assert len(set(show.SHORT.values())) == len(COSTS)
+    assert max(map(len, show.SHORT.values())) <= len("tutorial")
+
+
+def sizes(messages: Sequence[Addressed]) -> Sizes:
+    return [(other, tensor.nbytes) for tensor, other in messages]
+
+
+def record(rank: int, size: int, asked: list[tuple[str, int]]) -> list[list[tuple[Sizes, Sizes]]]:
+    """For each (algorithm, bytes): what this rank sends and receives, start by start."""
+    runs: list[list[tuple[Sizes, Sizes]]] = []
+
+    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        runs[-1].append((sizes(send), sizes(receive)))
+
+    with observed(note):
+        for name, nbytes in asked:
+            runs.append([])
+            load_all_reduce(name)(torch.zeros(nbytes // 4))
+    return runs
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (6, 8))])
+def test_costs_are_those_of_the_messages_really_sent(size: int, world: Worlds) -> None:
+    asked = [*((name, nbytes) for name in COSTS for nbytes in SIZES), IN_PIECES]
+    by_rank = world(size).run(record, asked)
+    for position, (name, nbytes) in enumerate(asked):
+        sent = [message for rank in by_rank for send, _ in rank[position] for message in send]
+        total = COSTS[name](Task(size, nbytes)).total
+        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, bytes_ in sent)), (name, nbytes)
+        if nbytes == 1000 and name != "all-to-all":  # whose messages may go in any order, some of them worse
+            took = Simulation([rank[position] for rank in by_rank]).run()
+            assert COSTS[name](Task(size, nbytes)).between.messages == took, name
+
+
+def test_pieces_cost_messages_and_hide_additions() -> None:
+    """Up to one piece per chunk, the two rings are the same."""
+    for nbytes, pieces in ((4 * PIECE, 1), (8 * PIECE, 2)):
+        plain, tuned = (COSTS[name](Task(4, nbytes)).between for name in ("ring", "pipelined-ring"))
+        assert (tuned.messages, tuned.bytes) == (pieces * plain.messages, plain.bytes)
+        assert (tuned == plain) == (pieces == 1)
+        assert tuned.added <= plain.added
+
+
+def test_the_time_is_the_path_or_a_core_s_share_of_all_work() -> None:
+    cost = Cost(between=Counts(2, 100, 10), inside=Counts(1, 50, 0), total=Counts(20, 1000, 100))
+    cluster = Machine(1, 0.1, 0.01, inner_alpha=0.5, inner_beta=0.02)
+    assert cluster.seconds(cost) == pytest.approx(2 + 10 + 0.1 + 0.5 + 1)
+    assert Machine(1, 0.1, 0.01, cores=2).seconds(cost) == pytest.approx((20 + 100 + 1) / 2)
+    assert Machine(1, 0.1, 0.01, cores=64).seconds(cost) == pytest.approx(2 + 10 + 0.1)
+
+
+@given(names, st.integers(2, 300), st.integers(1, 2**20), st.integers(0, 2**20), seconds, seconds)
+def test_more_bytes_never_take_less(name: str, size: int, few: int, more: int, alpha: float, beta: float) -> None:
+    """With adding for free: a tensor in one more piece may, by hiding the additions, be faster."""
+    for machine in (Machine(alpha, beta), Machine(alpha, beta, cores=2)):
+        before, after = (predict.seconds(machine, size, 4 * count)[name] for count in (few, few + more))
+        assert before <= after * (1 + 1e-9)
+
+
+@given(st.integers(2, 5000), st.integers(1, 2**20), st.integers(1, 100))
+def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
+    one = predict.seconds(CLUSTER, size, 4 * count)
+    alike = replace(CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta)
+    assert predict.seconds(alike, size, 4 * count) == pytest.approx(one)
+
+
+@given(names, st.integers(2, 200), st.integers(1, 50))
+def test_nodes_make_nothing_slower_and_one_node_is_all_inside(name: str, size: int, node: int) -> None:
+    inner = Machine(1e-6, 1e-11)
+    two = Machine(1e-5, 1e-10, 0, None, node, inner.alpha, inner.beta)
+    took = predict.seconds(two, size, 1024)[name]
+    fastest, slowest = (predict.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10)))
+    assert fastest * (1 - 1e-9) <= took <= slowest * (1 + 1e-9)
+    if size <= node:
+        assert took == pytest.approx(fastest)
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [
+        ("reduce-broadcast", 2 * 8), ("all-to-all", 8), ("tutorial-ring", 11), ("ring", 22),
+        ("recursive-doubling", 1 + 2), ("halving-doubling", 2 + 2), ("binary-tree", 8),
+    ],
+)  # fmt: skip
+def test_messages_between_three_nodes_of_four(name: str, between: int) -> None:
+    """Doubling: distances 1 and 2 stay inside, 4 and the way in and out do not. The tree: below its first level."""
+    assert COSTS[name](Task(12, 1024, 4)).between.messages == between
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
+    true = Machine(8e-5, 2.5e-10, 3e-10, cores)
+    samples = [
+        Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
+        for name in COSTS for size in (2, 4) for nbytes in fit.FITTED_SIZES
+    ]  # fmt: skip
+    found = fit.fit(samples, cores)
+    assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
+    assert fit.error(found, Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)) == pytest.approx(1)
+
+
+def test_no_parameter_is_negative() -> None:
+    works = [Counts(1, 0, 0), Counts(1, 100, 1), Counts(1, 200, 5)]
+    assert min(fit.least_squares(works, [1.0, 0.5, 0.25])) >= 0
+
+
+def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
+    key, other = ("ring", 2, 4), ("ring", 1, 4)
+    rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
+    assert fit.samples_of(rounds) == [Sample(*key, 4.0), Sample(*other, 1.0)]
+
+
+@pytest.mark.parametrize("size", range(settings.MIN_RANKS, settings.MAX_RANKS + 1))
+def test_what_is_held_out_is_not_fitted(size: int) -> None:
+    fitted, held_out = fit.groups(size)
+    assert fitted
+    assert size in held_out
+    assert not set(fitted) & set(held_out)
+    assert not set(fit.FITTED_SIZES) & set(fit.HELD_OUT_SIZES)
+
+
+def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
+    rows = {(row.size, row.world_size): row for row in predict.predictions(CLUSTER, predict.CLUSTER)}
+    assert rows[4, 65536].winner == rows[1024, 64].winner == "recursive-doubling"
+    assert rows[2**20, 1024].winner == "halving-doubling"
+    slow_adding = predict.predictions(Machine(1e-6, 1e-10, 1e-10), [8])
+    assert slow_adding[-1].winner == "pipelined-ring"
+    assert slow_adding[-1].seconds["ring"] < slow_adding[-1].seconds["halving-doubling"] * 1.01
+    assert all(row.seconds[row.winner] == min(row.seconds.values()) for row in rows.values())
+    assert {size for size, _ in rows} >= {4, 2**30}
+
+
+def test_a_cluster_by_hand(run_cli: Run) -> None:
+    shown = run_cli("scale", *BY_HAND, "--gamma", "1e-11")
+    assert (shown.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[:4] == [
+        "scale: a cluster with these parameters",
+        "  alpha: 5 us per message (latency)",
+        "  beta: 0.04 ns per byte, 25 GB/s (inverse bandwidth)",
+        "  gamma: 0.01 ns per byte, 100 GB/s added or copied",
+    ]
+    [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
+    assert headings.split()[::2] == ["2", "64", "2,048", "65,536"]
+    [smallest] = [line for line in lines if line.strip().startswith("4 B")]
+    assert smallest.split()[:4] == ["4", "B", "doubling", "5.00"]
+    assert any(line.strip().startswith("1 GiB  ring") for line in lines)
+    last = " ".join(shown.out.split("Predicted: ")[1].split())
+    assert last == "all-reduce of 4 B to 1 GiB on 2 to 65,536 ranks, from parameters as given."
+
+
+def test_wide_shows_every_number_of_ranks(run_cli: Run) -> None:
+    lines = run_cli("scale", *BY_HAND, "--wide").out.splitlines()
+    [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
+    assert [int(size.replace(",", "")) for size in headings.split()[::2]] == predict.CLUSTER
+
+
+def test_json_by_hand(run_cli: Run) -> None:
+    words = ("--ranks-per-node", 8, "--inner-alpha", "1e-6", "--inner-beta", "1e-11")
+    document = json.loads(run_cli("scale", *BY_HAND, *words, "--json").out)
+    assert {name: document[name] for name in ("lesson", "backend", "device", "world_size", "steps", "fit")} == {
+        "lesson": "scale", "backend": "gloo", "device": "cpu", "world_size": 1, "steps": [], "fit": None
+    }  # fmt: skip
+    assert document["parameters"]["ranks_per_node"] == 8
+    rows = document["predictions"]["cluster"]
+    assert len(rows) == len(predict.SIZES) * len(predict.CLUSTER)
+    assert all(set(row["seconds"]) == set(COSTS) for row in rows)
+
+
+def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MEASURED", 0.0)
+    monkeypatch.setattr(fit, "FITTED_SIZES", [4, 4096])
+    monkeypatch.setattr(fit, "HELD_OUT_SIZES", [1024])
+    document = json.loads(run_cli("scale", "-n", 4, "--json").out)
+    assert document["world_size"] == 4
+    assert document["parameters"]["alpha"] > 0
+    points = document["fit"]["points"]
+    assert {(point["size"], point["nbytes"], point["fitted"]) for point in points} == {
+        (2, 4, True), (2, 4096, True), (3, 1024, False), (4, 1024, False)
+    }  # fmt: skip
+    errors = [abs(point["error"]) for point in points if not point["fitted"]]
+    assert document["fit"]["worst_error"] == max(errors)
+    assert {row["world_size"] for row in document["predictions"]["host"]} == set(predict.HOST)
+    assert document["fit"]["median_error"] <= max(errors)
+    assert {row["world_size"] for row in document["predictions"]["cluster"]} == set(predict.CLUSTER)
+
+
+def test_a_measured_host_as_text() -> None:
+    """What the model is told by its own predictions, it predicts; all of it is shown."""
+    true = Machine(8e-5, 2.5e-10, 3e-10, 2)
+    plan = fit.plan_for(8, 0.0)
+    samples = [
+        Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
+        for name in plan.names for part in (plan.fitted, plan.held_out) for size in part for nbytes in part[size]
+    ]  # fmt: skip
+    result = fit.evaluate(samples, plan, cores=2)
+    assert result.fit is not None
+    assert result.fit.worst_error < 1e-6
+    assert {(point.size, point.fitted) for point in result.fit.points} == {(2, True), (4, True), (3, False), (8, False)}
+    text = render(show.result_texts(result), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    for part in (
+        render(show.machine_lines(result.parameters), 80), render([show.errors_table(result.fit.unseen)], 80),
+        "all ranks on its 2 cores", render([show.winners_table(result.predictions.host or [])], 80),
+        render([show.winners_table(result.predictions.cluster)], 80), "predictions are off by 0% (median)",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_names_in_cells_are_explained() -> None:
+    rows = predict.predictions(CLUSTER, predict.CLUSTER)
+    assert show.legend(rows) == "doubling = recursive-doubling, halving = halving-doubling."
+
+
+def test_errors_by_algorithm() -> None:
+    points = [Point("ring", 3, 4, 1.0, error, False) for error in (0.1, -0.3, 0.2)]
+    table = show.errors_table([*points, Point("all-to-all", 3, 4, 1.0, 0.5, False)])
+    assert table.rows == [("ring", "20", "30"), ("all-to-all", "50", "50"), ("all", "25", "50")]
+
+
+@pytest.mark.parametrize(("size", "local"), [(3, 3), (17, 17), (8, 4)])
+def test_what_cannot_be_measured(size: int, local: int) -> None:
+    with pytest.raises(UsageError, match="measuring takes 4 to 16 on one host"):
+        settings.ScaleSettings().check_measurable(size, local)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_map_is_a_figure(suffix: str, run_cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / f"map{suffix}"
+    assert run_cli("scale", *BY_HAND, "--plot", file).code == 0
+    assert file.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--alpha", "0", "--beta", "1"), "--alpha"),
+        (("--alpha", "nan", "--beta", "1"), "not a finite number"),
+        (("--alpha", "1", "--beta", "inf"), "not a finite number"),
+        (("--alpha", "1", "--beta", "-1"), "--beta"),
+        ((*BY_HAND, "--gamma", "-1"), "--gamma"),
+        ((*BY_HAND, "--ranks-per-node", "0"), "--ranks-per-node"),
+        (("--alpha", "1e-6"), "give both"),
+        (("--beta", "1e-6"), "give both"),
+        (("--gamma", "1e-9"), "add --alpha and --beta"),
+        (("--ranks-per-node", "8"), "add --alpha and --beta"),
+        ((*BY_HAND, "--inner-alpha", "1e-6"), "give all three"),
+        ((*BY_HAND, "--ranks-per-node", "8"), "give all three"),
+        ((*BY_HAND, "--ranks-per-node", "8", "--inner-alpha", "1", "--inner-beta", "1e-12"), "must not be higher"),
+        ((*BY_HAND, "-n", "4"), "leave -n out"),
+        (("-n", "3"), "--world-size"),
+        ((*BY_HAND, "--plot", "map.txt"), ".svg or .png"),
+        ((*BY_HAND, "--timeout", "9"), "--timeout has no effect"),
+        ((*BY_HAND, "--wide", "--json"), "--wide"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: tuple[str, ...], part: str, run_cli: Run) -> None:
+    shown = run_cli("scale", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert part in shown.err
+    assert len(shown.err.splitlines()) == 1

@@ -1,0 +1,72 @@
+"""The data sets: what their files hold, and which batches come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.datasets.mnist import read_image_file, read_label_file
+
+from playground.testing import World
+from playground.training.data import MEAN, STD, Images, map_idx_file, partition_dataset, training_images
+from playground.training.digits import draw, idx
+from playground.training.settings import TrainingSettings
+
+Worlds = Callable[..., World]
+
+
+def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
+    for split, count in (("train", 600), ("t10k", 200)):
+        images = read_image_file(str(digits_folder / f"{split}-images-idx3-ubyte"))
+        labels = read_label_file(str(digits_folder / f"{split}-labels-idx1-ubyte"))
+        ours = Images(digits_folder, split)
+        assert len(ours) == len(labels) == count
+        got, classes = ours.__getitems__(list(range(count)))
+        torch.testing.assert_close(got, (images.unsqueeze(1).float() / 255 - MEAN) / STD)
+        assert torch.equal(classes, labels)
+        image, label = ours[7]
+        assert torch.equal(image, got[7])
+        assert label == classes[7]
+
+
+def test_no_samples_and_a_limit(digits_folder: Path) -> None:
+    images, labels = Images(digits_folder, "train").__getitems__([])
+    assert images.shape == (0, 1, 28, 28)
+    assert labels.shape == (0,)
+    assert len(Images(digits_folder, "train", limit=7)) == 7
+
+
+def test_an_idx_file_says_what_it_holds(tmp_path: Path) -> None:
+    tensor = torch.arange(24, dtype=torch.uint8).view(2, 3, 4)
+    (tmp_path / "file").write_bytes(idx(tensor))
+    assert (tmp_path / "file").read_bytes()[:4] == b"\0\0\x08\x03"
+    assert torch.equal(map_idx_file(tmp_path / "file"), tensor)
+
+
+def test_digits_vary_and_every_class_comes() -> None:
+    images, labels = draw(500, torch.Generator().manual_seed(3))
+    assert labels.unique().tolist() == list(range(10))
+    assert len({bytes(image.flatten().tolist()) for image in images}) == 500
+    assert images.amax() > 200
+    assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
+
+
+def fetched(rank: int, size: int, folder: Path, loader: str) -> list[Any]:
+    """All batches of two epochs."""
+    batches = partition_dataset(training_images(TrainingSettings(folder=folder, limit=17, loader=loader)), 8)
+    return [(images.tolist(), labels.tolist(), str(images.dtype)) for _ in range(2) for images, labels in batches]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_both_loaders_give_the_same_batches(size: int, world: Worlds, digits_folder: Path) -> None:
+    """17 samples in batches of 8 leave one, so that of 3 ranks two have an empty batch."""
+    whole = world(size).run(fetched, digits_folder, "batch")
+    single = world(size).run(fetched, digits_folder, "per-sample")
+    assert [len(rank[2][1]) for rank in whole] == [1, 0, 0][:size]
+    for mine, theirs in zip(whole, single, strict=True):
+        for (images, labels, dtype), (same_images, same_labels, same_dtype) in zip(mine, theirs, strict=True):
+            assert (labels, dtype) == (same_labels, same_dtype)
+            torch.testing.assert_close(torch.tensor(images), torch.tensor(same_images))

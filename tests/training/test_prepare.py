@@ -1,0 +1,308 @@
+"""Data is prepared once, whole, or refused with the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import resource
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torchvision import datasets
+
+from playground.training import prepare
+from playground.training.data import MEAN, STD, Images
+from playground.training.digits import write_digits
+from playground.training.files import NoData, find_damaged
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small stand-in for MNIST: a folder with four .gz files, and the checksums to go with them."""
+    plain, packed = tmp_path / "plain", tmp_path / "mirror"
+    plain.mkdir()
+    packed.mkdir()
+    write_digits(plain, 40, 20)
+    sums, resources = {}, []
+    for name in prepare.MNIST:
+        content = (plain / name).read_bytes()
+        sums[name] = hashlib.sha256(content).hexdigest()
+        (packed / f"{name}.gz").write_bytes(gzip.compress(content))
+        resources.append((f"{name}.gz", hashlib.md5((packed / f"{name}.gz").read_bytes()).hexdigest()))
+    monkeypatch.setattr(prepare, "MNIST", sums)
+    monkeypatch.setattr(datasets.MNIST, "resources", resources)
+    monkeypatch.setattr(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])  # nobody listens there
+    return packed
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` fall back to few digits."""
+    original = prepare.find_or_draw_digits
+    monkeypatch.setattr(prepare, "find_or_draw_digits", lambda data_dir, why, say: original(data_dir, why, say, 30, 10))
+
+
+@pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "file://{folder}/"])
+def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str) -> None:
+    where = tmp_path / "data"
+    source = prepare.prepare("mnist", where, form.format(folder=mirror))
+    assert (source.name, source.folder) == ("mnist", where / "MNIST" / "raw")
+    assert not find_damaged(source.folder, prepare.MNIST)
+    assert (prepare.samples(source, "train"), prepare.samples(source, "t10k")) == (40, 20)
+    assert prepare.prepare("auto", where).why == f"found in {where}"
+    assert not list(source.folder.glob(".unfinished-*"))
+
+
+@pytest.mark.parametrize("hurt", ["cut off", "changed", "missing"])
+def test_a_damaged_file_is_replaced(mirror: Path, tmp_path: Path, hurt: str) -> None:
+    source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    damage(source.folder / "train-images-idx3-ubyte", hurt)
+    again = prepare.prepare("mnist", tmp_path / "data")  # no mirror: the .gz files beside it will do
+    assert not find_damaged(again.folder, prepare.MNIST)
+
+
+def damage(file: Path, hurt: str) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content if hurt == "changed" else content[:100])
+    if hurt == "missing":
+        file.unlink()
+
+
+def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, tmp_path: Path, few: None) -> None:
+    source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    for packed in source.folder.glob("*.gz"):
+        packed.unlink()
+    damage(source.folder / "t10k-labels-idx1-ubyte", "changed")
+    with pytest.raises(NoData, match=r"t10k-labels-idx1-ubyte in .* is damaged"):
+        prepare.prepare("mnist", tmp_path / "data")
+    assert (source.folder / "t10k-labels-idx1-ubyte").exists()
+    fallback = prepare.prepare("auto", tmp_path / "data")
+    assert fallback.name == "digits"
+    assert "t10k-labels-idx1-ubyte in" in fallback.why
+
+
+def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoData) as caught:
+        prepare.prepare("mnist", tmp_path / "data")
+    message = str(caught.value)
+    assert "--mirror" in message
+    assert all(f"{name}.gz" in message for name in prepare.MNIST)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("fault", ["no folder", "file missing", "file damaged"])
+def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, fault: str, few: None) -> None:
+    bad = tmp_path / "bad"
+    if fault != "no folder":
+        shutil.copytree(mirror, bad)
+        damage(bad / "train-labels-idx1-ubyte.gz", "missing" if fault == "file missing" else "changed")
+    with pytest.raises(NoData, match="bad"):
+        prepare.prepare("mnist", tmp_path / "data", str(bad))
+    source = prepare.prepare("auto", tmp_path / "data", str(bad))
+    assert source.name == "digits"
+    assert str(bad) in source.why
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """`folder` as an http:// address on loopback."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_mnist_comes_over_http(mirror: Path, tmp_path: Path) -> None:
+    with served(mirror) as address:
+        source = prepare.prepare("mnist", tmp_path / "data", address)
+    assert source.why == f"from {address}"
+    assert not find_damaged(source.folder, prepare.MNIST)
+
+
+def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "NETWORK_TIMEOUT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        started = time.monotonic()
+        with pytest.raises(NoData, match="timed out"):
+            prepare.prepare("mnist", tmp_path / "data", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        assert time.monotonic() - started < 5
+
+
+@contextlib.contextmanager
+def disk_full_after(size: int) -> Iterator[None]:
+    """No file that this process writes grows beyond `size` bytes: the system refuses, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("http", [False, True])
+def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(
+    http: bool, mirror: Path, tmp_path: Path
+) -> None:
+    with served(mirror) if http else contextlib.nullcontext(str(mirror)) as address:
+        with disk_full_after(5_000), pytest.raises(NoData) as caught:
+            prepare.prepare("mnist", tmp_path / "data", address)
+        assert str(caught.value) == (
+            f"there is no room in {tmp_path}/data/MNIST/raw (File too large): "
+            "make room, or choose another folder with --data-dir"
+        )
+    assert not list((tmp_path / "data").rglob(".unfinished-*"))
+
+
+def test_without_room_for_mnist_auto_says_so_of_digits(mirror: Path, tmp_path: Path, few: None) -> None:
+    with disk_full_after(5_000), pytest.raises(NoData, match=r"no room in .*digits"):
+        prepare.prepare("auto", tmp_path / "data", str(mirror))
+    with disk_full_after(28_000):  # MNIST's images take 31 kB here, those of digits 24 kB
+        source = prepare.prepare("auto", tmp_path / "data", str(mirror))
+    assert source.name == "digits"
+    assert source.why == f"there is no room in {tmp_path}/data/MNIST/raw (File too large)"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "http://[::1/",
+        "http://",
+        "https:mnist",
+        "http://h:port/",
+        "http://h:99999/",
+        "ftp://h/",
+        "file://",
+        "file://host/mnist",
+    ],
+)
+def test_a_mirror_that_cannot_be_is_refused_even_where_it_is_not_needed(
+    address: str, mirror: Path, tmp_path: Path
+) -> None:
+    prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    with pytest.raises(NoData, match=r"^--mirror "):
+        prepare.prepare("mnist", tmp_path / "data", address)
+
+
+@pytest.mark.parametrize("host", ["a" * 100, "node 7"])
+def test_an_address_that_cannot_be_asked_is_a_bad_mirror(host: str, mirror: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="could not be fetched"):
+        prepare.prepare("mnist", tmp_path / "data", f"http://{host}/")
+
+
+def test_a_folder_that_torch_cannot_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="torch reads no path but UTF-8"):
+        prepare.prepare("digits", tmp_path / "\udcff")
+
+
+def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(NoData, match=r"no home directory .* --data-dir"):
+        prepare.default_data_dir()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(NoData, match=r"No space left on device.*--data-dir"):
+        prepare.find_or_draw_digits(tmp_path, "for a test", lambda line: None, 10, 10)
+
+
+def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    prepare.prepare("mnist", tmp_path / "data", str(mirror), said.append)
+    assert said == ["looking for MNIST"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupted_preparation_leaves_nothing_behind(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    assert list((tmp_path / "data" / "MNIST" / "raw").iterdir()) == []
+
+
+def test_many_at_once_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = prepare.find_or_draw_digits
+    few_digits = functools.partial(original, train=300, test=100)
+    monkeypatch.setattr(prepare, "find_or_draw_digits", few_digits)
+    said: list[str] = []
+    threads = [
+        threading.Thread(target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == ["drawing 400 digits, once"]
+
+
+def test_drawn_digits_are_checked_and_drawn_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
+    prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
+    assert len(said) == 1
+    whole = (source.folder / "train-images-idx3-ubyte").read_bytes()
+    damage(source.folder / "train-images-idx3-ubyte", "changed")
+    prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
+    assert len(said) == 2
+    assert (source.folder / "train-images-idx3-ubyte").read_bytes() == whole, "the same seed draws the same digits"
+
+
+def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no/such")):
+        for dataset in prepare.DATASETS:
+            with pytest.raises(NoData, match="--data-dir"):
+                prepare.prepare(dataset, bad)
+
+
+def test_whole_data_needs_no_write_access(mirror: Path, tmp_path: Path) -> None:
+    where = tmp_path / "data"
+    prepare.prepare("mnist", where, str(mirror))
+    (where / ".lock").unlink()
+    (where / ".lock").mkdir()  # cannot be opened: whoever tries to lock fails
+    assert prepare.prepare("mnist", where).name == "mnist"
+
+
+def test_the_real_mnist(real_mnist: Path, tmp_path: Path) -> None:
+    source = prepare.prepare("auto", tmp_path, real_mnist.as_uri())
+    assert source.name == "mnist"
+    images = Images(source.folder, "train")
+    assert len(images) == 60_000
+    pixels = images.images.float() / 255
+    assert pixels.mean().item() == pytest.approx(MEAN, abs=1e-4)
+    assert pixels.std().item() == pytest.approx(STD, abs=1e-4)
+    assert images.labels[:5].tolist() == [5, 0, 4, 1, 9]

@@ -1,0 +1,308 @@
+"""The rungs of the ladder: whatever backward does, every parameter's gradient ends as the mean over the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given, strategies as st
+from ranks import small_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.algorithms import load_all_reduce
+from playground.algorithms.messages import observed
+from playground.runtime import RankFailed, UsageError
+from playground.testing import World
+from playground.training.data import Images, partition_dataset, partition_test_set, training_images
+from playground.training.grad_syncs import RUNGS
+from playground.training.gradients import buckets
+from playground.training.loop import train
+from playground.training.net import Net
+from playground.training.overlap import OverlappedAverage
+from playground.training.replicas import broadcast_parameters
+from playground.training.settings import TrainingSettings
+from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
+
+Worlds = Callable[..., World]
+NONE_SAFE = list(RUNGS)[1:]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.float64]))), st.integers(1, 300))
+def test_buckets_hold_every_tensor_once_and_are_full_no_earlier_than_they_must(
+    shapes: list[tuple[int, torch.dtype]], cap: int
+) -> None:
+    tensors = [torch.empty(length, dtype=dtype) for length, dtype in shapes]
+    cut = list(buckets(tensors, cap))
+    assert sorted(id(tensor) for bucket in cut for tensor in bucket) == sorted(map(id, tensors))
+    for dtype in (torch.float32, torch.float64):
+        of_type = [bucket for bucket in cut if bucket[0].dtype == dtype]
+        in_order = [tensor for tensor in tensors if tensor.dtype == dtype]
+        assert [*map(id, in_order)] == [id(tensor) for bucket in of_type for tensor in bucket]
+        for bucket in of_type:
+            assert {tensor.dtype for tensor in bucket} == {dtype}
+            assert sum(tensor.nbytes for tensor in bucket[:-1]) < cap
+        assert all(sum(tensor.nbytes for tensor in bucket) >= cap for bucket in of_type[:-1])
+
+
+class Branches(nn.Module):
+    """Three layers, of which each forward takes those named in `taken`, in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in "abc"})
+
+    def forward(self, x: torch.Tensor, taken: str) -> torch.Tensor:
+        for name in taken:
+            x = self.layers[name](x).tanh()
+        return x.sum()
+
+
+def all_branches(rank: int, size: int, taken: list[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """`branches` for every rung that allows them, with several all-reduces."""
+    ways = itertools.product(NONE_SAFE, ("backend", "ring", "auto"))
+    return {(rung, all_reduce): branches(rank, size, rung, all_reduce, taken) for rung, all_reduce in ways}
+
+
+def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str]) -> list[dict[str, Any]]:
+    """Two steps in which rank r takes the branch taken[r]: the averaged gradients, and what they should be."""
+    model = Branches()
+    sync = new_grad_sync(rung, model, load_all_reduce(all_reduce), bucket_cap=100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = []
+    for step in range(2):
+        inputs = [torch.arange(4.0).double() + other + step for other in range(size)]
+        expected = [torch.zeros_like(param) for param in model.parameters()]
+        for other in range(size):
+            alone = Branches()
+            alone.load_state_dict(model.state_dict())
+            alone(inputs[other], taken[other]).backward()
+            for mean, param in zip(expected, alone.parameters(), strict=True):
+                mean += 0 if param.grad is None else param.grad / size
+        optimizer.zero_grad()
+        model(inputs[rank], taken[rank]).backward()
+        sync.after_backward()
+        names = dict(model.named_parameters())
+        assert all(param.grad is not None for param in names.values())
+        off = [(param.grad - mean).abs().max().item() for param, mean in zip(names.values(), expected, strict=True)]
+        zero = [name for name, param in names.items() if not param.grad.any()]
+        steps.append({"off": max(off), "zero": zero})
+        optimizer.step()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("taken", "zero"), [(["abc", "cba", "b"], []), (["a", "ab"], ["layers.c.weight", "layers.c.bias"])]
+)
+def test_ranks_may_take_other_branches_in_another_order(taken: list[str], zero: list[str], world: Worlds) -> None:
+    """Gradients get ready in another order on every rank, some on no rank: no hang, and the mean all the same."""
+    for by_way in world(len(taken), timeout=20).run(all_branches, taken):
+        for way, steps in by_way.items():
+            assert all(step["off"] < 1e-15 for step in steps), way
+            assert all(step["zero"] == zero for step in steps), way
+
+
+def tutorial_without_a_gradient(rank: int, size: int) -> None:
+    """Rank 1 takes another branch; the others wait for its gradients."""
+    model = Branches()
+    sync = new_grad_sync("per-parameter", model)
+    model(torch.ones(4).double(), "ab" if rank == 1 else "abc").backward()
+    sync.after_backward()
+
+
+def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match=r"rank 1 of 3 .*layers\.c\.weight has no gradient on rank 1"):
+        world(3, timeout=20).run(tutorial_without_a_gradient)
+
+
+def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
+    """Where the overlapped rung's gradients lie, over steps with both ways to zero them."""
+    model = Net().to(memory_format=torch.channels_last)
+    sync = OverlappedAverage(model, bucket_cap=cap)
+    places = []
+    for set_to_none in (True, False, False, True):
+        model.zero_grad(set_to_none)
+        model(torch.rand(2, 1, 28, 28)).sum().backward()
+        sync.after_backward()
+        places.append([param.grad.data_ptr() for param in model.parameters()])
+        assert all(param.grad.stride() == param.stride() for param in model.parameters())
+    storages = {param.grad.untyped_storage().data_ptr(): param.grad.untyped_storage().nbytes() for param in
+                model.parameters()}  # fmt: skip
+    return {
+        "same places": all(each == places[0] for each in places),
+        "bytes": sum(storages.values()),
+        "gradients": sum(param.nbytes for param in model.parameters()),
+        "buckets": [bucket.flat.nbytes for bucket in sync.buckets],
+    }
+
+
+@pytest.mark.parametrize("cap", [1, 10_000, 25 * 2**20])
+def test_overlapped_gradients_are_the_message_and_need_no_memory_beside_it(cap: int, world: Worlds) -> None:
+    [result, _] = world(2).run(memory_of_gradients, cap)
+    assert result["same places"]
+    assert result["bytes"] == result["gradients"] == sum(result["buckets"]) == 21_840 * 4
+    assert len(result["buckets"]) == {1: 8, 10_000: 3, 25 * 2**20: 1}[cap]
+
+
+def when_buckets_leave(rank: int, size: int) -> list[str]:
+    """What happens in a backward over buckets of one layer each: gradients get ready, messages leave."""
+    model, events = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), []
+    for name, param in model.named_parameters():
+        param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+
+    def recording(tensor: torch.Tensor, op: Any, async_op: bool) -> Any:
+        events.append("leaves")
+        return dist.all_reduce(tensor, op=op, async_op=async_op)
+
+    sync = OverlappedAverage(model, recording, bucket_cap=40)
+    model(torch.ones(3)).sum().backward()
+    events.append("backward is done")
+    sync.after_backward()
+    return events
+
+
+def test_a_bucket_leaves_while_backward_goes_on(world: Worlds) -> None:
+    [events, same] = world(2).run(when_buckets_leave)
+    assert events == same
+    assert events[0].startswith("2.")
+    assert events.index("leaves") < events.index("0.weight")
+    assert events[-2:] == ["leaves", "backward is done"]
+
+
+def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float:
+    """Two backwards before one averaging: how far the result is from the mean of the sums."""
+    model = Branches()
+    sync = new_grad_sync(rung, model, bucket_cap=100)
+    inputs = [torch.full((4,), float(other)).double() for other in range(size)]
+    if under_no_sync:
+        with sync.no_sync():
+            model(inputs[rank], "ab").backward()  # "c" has its first gradient from the second, "a" its last from here
+        model(inputs[rank], "bc").backward()
+    else:
+        model(inputs[rank], "abc").backward()
+        model(inputs[rank], "abc").backward()
+    sync.after_backward()
+    alone = Branches()
+    for batch in inputs:
+        (alone(batch, "ab") / size).backward()
+        (alone(batch, "bc") / size).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("rung", NONE_SAFE)
+def test_gradients_add_up_under_no_sync(rung: str, world: Worlds) -> None:
+    assert max(world(3).run(two_backwards, rung, True)) < 1e-15
+
+
+def test_a_second_backward_without_no_sync_is_an_error_with_a_remedy(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match="put it under no_sync"):
+        world(2).run(two_backwards, "overlapped", False)
+
+
+class Doubled(nn.Module):
+    """The small model for images that come in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_model(seed=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(self.inner(x.double()), dim=1)
+
+
+def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train the small model with these settings ("ddp" as `sync` wraps it): its parameters in the end."""
+    model: nn.Module = Doubled()
+    in_ddp = settings.get("sync") == "ddp"
+    chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
+    train_set = partition_dataset(training_images(chosen), chosen.batch_size)
+    if in_ddp:
+        sync = GradSync(DistributedDataParallel(model))
+    else:
+        broadcast_parameters(model)
+        sync = build_grad_sync(model, chosen)
+    messages = 0
+
+    def count(*_: Any) -> None:
+        nonlocal messages
+        messages += 1
+
+    with observed(count):
+        result = train(sync, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen)
+    parameters = torch.cat([param.detach().flatten() for param in model.parameters()])
+    return {
+        "parameters": parameters.tolist(), "difference": result.replicas_max_difference, "messages": messages,
+        "loss": result.epochs[-1].loss,
+    }  # fmt: skip
+
+
+def run(world: Worlds, size: int, folder: Path, **settings: Any) -> dict[str, Any]:
+    settings = {"limit": 96, "epochs": 2, "batch_size": 12, "lr": 0.1, **settings}
+    results: list[dict[str, Any]] = world(size).run(trained, folder, settings)
+    assert all(result["parameters"] == results[0]["parameters"] for result in results)
+    assert {result["difference"] for result in results} == {0.0}
+    return results[0]
+
+
+def max_abs_diff(one: dict[str, Any], other: dict[str, Any]) -> float:
+    return max(abs(a - b) for a, b in zip(one["parameters"], other["parameters"], strict=True))
+
+
+def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: Path) -> None:
+    """Eight batches of 12, four at a time, take the two steps of two batches of 48."""
+    larger, one_by_one = run(world, 3, digits_folder, batch_size=48), run(world, 3, digits_folder)
+    for sync in (*RUNGS, "ddp"):
+        accumulated = run(world, 3, digits_folder, sync=sync, accumulate=4)
+        assert max_abs_diff(accumulated, larger) < 1e-12, sync
+        assert max_abs_diff(accumulated, one_by_one) > 1e-3, sync
+
+
+def test_accumulating_saves_messages(world: Worlds, digits_folder: Path) -> None:
+    often = run(world, 2, digits_folder, sync="overlapped", all_reduce="recursive-doubling")
+    seldom = run(world, 2, digits_folder, sync="overlapped", all_reduce="recursive-doubling", accumulate=4)
+    assert (often["messages"], seldom["messages"]) == (16, 4)
+
+
+def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(UsageError, match="accumulate 3 does not divide the 8 batches"):
+        run(world, 2, digits_folder, accumulate=3)
+
+
+@pytest.mark.parametrize("all_reduce", ["backend", "auto"])
+def test_averaging_parameters_at_every_step_is_averaging_gradients(
+    all_reduce: str, world: Worlds, digits_folder: Path
+) -> None:
+    """SGD's step is linear in the gradients, with momentum too. Every third step is another algorithm."""
+    gradients = run(world, 3, digits_folder)
+    assert max_abs_diff(run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce), gradients) < 1e-12
+    seldom = run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce, sync_every=3)
+    assert max_abs_diff(seldom, gradients) > 1e-3
+
+
+def other_shapes(rank: int, size: int, how: str) -> None:
+    """The last rank's model has another width, or a layer more."""
+    odd = rank == size - 1
+    model = nn.Sequential(nn.Linear(4, 5 if odd and how == "width" else 3))
+    if odd and how == "layer":
+        model.append(nn.Linear(3, 3))
+    broadcast_parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("width", r"0.weight is torch.float32 \[3, 4\] on rank 0 and torch.float32 \[5, 4\] on rank 2"),
+        ("layer", r"1.weight is not there on rank 0 and torch.float32 \[3, 3\] on rank 2"),
+    ],
+)
+def test_a_rank_with_another_model_is_named_before_anything_is_sent(how: str, message: str, world: Worlds) -> None:
+    with pytest.raises(UsageError, match=message):
+        world(3, timeout=20).run(other_shapes, how)

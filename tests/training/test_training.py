@@ -1,0 +1,311 @@
+"""Training: N ranks equal one process, no sample is lost, replicas stay one. Real ranks on gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import small_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.lessons import LESSONS
+from playground.runtime import RankFailed, UsageError
+from playground.runtime.remote import Remote, remote
+from playground.testing import World
+from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.grad_syncs import RUNGS
+from playground.training.loop import train
+from playground.training.net import Net
+from playground.training.replicas import broadcast_parameters, largest_difference
+from playground.training.results import Epoch, TrainingResult
+from playground.training.runner import run_training
+from playground.training.settings import TrainingSettings
+from playground.training.sync import GradSync, new_grad_sync
+
+Worlds = Callable[..., World]
+SYNCS = [*RUNGS, "ddp"]
+BY_HAND = remote("playground.training.loop:train_by_hand")
+WITH_DDP = remote("playground.training.loop:train_with_ddp")
+
+
+def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
+    net = Net().eval()
+    assert sum(param.numel() for param in net.parameters()) == 21_840
+    output = net(torch.zeros(3, 1, 28, 28))
+    assert output.shape == (3, 10)
+    torch.testing.assert_close(output.exp().sum(1), torch.ones(3))
+    assert net(torch.zeros(0, 1, 28, 28)).shape == (0, 10)
+
+
+def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
+    """The oracle: plain single-process SGD; the parameters after half of the batches and after all."""
+    data, model = Images(folder, "train"), small_model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    history = []
+    for step, batch in enumerate(batches, 1):
+        images, labels = data.__getitems__(batch)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images.double()), labels).backward()
+        optimizer.step()
+        if step in (len(batches) // 2, len(batches)):
+            history.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+    return torch.stack(history)
+
+
+def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: int) -> dict[str, Any]:
+    """The positions, within the whole set, of what this rank trains on in each step of two epochs, and tests on."""
+    train_set = partition_dataset(Images(folder, "train", samples), batch_size)
+    index, epochs = train_set.dataset.index, range(2)
+    steps = [[index[position] for position in step] for _ in epochs for step in train_set.batch_sampler]
+    tested = partition_test_set(Images(folder, "t10k"))
+    return {
+        "steps": steps,
+        "lengths": [len(labels) for _, labels in train_set],
+        "tested": list(tested.dataset.index),
+        "test_lengths": [len(labels) for _, labels in tested],
+    }
+
+
+def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: int, sync: str) -> list[list[float]]:
+    """A few steps of SGD on this rank's shares; the parameters after each epoch, flat."""
+    model = small_model(seed=rank)  # each rank its own: rank 0's must win
+    if sync == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        broadcast_parameters(model)
+    averaging = new_grad_sync(sync, model, bucket_cap=1000) if sync in RUNGS else GradSync(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    history = []
+    train_set = partition_dataset(Images(folder, "train", samples), batch_size)
+    for _ in range(2):
+        left = samples
+        for images, labels in train_set:
+            batch, left = min(batch_size, left), left - batch_size
+            optimizer.zero_grad()
+            output = model(images.double())
+            loss = nn.functional.cross_entropy(output, labels, reduction="sum")
+            (loss * size / batch).backward()
+            averaging.after_backward()
+            optimizer.step()
+        history.append(torch.cat([param.detach().flatten() for param in model.parameters()]).tolist())
+    return history
+
+
+@pytest.mark.parametrize(("size", "sync"), [(2, "flat"), (4, "overlapped"), *((3, sync) for sync in SYNCS)])
+def test_n_ranks_equal_one_process_on_the_whole_batch(size: int, sync: str, world: Worlds, digits_folder: Path) -> None:
+    """92 samples in batches of 20, two epochs: the last batch, 12, is smaller; 3 ranks share unequally."""
+    shares = world(size).run(which_samples, digits_folder, 92, 20)
+    batches = [[*chain(*parts)] for parts in zip(*(rank["steps"] for rank in shares), strict=True)]
+    assert [len(batch) for batch in batches] == [20, 20, 20, 20, 12] * 2
+    alone = on_the_same_batches(digits_folder, batches)
+    together = world(size).run(shared_steps, digits_folder, 92, 20, sync)
+    assert all(history == together[0] for history in together), "replicas differ"
+    assert (alone - torch.tensor(together[0], dtype=torch.float64)).abs().max() < 1e-12
+
+
+def one_batch(world: Worlds, size: int, folder: Path, samples: int, sync: str) -> torch.Tensor:
+    histories = world(size).run(shared_steps, folder, samples, samples, sync)
+    assert all(history == histories[0] for history in histories), "replicas differ"
+    return torch.tensor(histories[0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sync", ["overlapped", "ddp"])
+@pytest.mark.parametrize(("size", "samples"), [(2, 64), (3, 64), (4, 5), pytest.param(8, 9, marks=pytest.mark.stress)])
+def test_one_batch_on_n_ranks_is_one_batch(
+    size: int, samples: int, sync: str, world: Worlds, digits_folder: Path
+) -> None:
+    """Where one batch is the whole data, order does not matter, and N ranks must equal one to the last digits."""
+    alone = one_batch(world, 1, digits_folder, samples, "per-parameter")
+    together = one_batch(world, size, digits_folder, samples, sync)
+    assert (alone - together).abs().max() < 1e-12
+    assert (alone[0] - alone[1]).abs().max() > 1e-3, "nothing was learnt"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder: Path) -> None:
+    """101 samples in batches of 8 leave 5: with 8 ranks, three have nothing to do in the last step but must take it."""
+    results = world(size).run(which_samples, digits_folder, 101, 8)
+    for step in range(13):
+        assert sum(result["lengths"][step] for result in results) == (8 if step < 12 else 5)
+    for epoch in (slice(0, 13), slice(13, 26)):
+        trained = [sample for result in results for step in result["steps"][epoch] for sample in step]
+        assert sorted(trained) == list(range(101))
+    assert results[0]["steps"][:13] != results[0]["steps"][13:], "every epoch has an order of its own"
+    tested = [sample for result in results for sample in result["tested"]]
+    assert sorted(tested) == list(range(200))
+    assert sum(sum(result["test_lengths"]) for result in results) == 200
+
+
+def uneven_gradients(rank: int, size: int, sync: str) -> dict[str, Any]:
+    """Average where rank 0 has no gradient for one parameter, nobody for another, and one does not learn."""
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(2)) for name in ("all", "some", "nobody", "frozen")})
+    model["frozen"].requires_grad_(False)
+    model["all"].grad = torch.full((2,), float(rank))
+    if rank > 0:
+        model["some"].grad = torch.full((2,), 6.0)
+    new_grad_sync(sync, model, bucket_cap=16).after_backward()
+    return {name: None if param.grad is None else param.grad.tolist() for name, param in model.items()}
+
+
+@pytest.mark.parametrize("sync", list(RUNGS)[1:])
+def test_a_missing_gradient_counts_as_zero(sync: str, world: Worlds) -> None:
+    for result in world(3).run(uneven_gradients, sync):
+        assert result == {"all": [1.0, 1.0], "some": [4.0, 4.0], "nobody": [0.0, 0.0], "frozen": None}
+
+
+def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
+    """Average gradients of several types and memory layouts."""
+    shapes = {"a": (2, 3, 2, 2), "b": (), "c": (5,), "d": (0,)}
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()})
+    model["c"] = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    for param in model.parameters():
+        param.grad = torch.arange(param.numel(), dtype=param.dtype).view(param.shape) * (rank + 1)
+    assert model["a"].grad is not None
+    model["a"].grad = model["a"].grad.contiguous(memory_format=torch.channels_last)
+    new_grad_sync(sync, model, bucket_cap=16).after_backward()
+    return [(str(param.grad.dtype), param.grad.tolist()) for param in model.parameters() if param.grad is not None]
+
+
+def test_ways_of_averaging_agree_on_any_type_and_layout(world: Worlds) -> None:
+    one_by_one = world(3).run(averaged_types, "per-parameter")
+    flat = world(3).run(averaged_types, "flat")
+    assert one_by_one == flat
+    assert flat[0] == flat[2]
+    assert flat[0][1] == ("torch.float32", 0.0)
+    assert flat[0][2] == ("torch.float64", [0.0, 2.0, 4.0, 6.0, 8.0])
+
+
+def broadcast_result(rank: int, size: int) -> list[float]:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    model[1].running_mean += rank
+    broadcast_parameters(model)
+    return [tensor.double().sum().item() for tensor in [*model.parameters(), *model.buffers()]]
+
+
+def test_parameters_and_buffers_come_from_rank_0(world: Worlds) -> None:
+    results = world(3).run(broadcast_result)
+    assert results[0] == results[1] == results[2]
+
+
+def difference_after(rank: int, size: int, change: str) -> float:
+    torch.manual_seed(0)
+    model = Net()
+    with torch.no_grad():
+        if change == "drift" and rank == size - 1:
+            model.fc2.bias[3] += 0.25
+        if change == "nan" and rank == size - 1:
+            model.fc2.bias[3] = float("nan")
+    return largest_difference(model)
+
+
+def test_the_proof_of_equal_replicas_can_fail(world: Worlds) -> None:
+    assert world(3).run(difference_after, "nothing") == [0.0] * 3
+    assert world(3).run(difference_after, "drift") == pytest.approx([0.25] * 3)
+    assert all(difference != difference for difference in world(3).run(difference_after, "nan"))
+
+
+def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
+    """What the first random numbers of training are on this rank."""
+    torch.manual_seed(0)
+    train_set = partition_dataset(Images(folder, "train", 64), 16)
+    test_set = partition_test_set(Images(folder, "t10k", 8))
+    drawn: list[float] = []
+    net = Net()
+    net.conv2_drop.register_forward_hook(lambda module, args, output: drawn.append((output == 0).sum().item()))
+    train(GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=1, batch_size=16))
+    return drawn
+
+
+def test_dropout_masks_differ_between_ranks_and_not_between_runs(world: Worlds, digits_folder: Path) -> None:
+    first, second = world(2).run(dropout_masks, digits_folder)
+    assert first != second
+    assert [first, second] == world(2).run(dropout_masks, digits_folder)
+
+
+def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
+    """What a function that trains returns on every rank."""
+    settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
+    return world.run(run_training, run, settings)
+
+
+def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
+    runs = {
+        "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=5, lr=0.1),
+        "flat": train_in(world(2), BY_HAND, digits_folder, epochs=5, lr=0.1, sync="flat"),
+        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=5, lr=0.1, sync="per-parameter"),
+        "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=5, lr=0.1),
+        "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=5, lr=0.1),
+    }
+    for first, second in runs.values():
+        assert list(map(without_times, first.epochs)) == list(map(without_times, second.epochs))
+        assert first.replicas_max_difference == 0.0
+        assert first.epochs[-1].loss < first.epochs[0].loss - 0.05
+        assert [epoch.tested for epoch in first.epochs] == [200] * 5
+    losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
+    for sync in runs:
+        assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
+
+
+def without_times(epoch: Epoch) -> Epoch:
+    return replace(epoch, seconds=0, samples_per_second=0)
+
+
+@pytest.mark.parametrize("lesson", ["sgd", "ddp"])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_training_in_any_world_is_reproducible(lesson: str, size: int, world: Worlds, digits_folder: Path) -> None:
+    first, again = (
+        train_in(world(size), LESSONS[lesson].remote("run"), digits_folder, limit=130, epochs=1) for _ in range(2)
+    )
+    assert first[0].replicas_max_difference == 0.0
+    assert len(first[0].epochs[0].loss_per_rank) == size
+    assert without_times(first[0].epochs[0]) == without_times(again[0].epochs[0])
+
+
+def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_folder: Path) -> None:
+    """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another number."""
+    run = LESSONS["sgd"].remote("run")
+    [result, *_] = train_in(world(3), run, digits_folder, limit=67, epochs=1, batch_size=67)
+    epoch = result.epochs[0]
+    weighted = sum(n * (loss or 0) for n, loss in zip([23, 22, 22], epoch.loss_per_rank, strict=True)) / 67
+    assert epoch.loss == pytest.approx(weighted, rel=1e-12)
+
+
+def own_settings(rank: int, size: int, folder: Path) -> None:
+    """Rank 2 was started with another learning rate."""
+    settings = TrainingSettings(folder=folder / str(rank), lr=0.1 if rank == 2 else 0.01)
+    run_training(rank, size, LESSONS["sgd"].remote("run"), settings)
+
+
+def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
+        world(3).run(own_settings, digits_folder)
+
+
+def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="FileNotFoundError"):
+        train_in(world(2), LESSONS["sgd"].remote("run"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
+        ({"all_reduce": "mail"}, "all_reduce 'mail' is unknown"),
+        ({"loader": "slow"}, "loader 'slow' is unknown"),
+        ({"epochs": 0}, "epochs 0: it must be at least 1"),
+        ({"accumulate": -1}, "accumulate -1"),
+        ({"lr": float("nan")}, "lr nan: it must be a finite number"),
+        ({"sync_every": 2}, "--sync-every 2 is for parameters"),
+        ({"lr": 1e39}, r"lr 1e\+39: no float32 is larger than 3.4e\+38"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_wherever_they_are_made(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainingSettings(folder=Path(), **change)
