@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -37,9 +39,18 @@ def is_first_epoch(line: str) -> bool:
     return bool(re.match(r" *1 +\d\.\d+ ", line))
 
 
+handed_out: set[int] = set()
+
+
 def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+    """A port that nobody listens on, and that nobody else will get: the kernel hands out higher ones by itself (so do
+    other workers' worlds get theirs), and here none is handed out twice."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if port not in handed_out:
+                handed_out.add(port)
+                return str(port)
 
 
 def by_hand(rank: int, size: int, port: str) -> dict[str, str]:
