@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from playground.runtime import (
+        ForkServerFailed,
         PeerDisconnected,
         PlaygroundError,
         RankFailed,

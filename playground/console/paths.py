@@ -8,17 +8,16 @@ from typing import Any
 
 import click
 
+from playground.runtime import working_folder
+
 _left: list[str] = []
 """Not empty once a working folder that had been deleted was left."""
 
 
 def leave_deleted_folder() -> None:
-    """Go to the root if the working folder has been deleted: in such a folder torch cannot be imported (oneMKL gives
-    up on the process). From then on `check_place` refuses relative paths, which were meant to start in that folder."""
-    try:
-        os.getcwd()
-    except OSError:
-        os.chdir(os.sep)
+    """Go to the root if the working folder has been deleted. From then on `check_place` refuses relative paths, which
+    were meant to start in that folder."""
+    if working_folder.leave_deleted_folder():
         _left.append(os.sep)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Iterator
 
 from playground.console.session import Session
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
+from playground.runtime.signals import stopping_signal
 from playground.training.results import Epoch
 
 
@@ -44,8 +44,5 @@ class FinishedEpochs:
 
 def describe_stop(error: BaseException) -> str:
     """What ended a run, in a few words: a signal by name, or the first line of an error."""
-    if isinstance(error, KeyboardInterrupt):
-        return signal.SIGINT.name
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
-        return signal.Signals(error.code - 128).name
-    return str(error).partition("\n")[0]
+    number = stopping_signal(error)
+    return number.name if number else str(error).partition("\n")[0]

@@ -33,6 +33,7 @@ from multiprocessing.connection import wait
 from typing import NoReturn
 
 from playground.runtime.streams import open_standard_streams
+from playground.runtime.working_folder import leave_deleted_folder
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1
@@ -74,14 +75,6 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY)  # it need not be killed
     atexit._run_exitfuncs()
     os._exit(0)  # the rest of an orderly exit would only give memory back
-
-
-def leave_deleted_folder() -> None:
-    """Go elsewhere if the working folder has been deleted: in such a folder oneMKL ends whoever imports torch."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        os.chdir(os.sep)
 
 
 def kill_at_end_of_file(pipe: int) -> None:

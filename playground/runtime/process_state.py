@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from playground.runtime.working_folder import working_folder
+
 
 class ProcessState:
     """The state of this process when it was new.
@@ -45,7 +47,7 @@ def read_settings() -> list[Any]:
     """What can be set in a process and would be noticed by whatever runs there next."""
     return [
         dict(os.environ),
-        read_folder(),
+        working_folder(),
         list(sys.path),
         [signal.getsignal(number) for number in signal.valid_signals()],
         (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
@@ -54,13 +56,6 @@ def read_settings() -> list[Any]:
         (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
         (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
     ]
-
-
-def read_folder() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # deleted
-        return None
 
 
 def has_children() -> bool:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import set_spawning_popen
 from typing import TYPE_CHECKING, Any
 
+from playground.runtime.working_folder import working_folder
+
 if TYPE_CHECKING:
     from playground.runtime.fork_client import ForkServerClient
 
@@ -171,8 +173,8 @@ def describe_program(name: str) -> dict[str, Any]:
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "start_method": mp.get_start_method(),
     }
-    with contextlib.suppress(FileNotFoundError):  # the working folder has been deleted: the rank stays where it is
-        program["dir"] = os.getcwd()
+    if folder := working_folder():  # otherwise the rank stays where it is
+        program["dir"] = folder
     script = sys.modules["__main__"]
     if script.__spec__ is not None:
         program["init_main_from_name"] = script.__spec__.name

@@ -29,6 +29,15 @@ def exit_orderly(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
+def stopping_signal(error: BaseException) -> signal.Signals | None:
+    """The signal that made this process raise `error`; None if there was none."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+        return signal.Signals(error.code - 128)
+    return None
+
+
 def leave_to_system() -> None:
     """From now on these signals end the process at once, and Ctrl-C, which a person may repeat, does nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

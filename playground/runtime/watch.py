@@ -127,10 +127,7 @@ def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
     """
     lines: dict[Any, Rank] = {rank.line: rank for rank in ranks if not rank.vanished}
     ends: dict[Any, Rank] = {rank.process.sentinel: rank for rank in ranks if not rank.vanished}
-    outputs = open_outputs(ranks)
-    ready = wait([*lines, *ends, *outputs], seconds)
-    for pipe in outputs.keys() & set(ready):
-        outputs[pipe].relay()
+    ready = wait_relaying(ranks, [*lines, *ends], seconds)
     events: list[tuple[int, Event]] = []
     for line in lines.keys() & set(ready):
         rank = lines[line]
@@ -148,9 +145,18 @@ def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
     return bool(ready)
 
 
-def open_outputs(ranks: list[Rank]) -> dict[Any, Output]:
-    """What the ranks may still print to, by its pipe."""
-    return {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
+def wait_relaying(ranks: list[Rank], others: list[Any], seconds: float) -> list[Any]:
+    """Wait until there is something at one of `others`, or in a pipe that the ranks print to: that is passed on.
+
+    Returns all that was ready, the pipes too; nothing if `seconds` passed in silence.
+    """
+    outputs: dict[Any, Output] = {
+        output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed
+    }
+    ready = wait([*others, *outputs], seconds)
+    for pipe in outputs.keys() & set(ready):
+        outputs[pipe].relay()
+    return ready
 
 
 def first_failure(ranks: list[Rank]) -> PlaygroundError:
@@ -196,10 +202,7 @@ def release(ranks: list[Rank]) -> None:
     lines: dict[Any, Rank] = {rank.line: rank for rank in ranks}
     end = time.monotonic() + LEAVE_LIMIT
     while staying:
-        outputs = open_outputs(ranks)
-        ready = wait([*staying, *lines, *outputs], max(0.0, end - time.monotonic()))
-        for pipe in outputs.keys() & set(ready):
-            outputs[pipe].relay()
+        ready = wait_relaying(ranks, [*staying, *lines], max(0.0, end - time.monotonic()))
         if not ready:
             check_server()
             # rank 0 waits for the others: if one of them is still there, it is that one

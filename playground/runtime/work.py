@@ -14,6 +14,7 @@ from typing import Any
 from playground.runtime import coverage
 from playground.runtime.errors import UsageError
 from playground.runtime.server import find_modules_as_here
+from playground.runtime.working_folder import working_folder
 
 Function = Callable[..., Any]
 
@@ -49,12 +50,8 @@ class Work:
 
 def prepare_work(fn: Function, args: tuple[Any, ...], timeout: float) -> Work:
     """The work, ready to travel. Raises `UsageError` if a new process could not find the function."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:
-        folder = None
     return Work(
-        pickled=pickle_call(fn, args), environ=dict(os.environ), folder=folder, path=find_modules_as_here(),
+        pickled=pickle_call(fn, args), environ=dict(os.environ), folder=working_folder(), path=find_modules_as_here(),
         timeout=timeout, coverage=coverage.read_settings(),
     )  # fmt: skip
 

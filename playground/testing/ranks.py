@@ -27,8 +27,8 @@ OPTIONS = (
 class PytestSettings:
     """What ranks need to know of the configuration of this run of pytest."""
 
-    path: tuple[str, ...]
-    """Where pytest finds modules. It may have added folders since a rank that is kept was started."""
+    folders: tuple[str, ...]
+    """Where pytest finds modules, beside `sys.path`."""
     rewritten: frozenset[str]
     """Names of the modules whose asserts are rewritten, and of packages all of whose modules are."""
     options: dict[str, object]
@@ -55,7 +55,7 @@ class ImportedAsByPytest:
 
 def load(settings: PytestSettings, pickled: bytes) -> Function:
     """In a rank: put `settings` in force, then import the function."""
-    sys.path[:] = settings.path
+    sys.path += settings.folders
     if settings.rewritten:
         with contextlib.suppress(Exception):  # another pytest than the ones we know: asserts stay plain
             from playground.testing.rewriting import install
@@ -75,16 +75,16 @@ def read_settings(config: pytest.Config) -> PytestSettings:
         with contextlib.suppress(KeyError, ValueError):
             options[name] = config.getini(name)
     return PytestSettings(
-        path=(*sys.path, *folders_of_importlib_mode(config)),
+        folders=folders_of_importlib_mode(config),
         rewritten=find_rewritten(config),
         options=options,
         verbosity=config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS),
     )
 
 
-def folders_of_importlib_mode(config: pytest.Config) -> list[str]:
+def folders_of_importlib_mode(config: pytest.Config) -> tuple[str, ...]:
     """With --import-mode=importlib, pytest names modules from its root folder, without adding that to `sys.path`."""
-    return [str(config.rootpath)] if config.getoption("importmode", "") == "importlib" else []
+    return (str(config.rootpath),) if config.getoption("importmode", "") == "importlib" else ()
 
 
 def find_rewritten(config: pytest.Config) -> frozenset[str]:

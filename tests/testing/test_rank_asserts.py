@@ -146,6 +146,7 @@ def test_plain_asserts_stay_plain_and_one_line_is_one_line(failing: pytest.Pytes
     result = failing.runpytest_inprocess(
         "--assert=plain", "--tb=line", "-k", "everybodys_sum", "-p", "no:cacheprovider"
     )
+    result.assert_outcomes(failed=1, deselected=5)
     result.stdout.fnmatch_lines(["*test_plain.py:*: *RankFailed: rank [01] of 2 failed: AssertionError"])
     result.stdout.no_fnmatch_line("*assert 3 == 5*")
     result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
@@ -166,7 +167,7 @@ def test_modules_that_only_pytest_finds(pytester: pytest.Pytester) -> None:
 
 def without_options(*rewritten: str) -> PytestSettings:
     """Settings in which a newer pytest would miss something."""
-    return PytestSettings(path=(), rewritten=frozenset(rewritten), options={}, verbosity=0)
+    return PytestSettings(folders=(), rewritten=frozenset(rewritten), options={}, verbosity=0)
 
 
 def import_with(hook: RankHook, name: str) -> ModuleType:
@@ -196,7 +197,7 @@ def test_a_modules_own_error_is_raised_as_it_is(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "broken.py").write_text("import sys\nsys.imports_of_broken += 1\nraise LookupError('mine')\n")
     monkeypatch.setattr(sys, "imports_of_broken", 0, raising=False)
     settings = PytestSettings(
-        path=(), rewritten=frozenset(["broken"]), options={"enable_assertion_pass_hook": False}, verbosity=0
+        folders=(), rewritten=frozenset(["broken"]), options={"enable_assertion_pass_hook": False}, verbosity=0
     )
     hook = RankHook(RankConfig(settings))  # type: ignore[arg-type]
     hook.add(settings.rewritten)

@@ -1,4 +1,4 @@
-"""The command `data-parallel`: the parts of DataParallel, its memory, its cures, its limits; and training with it."""
+"""The command `data-parallel`: the parts of DataParallel, its memory, what helps, its limits; and training with it."""
 
 from __future__ import annotations
 

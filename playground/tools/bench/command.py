@@ -17,6 +17,7 @@ from playground.console.session import Session
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
+from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
 from playground.tools.bench.compare import compare, load
 from playground.tools.bench.csv_file import CsvFile
@@ -101,10 +102,8 @@ def measure(session: Session, settings: BenchSettings, output: OutputOptions) ->
 
 def describe(error: BaseException) -> str:
     """In one line, what ended the run."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
-        return f"ended by {signal.Signals(error.code - 128).name}"
+    if number := stopping_signal(error):
+        return "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
