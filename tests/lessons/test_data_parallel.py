@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from playground.lessons.data_parallel import lesson, report
+from playground.lessons.data_parallel.claims import claims
 from playground.lessons.data_parallel.criterion import (
     DataParallelCriterion,
     DataParallelModel,
@@ -23,9 +24,10 @@ from playground.lessons.data_parallel.criterion import (
 )
 from playground.lessons.data_parallel.gather import gather
 from playground.lessons.data_parallel.memory import track_memory
+from playground.lessons.data_parallel.memory_cap import largest_batches
 from playground.lessons.data_parallel.module import DataParallel, data_parallel
 from playground.lessons.data_parallel.replicate import replicate
-from playground.lessons.data_parallel.results import TrainingComparison, WayResult, speedup, to_documents
+from playground.lessons.data_parallel.results import LABELS, TrainingComparison, WayResult, speedup, to_documents
 from playground.lessons.data_parallel.scatter import chunk_sizes, scatter
 from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings, Way, ways_to_compare
 from playground.runtime import UsageError, launch
@@ -285,12 +287,54 @@ def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() 
     assert peaks["e"].index(max(peaks["e"])) == 1
     losses = [way.loss for way in (logits, inside, outputs, elsewhere)]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+    for device in (device for way in results for device in way.devices):
+        assert sum(device.at_peak.values()) == device.peak
+        assert 0 < device.share <= 1
+
+
+COPY = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
+"""Bytes of the lesson's model."""
+
+
+def test_adam_s_state_lies_where_the_model_does() -> None:
+    ways = ways_to_compare(("cpu:0", "cpu:1"), "logits", None)
+    [[sgd], [adam]] = (
+        launch(lesson.ways, 1, args=(on("cpu:0", "cpu:1", ways=ways, batch_size=8, steps=1, optimizer=optimizer),))[0]
+        for optimizer in ("sgd", "adam")
+    )
+    assert adam.devices[0].at_peak == {**sgd.devices[0].at_peak, "optimizer state": 2 * COPY}
+    assert adam.devices[1].at_peak == sgd.devices[1].at_peak
+    first, second = lesson.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4, optimizer="adam"))
+    assert first.held["optimizer.step"] == 4 * COPY
+    assert second.held["optimizer.step"] == 0
+
+
+def test_the_model_is_held_once_and_its_replicas_are_equal() -> None:
+    tested = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
+    assert [copy.parameters for copy in tested.copies] == [COPY] * 3
+    assert [(copy.shared, copy.of) for copy in tested.copies] == [(5, 5), (0, 5), (0, 5)]
+    assert [step.replicas_differ for step in tested.steps] == [0.0] * 3
+    assert all(step.gradients_differ > 1e-3 for step in tested.steps)
+    assert all(step.from_one_device <= 1e-12 for step in tested.steps)
+    assert [step.loss for step in tested.steps] == sorted((step.loss for step in tested.steps), reverse=True)
+
+
+def test_with_the_cures_every_device_adds_to_the_batch_that_fits() -> None:
+    settings = on("cpu:0", "cpu:1", ways=ways_to_compare(("cpu:0", "cpu:1"), None, None))
+    cap = 40 * 2**20
+    [found] = launch(largest_batches, 1, args=(settings, cap))
+    batches = {(each.devices, each.gather, each.output_device): each.batch for each in found}
+    alone = batches[1, "logits", "cpu:0"]
+    assert batches[2, "logits", "cpu:0"] <= alone, "a second device is of no use"
+    assert batches[2, "loss", "cpu:0"] == batches[2, "outputs", "cpu:0"] >= 2 * alone - 2
+    assert all(sum(each.at_peak.values()) <= cap for each in found)
+    assert all(sum(each.at_peak.values()) > 0.9 * cap for each in found)
 
 
 def test_the_lesson_s_step_adds_up() -> None:
     devices = lesson.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
     moved = [{(move.part, move.source): move.bytes for move in device.received} for device in devices]
-    copy = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
+    copy = COPY
     assert moved[1] == {
         ("scatter", "host"): 2 * 8 * 8,
         ("replicate", "cpu:0"): copy,
@@ -348,6 +392,7 @@ def test_the_loss_difference_is_that_of_the_last_epoch() -> None:
         ({"batch_size": 0}, "batch_size 0: it must be between 1 and 256"),
         ({"batch_size": 257}, "batch_size 257: it must be between 1 and 256"),
         ({"steps": 0}, "steps 0: it must be at least 1"),
+        ({"optimizer": "lbfgs"}, "optimizer 'lbfgs' is unknown: choose one of sgd, adam"),
     ],
 )
 def test_settings_check_themselves(asked: Any, message: str) -> None:
@@ -371,7 +416,7 @@ def test_the_story(run_cli: Run, tmp_path: Path) -> None:
     lines = shown.out.splitlines()
     assert lines[0] == "data-parallel: one process, 2 devices: cpu:0, cpu:1"
     parts = [line.split(":")[0] for line in lines if line[:1].islower() and ": " in line][1:]
-    assert parts == ["split", "one_step", "ways", "two_means", "copying", "threads"]
+    assert parts == ["split", "one_step", "ways", "two_means", "claims", "copying", "threads"]
     assert "5  [3, 2]  [2.0, 4.5]        3     3.25         3" in shown.out
     assert "one process is confined to one machine" in " ".join(shown.out.split())
     assert (tmp_path / "memory.svg").stat().st_size
@@ -390,8 +435,11 @@ def test_one_way_as_json(run_cli: Run) -> None:
         "--batch-size",
         4,
     ]
-    document = json.loads(run_cli("data-parallel", *words, "--json").out)
+    document = json.loads(run_cli("data-parallel", *words, "--json", "--memory-cap", "20MiB").out)
     assert document.items() >= {"lesson": "data-parallel", "world_size": 1, "devices": ["cpu:2", "cpu:0"]}.items()
+    assert [each["devices"] for each in document["largest_batches"]] == [1, 2]
+    assert document["claims"]["copies"][0]["shared"] == 5
+    assert document["ways"][0]["devices"][0]["at_peak"].keys() <= {*LABELS}
     steps = {step["name"]: step["ranks"] for step in document["steps"]}
     assert list(steps) == ["split", "one_step", "gather logits on cpu:0", "copying", "averaging", "processes"]
     assert [row["device"] for row in steps["gather logits on cpu:0"]] == ["cpu:2", "cpu:0"]
@@ -426,6 +474,17 @@ def test_training_comes_to_the_loss_of_one_device(run_cli: Run, data_dir: Path) 
         (["--gather", "everything"], "'everything' is not one of"),
         (["--batch-size", "0"], "0 is not in the range"),
         (["--plot", "memory.txt"], "ends in .svg or .png"),
+        (["--optimizer", "lbfgs"], "'lbfgs' is not one of"),
+        (["--memory-cap", "much"], "'much' is no amount of memory"),
+        (["--memory-cap", "0"], "'0' is no amount of memory"),
+        (
+            ["--memory-cap", "8MiB", "--devices", "2"],
+            "a memory cap of 8,388,608 bytes is too small: the model alone needs 15,608,448 (parameters 7,804,224, "
+            "gradients 7,804,224), with one sample",
+        ),
+        (["--memory-cap", "30MiB", "--optimizer", "adam"], "gradients 7,804,224, optimizer state 15,608,448)"),
+        (["--train", "--memory-cap", "64MiB"], "--memory-cap has no effect with --train: leave one of them out"),
+        (["--train", "--optimizer", "adam"], "--optimizer has no effect with --train"),
         (["--train", "--gather", "loss"], "--gather has no effect with --train: leave one of them out"),
         (["--train", "--batch-size", "32"], "--batch-size has no effect with --train"),
         (["--train", "--plot", "memory.svg"], "--plot has no effect with --train"),

@@ -11,6 +11,7 @@ import click
 from playground.console import plots
 from playground.console.dependent_options import only_with
 from playground.console.epochs import EpochPrinter
+from playground.console.memory_cap import memory_cap_option
 from playground.console.options import (
     RunOptions,
     json_option,
@@ -27,9 +28,10 @@ from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.lessons.data_parallel import report
-from playground.lessons.data_parallel.results import TrainingComparison, to_documents
+from playground.lessons.data_parallel.results import LargestBatch, TrainingComparison, to_documents
 from playground.lessons.data_parallel.settings import (
     MAX_BATCH_SIZE,
+    OPTIMIZERS,
     WAYS,
     DataParallelSettings,
     check_device_count,
@@ -44,6 +46,7 @@ from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["data-parallel"]
 SPLIT, ONE_STEP, COMPARE, TWO_MEANS = map(LESSON.remote, ("split", "one_step", "ways", "two_means"))
+LARGEST_BATCHES, CLAIMS = LESSON.remote("largest_batches", "memory_cap"), LESSON.remote("claims", "claims")
 COPYING, AVERAGING, THREADS, PROCESSES = (
     LESSON.remote(name, "limits") for name in ("copying", "averaging", "threads", "processes")
 )
@@ -60,6 +63,11 @@ data_parallel_options = options(
         help="Number of samples per step.",
     ),
     click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Number of steps to time."),
+    click.option(
+        "--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True,
+        help="Whether the optimizer keeps nothing (sgd) or two numbers per parameter (adam).",
+    ),
+    memory_cap_option,
     click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone."),
     click.option(
         "--epochs", type=click.IntRange(1), default=1, show_default=True, help="With --train: passes over the data."
@@ -71,22 +79,23 @@ data_parallel_options = options(
     wide_option,
     json_option,
     only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
-    only_with("gather", "output_device", "batch_size", "steps", "plot", train=(False,)),
+    only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,)),
 )  # fmt: skip
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @data_parallel_options
 def command(
-    devices: str, gather: str | None, output_device: str | None, batch_size: int, steps: int, train: bool, epochs: int,
-    data: DataOptions, timeout: float, seed: int, plot: Path | None, wide: bool, as_json: bool,
+    devices: str, gather: str | None, output_device: str | None, batch_size: int, steps: int, optimizer: str,
+    memory_cap: int | None, train: bool, epochs: int, data: DataOptions, timeout: float, seed: int, plot: Path | None,
+    wide: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    server.preload(SPLIT.module, COPYING.module)
+    server.preload(SPLIT.module, COPYING.module, CLAIMS.module, LARGEST_BATCHES.module)
     server.warm_up()
     names, output = resolve_names(devices, output_device)
     settings = DataParallelSettings(
         devices=names, output_device=output or names[0], ways=ways_to_compare(names, gather, output),
-        batch_size=batch_size, steps=steps, seed=seed,
+        batch_size=batch_size, steps=steps, optimizer=optimizer, seed=seed,
     )  # fmt: skip
     backend = backend_for(settings.device_type).name
     run = RunOptions(backend=backend, timeout=timeout, seed=seed, wide=wide, as_json=as_json)
@@ -95,11 +104,12 @@ def command(
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     if plot:
         plots.check(plot)
+    batches = find_largest_batches(session, settings, memory_cap) if memory_cap else []  # it may be refused
     session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     if train:
         compare_training(session, names, data, epochs)
     else:
-        run_parts(session, settings, plot)
+        run_parts(session, settings, batches, memory_cap or 0, plot)
 
 
 def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, ...], str | None]:
@@ -123,8 +133,18 @@ def list_devices(devices: str) -> list[str]:
     return names
 
 
-def run_parts(session: Session, settings: DataParallelSettings, plot: Path | None) -> None:
-    """Run the parts of the lesson, and show each as soon as it has been run."""
+def find_largest_batches(session: Session, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
+    """The largest batch that fits, by each way. Raises `UsageError` if not even one sample does."""
+    with session.bar() as bar:
+        bar.show(LARGEST_BATCHES.name)
+        [batches] = session.world.run(LARGEST_BATCHES, settings, cap, on_report=bar)
+    return batches
+
+
+def run_parts(
+    session: Session, settings: DataParallelSettings, batches: list[LargestBatch], cap: int, plot: Path | None
+) -> None:
+    """Run the parts of the lesson, and show each as soon as it has been run. `batches` have been found before."""
     world = session.world
     ranks = World(len(settings.devices), backend=world.backend, timeout=world.timeout)  # one per device
 
@@ -144,8 +164,12 @@ def run_parts(session: Session, settings: DataParallelSettings, plot: Path | Non
         [ways] = run_on(world, COMPARE, settings)
         [[alone]] = run_on(world, COMPARE, settings.on_first_device)
         show(COMPARE, report.ways_texts(ways, alone))
+        if batches:
+            show(LARGEST_BATCHES, report.fitting_texts(batches, cap, MAX_BATCH_SIZE))
         [means] = run_on(world, TWO_MEANS, settings)
         show(TWO_MEANS, report.means_texts(means))
+        [claims] = run_on(world, CLAIMS, settings)
+        show(CLAIMS, report.claims_texts(claims))
         [copying], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
         show(COPYING, report.copying_texts(copying, averaging))
         [threads], processes = run_on(world, THREADS, settings), run_on(ranks, PROCESSES)
@@ -161,7 +185,8 @@ def run_parts(session: Session, settings: DataParallelSettings, plot: Path | Non
             "copying": copying.devices, "averaging": averaging, "processes": processes,
         },
         devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size,
-        ways=ways, one_device=alone, means=to_documents(means), copying_seconds=copying.seconds, threads=threads,
+        optimizer=settings.optimizer, ways=ways, one_device=alone, largest_batches=batches,
+        means=to_documents(means), claims=claims, copying_seconds=copying.seconds, threads=threads,
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.memory import HOST, device_of
+from playground.lessons.data_parallel.account import HOST
+from playground.lessons.data_parallel.memory import device_of
 from playground.runtime.errors import UsageError
 
 Device: TypeAlias = "torch.device | str"

@@ -18,7 +18,7 @@ from playground.training.sync import GradSync
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
-LR = 0.1
+LR = {"sgd": 0.1, "adam": 1e-3}
 
 
 class LanguageModel(nn.Module):
@@ -49,15 +49,22 @@ def new_model_and_batch(
     The same for the same seed, whichever the device.
     """
     torch.manual_seed(seed)
+    tokens, targets = new_batch(batch_size)
+    return LanguageModel().to(device), tokens, targets
+
+
+def new_batch(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and, as targets, the tokens after them, both [batch_size, length]."""
     tokens = torch.randint(VOCABULARY, (batch_size, LENGTH + 1))
-    return LanguageModel().to(device), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Plain SGD: it keeps nothing but the parameters."""
-    return torch.optim.SGD(model.parameters(), lr=LR)
+def new_optimizer(model: nn.Module, name: str = "sgd") -> torch.optim.Optimizer:
+    """Plain SGD, which keeps nothing but the parameters, or Adam: a name of `OPTIMIZERS`."""
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    return kind(model.parameters(), lr=LR[name])
 
 
 def new_step(model: nn.Module, loss: Callable[[], torch.Tensor], sync: GradSync) -> Callable[[], torch.Tensor]:
-    """A call that takes one training step of `model` and returns the loss before it."""
+    """A call that takes one training step of `model` by SGD and returns the loss before it."""
     return partial(training_step, new_optimizer(model), [loss], sync)

@@ -14,7 +14,7 @@ https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from statistics import median
@@ -22,6 +22,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from playground.lessons.data_parallel.account import HOST, Account
 from playground.lessons.data_parallel.criterion import (
     DataParallelCriterion,
     DataParallelModel,
@@ -30,15 +31,16 @@ from playground.lessons.data_parallel.criterion import (
 )
 from playground.lessons.data_parallel.devices import resolve_devices
 from playground.lessons.data_parallel.gather import gather
-from playground.lessons.data_parallel.language import TokenLoss, new_model_and_batch, new_optimizer, new_step
-from playground.lessons.data_parallel.memory import HOST, Account, track_memory
+from playground.lessons.data_parallel.language import TokenLoss, new_model_and_batch, new_optimizer
+from playground.lessons.data_parallel.memory import track_memory
 from playground.lessons.data_parallel.module import DataParallel, data_parallel
 from playground.lessons.data_parallel.moves import copy_to
 from playground.lessons.data_parallel.parallel_apply import parallel_apply
 from playground.lessons.data_parallel.replicate import replicate
-from playground.lessons.data_parallel.results import DevicePeak, DeviceShares, DeviceStep, Means, Received, WayResult
+from playground.lessons.data_parallel.results import DeviceLoad, DeviceShares, DeviceStep, Means, Received, WayResult
 from playground.lessons.data_parallel.scatter import chunk_sizes, scatter
 from playground.lessons.data_parallel.settings import DataParallelSettings
+from playground.lessons.data_parallel.utilisation import Utilisation, track_utilisation
 from playground.measurement.interleave import interleave, timed
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
 from playground.training.loop import train
@@ -80,6 +82,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Devic
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
     devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
+    optimizer = new_optimizer(model, settings.optimizer)
 
     def forward() -> torch.Tensor:
         chunks = scatter((tokens,), devices)
@@ -102,7 +105,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Devic
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         account.snapshot("(before)")
-        training_step(new_optimizer(model), [forward], GradSync(model), moment=after)
+        training_step(optimizer, [forward], GradSync(model), moment=after)
         account.snapshot("optimizer.step")
     return [device_step(account, device) for device in devices]
 
@@ -149,8 +152,8 @@ LOSSES = {"logits": gather_logits, "loss": gather_losses, "outputs": keep_output
 
 
 def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult]:
-    """What fills the memory of a device, and what helps: gathering logits on one device, or on another; computing
-    the loss inside forward; leaving outputs where they are, with the criterion in parallel.
+    """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
+    another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
     For each of `settings.ways`, in order. All take their first step from the same parameters.
     """
@@ -160,17 +163,42 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult
     steps, results = [], []
     for way in settings.ways:
         loss = partial(LOSSES[way.gather], model, tokens, targets, devices, torch.device(way.output_device))
-        steps.append(new_step(model, loss, GradSync(model)))
+        optimizer = new_optimizer(model, settings.optimizer)
         model.load_state_dict(start)
-        with track_memory(devices) as account:
-            account.put_module(model, devices[0])
-            first_loss = steps[-1]().item()
-        peaks = [DevicePeak(device=str(device), peak=account.peak[device]) for device in devices]
+        steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
+        first_loss = steps[-1]().item()  # from here on the optimizer has its state
+        account = track_step(model, optimizer, loss, devices)
         gathered = sum(move.bytes for move in account.moves if move.part == "gather")
+        with track_utilisation(devices) as use:
+            for _ in range(settings.steps):
+                steps[-1]()
         result = partial(WayResult, gather=way.gather, output_device=way.output_device, loss=first_loss)
-        results.append(partial(result, gathered=gathered, devices=peaks))
+        results.append(partial(result, gathered=gathered, devices=device_loads(account, use)))
     turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
     return [result(seconds=median(seconds)) for result, seconds in zip(results, turns, strict=True)]
+
+
+def track_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[], torch.Tensor],
+    devices: Sequence[torch.device],
+) -> Account:
+    """The account of a training step that is not the first: `optimizer` has its state already."""
+    with track_memory(devices) as account:
+        account.put_module(model, devices[0])
+        account.put_state(optimizer, devices[0])
+        training_step(optimizer, [loss], GradSync(model), moment=account.moment)
+    return account
+
+
+def device_loads(account: Account, use: Utilisation) -> list[DeviceLoad]:
+    """What a step takes of each device."""
+    peak, at_peak = account.peak, account.at_peak
+    return [
+        DeviceLoad(device=str(device), peak=peak[device], at_peak=at_peak[device], share=share)
+        for device, share in use.share.items()
+    ]
 
 
 def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Means]:

@@ -6,106 +6,54 @@ of two devices is an error. The bytes of a storage count from when an operation 
 uses it is gone: parameters and their copies, inputs, outputs, activations saved for backward, gradients, the
 optimizer's state. What an operation needs only while it runs does not count.
 
-On GPUs the account is that of torch's allocator (`torch.cuda.max_memory_allocated`), for the whole process.
+On GPUs the totals are those of torch's allocator (`torch.cuda.max_memory_allocated`), for the whole process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from collections import Counter, deque
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-HOST = torch.device("cpu")
-"""Memory of no device: where batches come from."""
+from playground.lessons.data_parallel.account import HOST, Account, Move
 
-
-@dataclass(frozen=True)
-class Move:
-    """A tensor of `bytes` bytes that `part` of the step has copied."""
-
-    part: str
-    source: torch.device
-    target: torch.device
-    bytes: int
-
-
-class Account:
-    """Of virtual devices: `moves` in order, `held` and `peak` in bytes per device."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.moves: list[Move] = []
-        self.snapshots: dict[str, dict[torch.device, int]] = {}
-        self.device_of: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
-        """Where each storage lies."""
-        self.lock = threading.RLock()
-        self.released: deque[tuple[torch.device, int]] = deque()  # filled by the garbage collector, at any moment
-        self._held = dict.fromkeys(devices, 0)
-        self._peak = dict.fromkeys(devices, 0)
-
-    def put(self, *tensors: torch.Tensor, device: torch.device) -> None:
-        """Count these on `device`, unless they are counted already."""
-        with self.lock:
-            for storage in (tensor.untyped_storage() for tensor in tensors):
-                if storage not in self.device_of:
-                    self.device_of[storage] = device
-                    weakref.finalize(storage, self.released.append, (device, storage.nbytes())).atexit = False
-                    self._held[device] = self.held.get(device, 0) + storage.nbytes()
-                    self._peak[device] = max(self._peak.get(device, 0), self._held[device])
-
-    def put_module(self, module: nn.Module, device: torch.device) -> None:
-        """Count its parameters and buffers on `device`."""
-        self.put(*module.parameters(), *module.buffers(), device=device)
-
-    @property
-    def held(self) -> dict[torch.device, int]:
-        with self.lock:
-            while self.released:
-                device, freed = self.released.popleft()
-                self._held[device] -= freed
-            return dict(self._held)
-
-    @property
-    def peak(self) -> dict[torch.device, int]:
-        return dict(self._peak)
-
-    def snapshot(self, name: str) -> None:
-        """Keep what is held now in `snapshots`, under that name."""
-        self.snapshots[name] = self.held
-
-    def bytes_moved(self) -> Counter[tuple[str, torch.device, torch.device]]:
-        """The bytes of all moves, by (part, source, target)."""
-        total: Counter[tuple[str, torch.device, torch.device]] = Counter()
-        for move in self.moves:
-            total[move.part, move.source, move.target] += move.bytes
-        return total
-
-    def track(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """In this thread, count what operations make; on `device` if they have no operands."""
-        return AllocationTracker(self, device)
+MOVED_LABELS = {
+    "scatter": "inputs", "loss": "inputs", "targets": "inputs", "gradients of inputs": "gradients",
+    "replicate": "parameters", "reduce": "gradients",
+    "gather": "gathered outputs", "gradients of outputs": "gradients",
+}  # fmt: skip
+"""What the account calls the copies that each part of a step makes; those of other parts as the phase of the step."""
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Sees every operation of its thread, backward's too, and puts what it makes on the account."""
+    """Sees every operation of its thread, backward's too, and puts what it makes on the account.
+
+    What has no operands is made on `device`. If the account is `timed`, operations are timed too: in seconds that the
+    thread computes, not those in which it waits for a core or for the GIL.
+    """
 
     def __init__(self, account: Account, device: torch.device) -> None:
         super().__init__()
         self.account, self.device = account, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        start = time.thread_time()
         result = func(*args, **(kwargs or {}))
-        device = getattr(_move, "target", None) or self.common_device(func, args, kwargs)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        seconds = time.thread_time() - start
+        move = getattr(_thread, "move", None)
+        device, label = move or (self.common_device(func, args, kwargs), None)
         if device != HOST:
-            self.account.put(*made, device=device)
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.account.put(*made, device=device, label=label)
+        if self.account.timed and not move and func.namespace == "aten":  # neither a copy nor communication
+            self.account.add_busy(device, seconds)
         return result
 
     def common_device(self, func: Any, *operands: Any) -> torch.device:
@@ -121,12 +69,11 @@ class AllocationTracker(TorchDispatchMode):
 
 
 class GpuAccount(Account):
-    """Of GPUs: moves are recorded as everywhere, the bytes are what the allocator says."""
+    """Of GPUs: moves and labels are recorded as everywhere, how many bytes there are the allocator says."""
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        super().__init__(devices)
-        for device in devices:
-            torch.cuda.reset_peak_memory_stats(device)
+    def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
+        super().__init__(devices, timed)
+        self.reset_peak()
 
     @property
     def held(self) -> dict[torch.device, int]:
@@ -136,39 +83,79 @@ class GpuAccount(Account):
     def peak(self) -> dict[torch.device, int]:
         return {device: torch.cuda.max_memory_allocated(device) for device in self._held}
 
-    def put(self, *tensors: torch.Tensor, device: torch.device) -> None:
-        pass
+    @property
+    def at_peak(self) -> dict[torch.device, dict[str, int]]:
+        """With what the tensors do not account for as "other": rounding, and what libraries keep."""
+        peak = self.peak
+        return {
+            device: {**labels, "other": max(0, peak[device] - sum(labels.values()))}
+            for device, labels in super().at_peak.items()
+        }
 
-    def track(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+    def reset_peak(self) -> None:
+        super().reset_peak()
+        for device in self._held:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
+        """A GPU's tensor says itself where it lies; one in the host's memory does not count."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                super().put(tensor, device=tensor.device, label=label)
 
 
 _accounts: list[Account] = []
-_move = threading.local()
+_thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
 @contextlib.contextmanager
-def track_memory(devices: Sequence[torch.device]) -> Iterator[Account]:
-    """Keep an account of `devices` meanwhile. It slows every operation down: do not time anything in it."""
-    account = (GpuAccount if devices[0].type == "cuda" else Account)(devices)
+def track_memory(
+    devices: Sequence[torch.device], default: torch.device = HOST, timed: bool = False
+) -> Iterator[Account]:
+    """Keep an account of `devices` meanwhile. It slows every operation down: do not time anything in it.
+
+    `default` is where what has no operands is made. In a rank, all of whose work is one device's, it is that device:
+
+        device = torch.device("cpu", 0)
+        with track_memory([device], default=device) as account:
+            account.put_module(model, device)
+    """
+    account = (GpuAccount if devices[0].type == "cuda" else Account)(devices, timed)
     _accounts.append(account)
     try:
-        with account.track(HOST):
+        with track_thread(default):
             yield account
     finally:
         _accounts.remove(account)
 
 
-def track_thread(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Have this thread, which works for `device`, counted too, if anybody keeps an account."""
-    return _accounts[-1].track(device) if _accounts else contextlib.nullcontext()
+@contextlib.contextmanager
+def track_thread(device: torch.device) -> Iterator[None]:
+    """Have this thread, which works for `device` meanwhile, counted too, if anybody keeps an account."""
+    before = getattr(_thread, "tracker", None)
+    if not _accounts:
+        yield
+    elif before and before.account is _accounts[-1]:  # the thread is tracked: one tracker is enough
+        device, before.device = before.device, device
+        try:
+            yield
+        finally:
+            before.device = device
+    else:
+        _thread.tracker = AllocationTracker(_accounts[-1], device)
+        try:
+            with _thread.tracker:
+                yield
+        finally:
+            _thread.tracker = before
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
     """Where a tensor lies; `HOST` for one in CPU memory that nobody has put on a virtual device."""
     if tensor.device.type != "cpu" or not _accounts:
         return tensor.device
-    return _accounts[-1].device_of.get(tensor.untyped_storage(), HOST)
+    holding = _accounts[-1].holdings.get(tensor.untyped_storage())
+    return holding.device if holding else HOST
 
 
 @contextlib.contextmanager
@@ -177,8 +164,26 @@ def record_move(part: str, target: torch.device, *tensors: torch.Tensor) -> Iter
     if _accounts:
         moves = [Move(part, device_of(each), target, each.nbytes) for each in tensors if device_of(each) != target]
         _accounts[-1].moves.extend(moves)
-    _move.target = target
+    _thread.move = target, MOVED_LABELS.get(part)
     try:
         yield
     finally:
-        _move.target = None
+        _thread.move = None
+
+
+def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
+    """Have `account` count the buckets of `ddp` as gradients, where DDP makes them anew: in its second forward.
+
+    (Those of the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)
+    """
+    label = account.label
+
+    def before_ddp(*_: object) -> None:
+        nonlocal label
+        label, account.label = account.label, "gradients"
+
+    def before_model(*_: object) -> None:
+        account.label = label
+
+    ddp.register_forward_pre_hook(before_ddp)
+    ddp.module.register_forward_pre_hook(before_model)

@@ -7,13 +7,17 @@ from pathlib import Path
 from statistics import median
 
 from playground.console import plots
+from playground.console.bars import bars
 from playground.console.tables import Column, Table, cell
 from playground.console.text import Prose, heading, prose
 from playground.lessons.data_parallel.results import (
+    LABELS,
     Averaging,
+    Claims,
     Copying,
     DeviceShares,
     DeviceStep,
+    LargestBatch,
     Means,
     TrainingComparison,
     WayResult,
@@ -59,21 +63,63 @@ def step_texts(devices: Sequence[DeviceStep]) -> list[str | Prose | Table]:
 
 
 def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose | Table]:
-    """Memory and time of each way to the loss; `alone` is the same step on the first device only."""
-    gathers = Column("gathered"), Column("on")
-    peaks = Table(*gathers, *(Column(device.device, "bytes", right=True) for device in ways[0].devices))
+    """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
+    gathers, devices = (Column("gathered"), Column("on")), [device.device for device in ways[0].devices]
+    peaks = Table(*gathers, *(Column(device, "bytes", right=True) for device in devices))
+    shares = Table(*gathers, *(Column(device, "%", right=True) for device in devices))
     costs = Table(
         *gathers, Column("copied by\ngather", "bytes", right=True), Column("time\nper step", "ms", right=True),
         Column("loss", right=True),
     )  # fmt: skip
     for way in ways:
-        peaks.add(way.gather, way.output_device, *(f"{device.peak:,}" for device in way.devices))
-        costs.add(
-            way.gather, way.output_device, f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}"
-        )  # fmt: skip
+        name = way.gather, way.output_device
+        peaks.add(*name, *(f"{device.peak:,}" for device in way.devices))
+        shares.add(*name, *(f"{100 * device.share:.0f}" for device in way.devices))
+        costs.add(*name, f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}")
     [first] = alone.devices
-    about = f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):"
-    return [about, peaks, "  What gather copies from other devices, and how long a step takes:", costs]
+    return [
+        f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):", peaks,
+        f"  What that is where {ways[0].gather} are gathered on {ways[0].output_device}:",
+        *bars([(device.device, device.at_peak) for device in ways[0].devices], LABELS),
+        "  What gather copies from other devices, and how long a step takes:", costs,
+        "  Share of a step in which each device computes:", shares,
+    ]  # fmt: skip
+
+
+def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> list[str | Prose | Table]:
+    """The largest batch by each way, and what the fullest device then holds."""
+    table = Table(
+        Column("devices", right=True), Column("gathered"), Column("on"), Column("largest\nbatch", right=True),
+        Column("fullest\ndevice"), Column("holds", "bytes", right=True),
+    )  # fmt: skip
+    for each in batches:
+        size = f"{each.batch}{'+' * (each.batch == most)}"
+        held = f"{sum(each.at_peak.values()):,}"
+        table.add(str(each.devices), each.gather, each.output_device, size, each.fullest, held)
+    more = f"  + as large as this command's batches get: {most}"
+    reached = any(each.batch == most for each in batches)
+    return [f"  Each device may hold {cap:,} bytes:", table, *([more] if reached else [])]
+
+
+def claims_texts(claims: Claims) -> list[str | Prose | Table]:
+    """What each device has of the model, and how far replicas are from each other and from one device."""
+    copies = Table(
+        Column("device"), Column("parameters", "bytes", right=True), Column("of its replica, the\nmodel's own memory")
+    )
+    for copy in claims.copies:
+        copies.add(copy.device, f"{copy.parameters:,}", f"{copy.shared} of {copy.of} parameters")
+    steps = Table(
+        Column("step", right=True), Column("loss", right=True), Column("parameters of\nthe replicas", right=True),
+        Column("their\ngradients", right=True), Column("the model, from\none device's", right=True),
+    )  # fmt: skip
+    for step in claims.steps:
+        apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
+        steps.add(str(step.step), f"{step.loss:.6f}", *(f"{difference:.1g}" for difference in apart))
+    return [
+        "  The model lies on the first device once. What each device has while replicas run:", copies,
+        "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
+        "added up, and the model goes where one device would take it. Largest differences, in float64:", steps,
+    ]  # fmt: skip
 
 
 def means_texts(batches: Sequence[Means]) -> list[str | Prose | Table]:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from playground.training.results import TrainingResult
 
+LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs", "other")
+"""Kinds of what a device holds; "other" on GPUs only, where the allocator knows of more than tensors."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceShares:
@@ -53,10 +56,16 @@ class DeviceStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevicePeak:
+class DeviceLoad:
+    """What a step takes of one device."""
+
     device: str
     peak: int
-    """The most bytes it held at any moment of a step."""
+    """The most bytes it holds at any moment."""
+    at_peak: dict[str, int]
+    """What these bytes are, by label."""
+    share: float
+    """Of the step, in which it computes: 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +79,23 @@ class WayResult:
     """Before the step."""
     gathered: int
     """Bytes that gather copied from other devices."""
-    devices: list[DevicePeak]
+    devices: list[DeviceLoad]
     seconds: float
     """Of a step, median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """The largest batch with which no device holds more than the cap, by one way to the loss."""
+
+    gather: str
+    output_device: str
+    devices: int
+    batch: int
+    fullest: str
+    """The device that holds most."""
+    at_peak: dict[str, int]
+    """What it holds then, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +119,41 @@ class Means:
             "samples": self.samples, "chunks": self.chunks, "means": self.means, "mean": self.mean,
             "mean of means": self.mean_of_means, "weighted mean": self.weighted_mean,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCopy:
+    """How often a device holds the model while replicas run."""
+
+    device: str
+    parameters: int
+    """Bytes of parameters that it holds."""
+    shared: int
+    """Parameters of its replica that are the model's own memory."""
+    of: int
+    """Parameters there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStep:
+    """A training step of DataParallel, beside the same step on one device."""
+
+    step: int
+    loss: float
+    replicas_differ: float
+    """Largest difference of a replica's parameters from the first replica's, in forward."""
+    gradients_differ: float
+    """Largest difference of the gradients that a replica contributes from those of the first."""
+    from_one_device: float
+    """Largest difference between the model's parameters and those of training on one device, after the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """Two sentences about DataParallel, put to the test."""
+
+    copies: list[ModelCopy]
+    steps: list[ReplicaStep]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import UsageError
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
+OPTIMIZERS = ("sgd", "adam")
+"""Adam keeps two numbers for each parameter, SGD none."""
 WAYS = ("logits", "loss", "outputs")
 """Ways to the loss, named after what the devices compute and, all but the last, send to one of them."""
 
@@ -39,6 +41,8 @@ class DataParallelSettings:
     """Samples in a step, on all devices together."""
     steps: int = 3
     """Steps that are timed."""
+    optimizer: str = "sgd"
+    """One of `OPTIMIZERS`."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -55,6 +59,7 @@ class DataParallelSettings:
         if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
             raise UsageError(f"batch_size {self.batch_size}: it must be between 1 and {MAX_BATCH_SIZE}")
         check_at_least_one(self, "steps")
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
 
     @property
     def device_type(self) -> str:

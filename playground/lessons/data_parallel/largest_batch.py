@@ -1,0 +1,57 @@
+"""The largest batch that fits into so much memory, found with few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from playground.runtime.errors import UsageError
+
+GROWTH = 4
+"""A probe has at most so many times as many samples as fit for certain: a step too large is really taken."""
+
+
+def largest_batch(
+    peak: Callable[[int], int], cap: int, *, model: Mapping[str, int], limit: int, smallest: int = 1
+) -> int:
+    """The largest batch from `smallest` to `limit` with which no device holds more than `cap` bytes.
+
+    `peak(batch)` takes a training step with so many samples, and says what the fullest device held: more with more
+    samples. That is nearly a straight line, so a line through two probes says where to look; that the batch fits and
+    the next one does not is then seen, not predicted. `model` is what a device holds before there is any sample, by
+    label, for the error message alone.
+
+    Raises `UsageError` if not even the smallest batch fits.
+    """
+    peaks = {smallest: peak(smallest)}
+    if peaks[smallest] > cap:
+        raise UsageError(explain(cap, model, smallest, peaks[smallest]))
+    fits, too_large, up, down = smallest, limit + 1, 1, 1
+    while too_large - fits > 1:
+        low, high = fits + up, too_large - down
+        batch = max(low, min(predict(peaks, fits, cap), high)) if low <= high else (fits + too_large) // 2
+        batch = min(batch, GROWTH * fits)
+        peaks[batch] = peak(batch)
+        if peaks[batch] <= cap:  # where peaks go up in steps, lines mislead: go further if this is where one led before
+            fits, up, down = batch, 2 * up if batch == low else 1, 1
+        else:
+            too_large, up, down = batch, 1, 2 * down if batch == high else 1
+    return fits
+
+
+def predict(peaks: Mapping[int, int], fits: int, cap: int) -> int:
+    """The last batch that fits, by the line through the largest one known to and the next probe, or else the first."""
+    other = min((batch for batch in peaks if batch > fits), default=min(peaks))
+    if other == fits or peaks[other] == peaks[fits]:
+        return GROWTH * fits
+    slope = (peaks[other] - peaks[fits]) / (other - fits)
+    return fits + int((cap - peaks[fits]) / slope)
+
+
+def explain(cap: int, model: Mapping[str, int], smallest: int, needed: int) -> str:
+    """That the cap is too small, what the model alone needs, and what would do."""
+    parts = ", ".join(f"{label} {count:,}" for label, count in model.items())
+    samples = "one sample" if smallest == 1 else f"{smallest} samples"
+    return (
+        f"a memory cap of {cap:,} bytes is too small: the model alone needs {sum(model.values()):,} ({parts}), "
+        f"with {samples} {needed:,}: allow at least as many"
+    )

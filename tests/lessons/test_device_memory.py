@@ -1,0 +1,232 @@
+"""The account of memory: against a model of it, by label, in a rank, and against what the kernel says of a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.lessons.data_parallel.criterion import LossModel
+from playground.lessons.data_parallel.memory import label_buckets, track_memory
+from playground.lessons.data_parallel.module import data_parallel
+from playground.lessons.data_parallel.moves import copy_to
+from playground.lessons.data_parallel.parallel_apply import use_device
+from playground.lessons.data_parallel.results import LABELS
+from playground.runtime import launch
+from playground.training.step import training_step
+from playground.training.sync import GradSync
+
+FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
+
+allocations = st.tuples(st.just("allocate"), st.integers(0, 1), st.sampled_from(LABELS), st.integers(0, 100))
+frees = st.tuples(st.just("free"), st.integers(0, 9))
+relabels = st.tuples(st.just("relabel"), st.integers(0, 9), st.sampled_from(LABELS))
+resets = st.tuples(st.just("reset"))
+
+
+class OracleAccount:
+    """The sums, taken anew after every change: what is alive is a list of [device, label, bytes]."""
+
+    def __init__(self) -> None:
+        self.alive: list[list[Any]] = []
+        self.at_peak: dict[torch.device, dict[str, int]] = {FIRST: {}, SECOND: {}}
+
+    def held(self, device: torch.device) -> dict[str, int]:
+        counted = {label: [item[2] for item in self.alive if item[:2] == [device, label]] for label in LABELS}
+        return {label: sum(found) for label, found in counted.items() if sum(found)}
+
+    def look(self) -> None:
+        for device, most in self.at_peak.items():
+            if sum(self.held(device).values()) > sum(most.values()):
+                self.at_peak[device] = self.held(device)
+
+
+@given(st.lists(allocations | frees | relabels | resets, max_size=30))
+@settings(max_examples=60)
+def test_the_account_is_the_sum_of_what_is_alive(steps: list[tuple[Any, ...]]) -> None:
+    oracle, tensors = OracleAccount(), []
+    with track_memory([FIRST, SECOND]) as account:
+        for kind, *arguments in steps:
+            if kind == "allocate":
+                number, label, count = arguments
+                device = (FIRST, SECOND)[number]
+                with account.labelled(label), use_device(device):
+                    tensors.append(torch.empty(count, dtype=torch.uint8))
+                oracle.alive.append([device, label, count])
+            elif kind == "free" and tensors:
+                index = arguments[0] % len(tensors)
+                del tensors[index], oracle.alive[index]
+            elif kind == "relabel" and tensors:
+                index = arguments[0] % len(tensors)
+                account.put(tensors[index], device=SECOND, label=arguments[1])
+                oracle.alive[index][1] = arguments[1]
+            elif kind == "reset":
+                account.reset_peak()
+                oracle.at_peak = {device: oracle.held(device) for device in (FIRST, SECOND)}
+            oracle.look()
+        assert account.held_by_label == {device: oracle.held(device) for device in (FIRST, SECOND)}
+    assert account.peak == {device: sum(most.values()) for device, most in oracle.at_peak.items()}
+    assert {device: sum(labels.values()) for device, labels in account.at_peak.items()} == account.peak
+
+
+def test_what_is_freed_makes_room_though_nobody_asks_what_is_held() -> None:
+    with track_memory([FIRST]) as account:
+        account.put(weight := torch.ones(1000), device=FIRST)
+        for _ in range(3):
+            result = weight * 2
+            del result
+    assert account.peak == {FIRST: 8000}
+
+
+def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def test_every_kind_has_its_label() -> None:
+    """A model of 100 features: 40,000 bytes of weights, 400 of biases. 8 samples of 3,200 bytes in all."""
+    model = nn.Linear(100, 100)
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = torch.ones(8, 100), torch.ones(8, 100)
+    forward_held = {}
+
+    def forward() -> torch.Tensor:
+        outputs = data_parallel(model, inputs, [FIRST, SECOND])
+        loss = mean_square(outputs, copy_to(targets, FIRST, "targets"))
+        forward_held.update(account.held_by_label)
+        return loss
+
+    with track_memory([FIRST, SECOND]) as account:
+        account.put_module(model, FIRST)
+        for _ in range(2):
+            training_step(optimizer, [forward], GradSync(model), moment=account.moment)
+        assert account.held_by_label[FIRST] == {"parameters": 40_400, "gradients": 40_400, "optimizer state": 80_800}
+        assert account.label == "activations"
+    first = forward_held[FIRST]
+    assert (first["gathered outputs"], first["inputs"]) == (3200, 1600), "of the inputs, the half that backward needs"
+    assert "gradients" not in first
+    assert forward_held[SECOND] == {"inputs": 1600}, "nothing else is needed for backward"
+    assert account.at_peak[SECOND]["parameters"] == 40_400
+    assert account.at_peak[FIRST].keys() >= {"parameters", "gradients", "optimizer state"}
+
+    with track_memory([FIRST]) as account:
+        account.put_module(model, FIRST)
+        account.put_state(optimizer, FIRST)
+    assert account.held_by_label[FIRST] == {"parameters": 40_400, "gradients": 40_400, "optimizer state": 80_800}
+
+
+def test_a_loss_inside_forward_leaves_no_gathered_outputs_but_numbers() -> None:
+    model = LossModel(nn.Linear(100, 100), nn.MSELoss())
+    with track_memory([FIRST, SECOND]) as account:
+        account.put_module(model, FIRST)
+        data_parallel(model, (torch.ones(8, 100), torch.ones(8, 100)), [FIRST, SECOND])
+    assert account.at_peak[FIRST]["gathered outputs"] == 8
+
+
+def hold_buckets(rank: int, size: int, as_views: bool) -> list[dict[str, int]]:
+    """What a rank holds after DDP was made, and after each of three steps of it."""
+    model, inputs = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100)), torch.ones(4, 100)
+    with track_memory([FIRST], default=FIRST) as account:
+        account.put_module(model, FIRST)
+        account.put(inputs, device=FIRST, label="inputs")
+        with account.labelled("gradients"):
+            ddp = DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+        label_buckets(ddp, account)
+        held = [account.held_by_label[FIRST]]
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for _ in range(3):
+            account.reset_peak()
+            training_step(optimizer, [lambda: ddp(inputs).sum()], GradSync(ddp), moment=account.moment)
+            held.append(account.held_by_label[FIRST])
+        assert sum(account.at_peak[FIRST].values()) == account.peak[FIRST]
+    return held
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_the_buckets_of_ddp_are_seen(as_views: bool) -> None:
+    parameters = 2 * 40_400
+    for made, *steps in launch(hold_buckets, 2, args=(as_views,)):
+        assert made == {"parameters": parameters, "gradients": parameters, "inputs": 1600}
+        gradients = parameters if as_views else 2 * parameters  # of the parameters, and once more in buckets
+        assert steps == [{"parameters": parameters, "gradients": gradients, "inputs": 1600}] * 3
+
+
+STEP = """
+import sys
+import torch
+import torch.nn.functional as F
+from playground.lessons.data_parallel.memory import track_memory
+from playground.training.bert import Model
+from playground.training.bert_config import BertConfig
+
+def read(key):
+    [line] = [line for line in open("/proc/self/status") if line.startswith(key)]
+    return int(line.split()[1]) * 1024
+
+torch.set_num_threads(1)
+model = Model(BertConfig(vocabulary=1000, width=256, layers=4, intermediate=1024, dropout=float(sys.argv[2])))
+optimizer = torch.optim.Adam(model.parameters())
+device = torch.device("cpu", 0)
+
+def step(samples):
+    ids, labels = torch.ones(samples, 64, dtype=torch.long), torch.zeros(samples, dtype=torch.long)
+    optimizer.zero_grad()
+    F.cross_entropy(model(ids, ids, ids > 0), labels).backward()
+    optimizer.step()
+
+step(1)  # what libraries keep for good, and Adam's state
+optimizer.zero_grad()
+if sys.argv[1] == "account":
+    with track_memory([device], default=device) as account:
+        account.put_module(model, device)
+        account.put_state(optimizer, device)
+        before = account.held[device]
+        step(64)
+        print(account.peak[device] - before)
+else:
+    before = read("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts again: man 5 proc
+    step(64)
+    print(read("VmHWM") - before)
+"""
+RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""glibc gives every larger block back to the kernel as soon as it is freed."""
+
+
+def bytes_added(by: str, dropout: float) -> int:
+    """How far a training step takes a new process above what it held before."""
+    command = [sys.executable, "-c", STEP, by, str(dropout)]
+    return int(subprocess.run(command, env={**os.environ, **RETURNS_MEMORY}, capture_output=True, check=True).stdout)
+
+
+@pytest.mark.stress
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux's /proc"
+)
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_the_account_is_within_5_percent_of_the_process_s_memory(dropout: float) -> None:
+    account, resident = map(partial(bytes_added, dropout=dropout), ("account", "process"))
+    assert resident > 2e8
+    assert account == pytest.approx(resident, rel=0.05)
+
+
+@pytest.mark.gpu
+def test_on_gpus_labels_and_the_allocator_s_peak_agree() -> None:
+    gpu = torch.device("cuda", 0)
+    model, inputs = nn.Linear(1000, 1000).to(gpu), torch.ones(64, 1000, device=gpu)
+    optimizer = torch.optim.Adam(model.parameters())
+    with track_memory([gpu]) as account:
+        account.put_module(model, gpu)
+        account.put(inputs, device=gpu, label="inputs")
+        training_step(optimizer, [lambda: model(inputs).sum()], GradSync(model), moment=account.moment)
+        assert account.held_by_label[gpu]["optimizer state"] >= 2 * 4 * 1_001_000
+    assert sum(account.at_peak[gpu].values()) == account.peak[gpu]
+    assert account.at_peak[gpu]["other"] <= 0.05 * account.peak[gpu] + 2**25, "libraries keep some workspace"
