@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from drawn_tensors import agree, any_tensor, bits_of, data_for, once
+from drawn_tensors import agree, any_tensor, bits_of, data_for, few
 from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, all_reduce_large
 
@@ -45,7 +45,7 @@ def compare_all_reduce(rank: int, size: int, cases: list[Any]) -> list[dict[str,
 def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
     """Exact for integers, within rounding for floating point, and the same bits on every rank (but for one)."""
 
-    @once
+    @few
     @given(cases)
     def compare(drawn: list[Any]) -> None:
         results = world(size).run(compare_all_reduce, drawn)

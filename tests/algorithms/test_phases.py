@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from drawn_tensors import agree, any_tensor, bits_of, data_for, once
+from drawn_tensors import agree, any_tensor, bits_of, data_for, few
 from hypothesis import given, strategies as st
 
 from playground.algorithms import OURS, load_algorithm
@@ -60,7 +60,7 @@ def compare_all_gather(rank: int, size: int, cases: list[Any]) -> list[bool]:
 def test_each_phase_of_the_ring_is_a_collective(compare: Callable[..., Any], size: int, world: Worlds) -> None:
     """Reduce-scatter is `dist.reduce_scatter_tensor`, all-gather is `dist.all_gather_into_tensor`."""
 
-    @once
+    @few
     @given(cases_of_shares)
     def check_all(drawn: list[Any]) -> None:
         for outcomes in world(size).run(compare, drawn):
