@@ -1,0 +1,49 @@
+"""The sizes of a BERT. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from playground.runtime.errors import UsageError
+
+CLASSES = 3
+"""Entailment, neutral, contradiction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """Raises `UsageError` for sizes that no encoder can have. The defaults are those of the small one from scratch."""
+
+    vocabulary: int
+    """Rows of the word embeddings."""
+    width: int = 128
+    """Features of a token between two layers."""
+    layers: int = 2
+    heads: int = 4
+    intermediate: int = 512
+    """Features inside a layer's feed-forward part."""
+    max_length: int = 64
+    """Rows of the position embeddings: no sequence may be longer."""
+    segments: int = 2
+    dropout: float = 0.1
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "layers", "heads", "intermediate", "max_length", "segments"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"a BERT with {name} {getattr(self, name)}: it must be at least 1")
+        if self.width % self.heads:
+            raise UsageError(f"a BERT of width {self.width} with {self.heads} heads: the heads must divide the width")
+
+    def check_length(self, tokens: int) -> None:
+        """Raise `UsageError` for sequences longer than there are positions."""
+        if tokens > self.max_length:
+            raise UsageError(f"--max-length {tokens}: the model has {self.max_length} positions, choose no more")
+
+    @property
+    def parameters(self) -> int:
+        """How many there are in the encoder with its pooler and the head of `CLASSES` classes."""
+        width, inside = self.width, self.intermediate
+        embeddings = (self.vocabulary + self.max_length + self.segments + 2) * width
+        layer = 4 * (width + 1) * width + (width + 1) * inside + (inside + 1) * width + 4 * width
+        return embeddings + self.layers * layer + (width + 1) * width + (width + 1) * CLASSES

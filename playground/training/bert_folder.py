@@ -1,0 +1,68 @@
+"""The folder of a pretrained BERT, as `save_pretrained()` writes it: its sizes. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from playground.runtime.errors import UsageError
+from playground.training.bert_config import BertConfig
+from playground.training.sentence_pairs.vocabulary import read_json
+from playground.training.sentence_pairs.wordpiece import WordPiece
+
+CONFIG, WEIGHTS, PICKLED_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
+SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "max_length": "max_position_embeddings",
+    "segments": "type_vocab_size",
+}
+"""What config.json calls the fields of `BertConfig`."""
+RATES = {"dropout": "hidden_dropout_prob", "layer_norm_eps": "layer_norm_eps"}
+OURS = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+"""What our encoder is; config.json may leave these out."""
+
+
+def read_config(folder: Path) -> BertConfig:
+    """The sizes in config.json; its rate of dropout is used everywhere, in attention too. Raises `UsageError`."""
+    file = folder / CONFIG
+    content: Mapping[str, object] = read_json(file)
+    if not content:
+        raise UsageError(f"{folder} has no {CONFIG}: give the folder of a BERT, as save_pretrained() writes it")
+    for name, ours in OURS.items():
+        if content.get(name, ours) != ours:
+            raise UsageError(f"{file}: {name} is {content[name]!r}; our encoder is a BERT, where it is {ours!r}")
+    try:
+        sizes = {field: read_size(content, name) for field, name in SIZES.items()}
+        dropout, eps = (read_rate(content, name, getattr(BertConfig, field)) for field, name in RATES.items())
+        return BertConfig(**sizes, dropout=dropout, layer_norm_eps=eps)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def read_size(content: Mapping[str, object], name: str) -> int:
+    value = content.get(name)
+    least = 2 if name == SIZES["segments"] else 1
+    if not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} is {value!r}: sentence pairs need a BERT where it is a number from {least} on")
+    return value
+
+
+def read_rate(content: Mapping[str, object], name: str, default: float) -> float:
+    value = content.get(name, default)
+    if not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise UsageError(f"{name} is {value!r}: it must be a number from 0 to 1")
+    return value
+
+
+def check_vocabulary(folder: Path, config: BertConfig, tokenizer: WordPiece) -> None:
+    """Raise `UsageError` where the tokenizer has ids that the embeddings have no row for."""
+    tokens = len(tokenizer.vocabulary)
+    if tokens > config.vocabulary:
+        rule = "every token needs a row, so this tokenizer belongs to another model"
+        raise UsageError(
+            f"{folder}: {tokens:,} tokens in the vocabulary, {config.vocabulary:,} word embeddings: {rule}"
+        )

@@ -1,0 +1,1 @@
+"""Sentence pairs to train BERT on: where they come from, their tokens, and the batches of them."""

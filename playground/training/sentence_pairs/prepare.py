@@ -1,0 +1,166 @@
+"""Get sentence pairs onto this machine, tokenised: found, fetched from the hub, or generated.
+
+Meant to be called before any rank starts, and safe all the same if many processes call it at once. What was tokenised
+once is found again by the checksums of the data, the tokenizer and the code that made it, and is whole or made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from playground.training import hub
+from playground.training.files import (
+    CHECKSUMS,
+    NoData,
+    find_damaged,
+    lock_directory,
+    read_checksums,
+    replace_files,
+    sha256,
+    write_checksums,
+)
+from playground.training.prepare import Say, default_data_dir
+from playground.training.sentence_pairs import arrays, generated, grammar, multinli, vocabulary, wordpiece
+from playground.training.sentence_pairs.multinli import SPLITS, Pair
+from playground.training.sentence_pairs.wordpiece import WordPiece
+
+DATASETS = ("auto", "multinli", "generated")
+
+
+@dataclass(frozen=True)
+class PairsSource:
+    """Where tokenised pairs lie: `name` is multinli or generated, `why` tells how they came, the rest how many.
+
+    `vocabulary` is how many word embeddings a model needs for them.
+    """
+
+    name: str
+    folder: Path
+    why: str
+    train: int
+    test: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Pairs before they are tokenised. `checksum` tells them from others; `read` gives those of a split."""
+
+    name: str
+    why: str
+    checksum: str
+    read: Callable[[str], Iterator[Pair]]
+
+    def build_tokenizer(self) -> WordPiece:
+        """One for a model from scratch."""
+        if self.name == "generated":
+            return WordPiece.of_words(grammar.WORDS)
+        return vocabulary.build_wordpiece(chain.from_iterable(pair[:2] for pair in self.read("train")))
+
+
+def prepare_pairs(
+    dataset: str, data_dir: Path | None = None, tokenizer: WordPiece | None = None, say: Say = lambda line: None
+) -> PairsSource:
+    """The pairs of `dataset`, tokenised, in `data_dir` (None: the default one).
+
+    "multinli" is the official folder if it is in `data_dir`, else the hub's; "auto" the same, else generated pairs.
+    Without a `tokenizer` one is made for these pairs, for a model from scratch: it would learn little from MultiNLI, so
+    for it "auto" does not ask the hub. `say` is told what takes time. Raises `NoData`.
+    """
+    where = data_dir or default_data_dir()
+    if dataset == "generated":
+        return find_or_tokenise(of_grammar("as asked"), tokenizer, [where], say)
+    folder = multinli.find_multinli(where)
+    if folder:
+        return find_or_tokenise(of_archive(folder), tokenizer, with_default(where), say)
+    if dataset == "auto" and (tokenizer is None or not hub.is_installed("datasets")):
+        missing = "the extra hub is not installed" if tokenizer else "a model from scratch does not ask the hub"
+        why = f"no MultiNLI in {where}, and {missing}"
+        return find_or_tokenise(of_grammar(why), tokenizer, [where], say)
+    try:
+        return find_or_tokenise(of_hub(), tokenizer, [where], say)
+    except NoData as error:
+        if dataset == "multinli":
+            raise NoData(f"{where} has no {' and no '.join(multinli.FILES.values())}, and {error}") from None
+        return find_or_tokenise(of_grammar(f"no MultiNLI in {where}, and {error.why}"), tokenizer, [where], say)
+
+
+def of_archive(folder: Path) -> Corpus:
+    """MultiNLI as its authors published it."""
+    checksum = " ".join(sha256(folder / name) for name in multinli.FILES.values())
+    return Corpus("multinli", f"found in {folder}", checksum, partial(multinli.read_pairs, folder))
+
+
+def of_hub() -> Corpus:
+    """MultiNLI from the hub, where it has not changed in years: its name is its checksum. Raises `NoData`."""
+    hub.check_installed("datasets")
+    return Corpus("multinli", f"{multinli.HUB_NAME} from the hub", multinli.HUB_NAME, multinli.read_hub_pairs)
+
+
+def of_grammar(why: str) -> Corpus:
+    """Pairs of the grammar, known by the code that generates them."""
+    checksum = f"{generated.COUNTS} {sha256(Path(generated.__file__))} {sha256(Path(grammar.__file__))}"
+    return Corpus("generated", why, checksum, generated.generate_pairs)
+
+
+def with_default(data_dir: Path) -> list[Path]:
+    """`data_dir`, and where its pairs go if it cannot be written to."""
+    with contextlib.suppress(NoData):
+        return [data_dir, default_data_dir()]
+    return [data_dir]
+
+
+def find_or_tokenise(corpus: Corpus, tokenizer: WordPiece | None, data_dirs: list[Path], say: Say) -> PairsSource:
+    """The corpus as arrays: found in one of `data_dirs`, else written into the first of them that can be."""
+    folders = [data_dir / "pairs" / key(corpus, tokenizer) for data_dir in data_dirs]
+    whole = [folder for folder in folders if not find_damaged(folder, read_checksums(folder, arrays.FILES))]
+    folder = whole[0] if whole else choose_writable(folders)
+    if not whole:
+        tokenise(corpus, tokenizer, folder, say)
+    sizes = arrays.read_sizes(folder)
+    return PairsSource(corpus.name, folder, corpus.why, sizes.train, sizes.test, sizes.vocabulary)
+
+
+def key(corpus: Corpus, tokenizer: WordPiece | None) -> str:
+    """The name of the folder for these tokens: a checksum of all that decides what they are."""
+    code = [sha256(Path(str(module.__file__))) for module in (arrays, multinli, vocabulary, wordpiece)]
+    parts = [corpus.checksum, tokenizer.fingerprint if tokenizer else "its own words", sys.byteorder, *code]
+    return f"{corpus.name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
+
+
+def choose_writable(folders: list[Path]) -> Path:
+    """The first of `folders` that can be made and locked, else the last, which then says why not."""
+    for folder in folders[:-1]:
+        with contextlib.suppress(NoData), lock_directory(folder):
+            return folder
+    return folders[-1]
+
+
+def tokenise(corpus: Corpus, tokenizer: WordPiece | None, folder: Path, say: Say) -> None:
+    """Write the corpus into `folder` as arrays, all of them or none, unless another process just did."""
+    with lock_directory(folder):
+        damaged = find_damaged(folder, read_checksums(folder, arrays.FILES))
+        if not damaged:
+            return
+        if (folder / CHECKSUMS).exists():
+            say(f"{', '.join(damaged)} in {folder}: damaged, so they are made again")
+        say(f"reading and tokenising sentence pairs ({corpus.name}), once")
+        tokenizer = tokenizer or corpus.build_tokenizer()
+        try:
+            with replace_files(folder) as unfinished:
+                counts = {
+                    split: arrays.write_split(unfinished, split, corpus.read(split), tokenizer) for split in SPLITS
+                }
+                if not all(counts.values()):
+                    raise NoData(f"{corpus.name}, {corpus.why}, has no pair with a label to train on or to test on")
+                arrays.write_sizes(unfinished, counts, tokenizer)
+                write_checksums(unfinished, arrays.FILES)
+        except OSError as error:
+            raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
