@@ -23,7 +23,7 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.testing import World
 from playground.tools.bench.collectives import COLLECTIVES
-from playground.training.grad_syncs import RUNGS
+from playground.training.grad_syncs import NET_SYNCS
 
 pytestmark = pytest.mark.gpu
 
@@ -150,7 +150,7 @@ def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *[("sgd", "--sync", sync) for sync in (*RUNGS, "parameters")],
+        *[("sgd", "--sync", sync) for sync in NET_SYNCS],
         ("sgd", "--all-reduce", "ring"),
         ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
         ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"),
@@ -167,7 +167,7 @@ def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Pat
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 5)
     rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
-    assert [rung["rung"] for rung in rungs] == [*RUNGS, "ddp"]
+    assert [rung["rung"] for rung in rungs] == [*NET_SYNCS, "ddp"]
     assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
     assert min(rung[part] for rung in rungs for part in PARTS) > 0
 

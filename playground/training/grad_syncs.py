@@ -19,9 +19,11 @@ class GradSyncSpec:
     code: Remote
     """A function `average(model, **needs)` that is called after backward, or a `GradSync` class made with the same."""
     needs: tuple[str, ...] = ("all_reduce",)
-    """Which settings of a training run it takes."""
+    """Which settings of a training run it takes, and which collectives."""
     rung: bool = True
     """Whether it averages gradients, and so is a rung of the ladder to DistributedDataParallel."""
+    for_embeddings: bool = False
+    """Whether it changes something only where a model has embeddings, and so is offered only there."""
 
 
 GRAD_SYNCS = {
@@ -49,10 +51,23 @@ GRAD_SYNCS = {
             needs=("all_reduce", "bucket_cap"),
         ),
         GradSyncSpec(
+            name="hierarchical",
+            summary="all gradients in one message, added up inside pairs of ranks, then between the pairs",
+            code=remote("playground.training.hierarchical:HierarchicalAverage"),
+            needs=("all_reduce", "broadcast"),
+        ),
+        GradSyncSpec(
             name="overlapped",
             summary="each bucket leaves as soon as its gradients are ready, while backward goes on",
             code=remote("playground.training.overlap:OverlappedAverage"),
             needs=("all_reduce", "bucket_cap"),
+        ),
+        GradSyncSpec(
+            name="sparse-embeddings",
+            summary="overlapped, and of an embedding's gradient only the rows that some rank used",
+            code=remote("playground.training.sparse_embeddings:SparseEmbeddings"),
+            needs=("all_reduce", "bucket_cap"),
+            for_embeddings=True,
         ),
         GradSyncSpec(
             name="parameters",
@@ -64,5 +79,13 @@ GRAD_SYNCS = {
     )
 }
 
-RUNGS = {name: spec for name, spec in GRAD_SYNCS.items() if spec.rung}
-"""The rungs of the ladder from the tutorial's loop to DistributedDataParallel."""
+
+def grad_syncs_for(*, has_embeddings: bool) -> dict[str, GradSyncSpec]:
+    """Those that change something for a model with embeddings, or for one without."""
+    return {name: spec for name, spec in GRAD_SYNCS.items() if has_embeddings or not spec.for_embeddings}
+
+
+NET_SYNCS = grad_syncs_for(has_embeddings=False)
+"""Those for `Net`, and for any other model without embeddings."""
+RUNGS = {name: spec for name, spec in NET_SYNCS.items() if spec.rung}
+"""The rungs of the ladder from the tutorial's loop to DistributedDataParallel, for such a model."""

@@ -1,4 +1,4 @@
-"""The last rung before DistributedDataParallel: gradients are averaged while backward still computes others.
+"""The rung that does what DistributedDataParallel does: gradients are averaged while backward still computes others.
 
 Backward goes through the layers from the last to the first. So the gradients of the last layers are ready early, and
 can travel while the first layers' are being computed.
@@ -8,7 +8,7 @@ Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -62,13 +62,20 @@ class OverlappedAverage(GradSync):
 
     A bucket leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages
     must be the same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on
-    this rank takes part as zero.
+    this rank takes part as zero. The gradients of parameters that are `excluded` stay as they are.
     """
 
-    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: int = BUCKET_CAP) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        all_reduce: AllReduce = dist.all_reduce,
+        bucket_cap: int = BUCKET_CAP,
+        excluded: Set[nn.Parameter] = frozenset(),
+    ) -> None:
         super().__init__(model)
         self.all_reduce = all_reduce
-        self.buckets = [Bucket(params) for params in buckets(trainable_parameters(model)[::-1], bucket_cap)]
+        params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
+        self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
         """Of the buckets that have left, in their order: what is to be waited for."""
         self.is_syncing = True
@@ -95,12 +102,16 @@ class OverlappedAverage(GradSync):
         """Start the all_reduce of the next bucket."""
         self.works.append(self.all_reduce(self.remaining[0].flat, op=dist.ReduceOp.SUM, async_op=True))
 
-    def after_backward(self) -> None:
-        """Wait until every `param.grad` is the mean."""
+    def start_remaining(self) -> None:
+        """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""
         while self.remaining:
             for param in list(self.remaining[0].missing):
                 self.remaining[0].add(param)
             self.start_next()
+
+    def after_backward(self) -> None:
+        """Wait until every `param.grad` is the mean."""
+        self.start_remaining()
         for work in self.works:
             work.wait()
         self.works.clear()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from playground.training.sync import GradSync
 
 Moment = Callable[[str], object]
-"""Hears "forward", "synced" and "step" as each of them is done."""
+"""Hears "forward", "synced" and "step" (the optimizer's) as each of them is done."""
 
 
 def training_step(
@@ -31,8 +31,8 @@ def training_step(
     """
     total = backward(optimizer, losses, sync, moment=moment)
     optimizer.step()
-    sync.after_step(last)
     moment("step")
+    sync.after_step(last)
     return total
 
 

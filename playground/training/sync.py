@@ -15,6 +15,9 @@ from playground.training.gradients import AllReduce
 from playground.training.replicas import average_parameters
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
+Broadcast = Callable[..., object]
+"""Called as `broadcast(tensor, src=…, group=…)`, in place."""
+
 
 class GradSync:
     """Does nothing by itself: the model sees to it, as DistributedDataParallel does, or each rank trains alone."""
@@ -68,10 +71,12 @@ def new_grad_sync(
     all_reduce: AllReduce = dist.all_reduce,
     bucket_cap: int = BUCKET_CAP,
     sync_every: int = 1,
+    broadcast: Broadcast = dist.broadcast,
 ) -> GradSync:
-    """The gradient synchronisation of that name for `model`, made once, before its first backward."""
+    """The gradient synchronisation of that name for `model`, made once, before its first backward. All ranks must call
+    this in the same order, for some make process groups."""
     spec = GRAD_SYNCS[name]
-    values = {"all_reduce": all_reduce, "bucket_cap": bucket_cap, "sync_every": sync_every}
+    values = {"all_reduce": all_reduce, "bucket_cap": bucket_cap, "sync_every": sync_every, "broadcast": broadcast}
     needs = {need: values[need] for need in spec.needs}
     code = spec.code.load()
     return code(model, **needs) if isinstance(code, type) else AverageAfterBackward(code, model, **needs)

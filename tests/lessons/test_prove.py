@@ -24,13 +24,13 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.testing import World
 from playground.training.data import Images
-from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
+from playground.training.grad_syncs import GRAD_SYNCS, NET_SYNCS, GradSyncSpec
 from playground.training.net import Net
 from playground.training.runner import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
-SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", "parameters", "ddp"]
+SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "hierarchical", "overlapped", "parameters", "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
 
 
@@ -45,7 +45,7 @@ def all_figures(step: ComparedStep) -> list[float]:
 
 
 def test_the_table_is_what_the_proof_goes_through() -> None:
-    assert [*GRAD_SYNCS, "ddp"] == SYNCS
+    assert [*NET_SYNCS, "ddp"] == SYNCS
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,9 @@ def test_as_text(run_cli: Run, data_dir: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert lines[0].startswith("prove: gloo on cpu, 3 ranks x ")
     assert lines[2] == "training: 4 steps, batches of 16 = 1 x 6 + 2 x 5, without dropout"
-    assert [line.split()[0] for line in lines if re.match(r" +\d+ ", line)][:3] == ["1", "2", "4"]
-    heads = [line.split()[1:] for line in lines if line.split()[:1] == ["step"]]
-    last_words = [name.rpartition("-")[2] for name in SYNCS]
-    assert heads == [[name for name in last_words if name != "parameters"], last_words] * 2
+    assert [line.split() for line in lines if line.startswith("  after step")] == [["after", "step", "1", "2", "4"]] * 4
+    rows = [line.split()[0] for line in lines if re.match(r"  [a-z-]+ .*\de-\d+$", line)]
+    assert rows == [*(name for name in SYNCS if name != "parameters"), *SYNCS] * 2
     assert sum(line.startswith("Why not 0: ") for line in lines) == 1
     assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS
     text = " ".join(shown.out.split())

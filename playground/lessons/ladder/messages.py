@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,46 +13,50 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.lessons.ladder.settings import DDP
-from playground.lessons.ladder.timed_replica import candidate, no_images
+from playground.lessons.ladder.timed_replica import candidate
 from playground.training.gradients import AllReduce, trainable_parameters
-from playground.training.step import backward
+from playground.training.step import training_step
 
 
 @dataclass
 class Messages:
-    """In elements of gradients."""
+    """In bytes."""
 
-    lengths: list[int]
+    sizes: list[int]
     """Of each message."""
     early: int
     """Of all that leave before the last gradient is ready: no more can be hidden."""
 
 
-def count_messages(name: str, start: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> Messages:
-    """Those of a rung, or of DistributedDataParallel: counted on a replica that nobody times.
+def count_messages(
+    name: str, start: nn.Module, all_reduce: AllReduce, bucket_cap: int, inputs: tuple[torch.Tensor, ...]
+) -> Messages:
+    """Those of a rung, or of DistributedDataParallel, for this rank's share of a batch: counted on a replica that
+    nobody times.
 
     (DistributedDataParallel shows them to a communication hook only, which would be timed too.)
     """
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
     counted, missing = Messages([], 0), set(params)
-    original = dist.all_reduce if name == DDP else all_reduce
 
-    def counting(tensor: torch.Tensor, **options: Any) -> Any:
-        counted.lengths.append(tensor.numel())
-        counted.early += tensor.numel() if missing else 0
-        return original(tensor, **options)
+    def counting(collective: Callable[..., Any], tensor: torch.Tensor, **options: Any) -> Any:
+        counted.sizes.append(tensor.nbytes)
+        counted.early += tensor.nbytes if missing else 0
+        return collective(tensor, **options)
 
     for param in params:
         param.register_post_accumulate_grad_hook(missing.discard)
-    sync = candidate(name, model, counting, bucket_cap)
+    sync = candidate(name, model, partial(counting, all_reduce), bucket_cap, partial(counting, dist.broadcast))
     if name == DDP:
-        sync.model.register_comm_hook(None, lambda _, bucket: future_of(counting(bucket.buffer(), async_op=True)))
+        sync.model.register_comm_hook(
+            None, lambda _, bucket: future_of(counting(dist.all_reduce, bucket.buffer(), async_op=True))
+        )
     optimizer = torch.optim.SGD(params)
     for _ in range(2):  # DistributedDataParallel arranges its buckets anew after the first backward
-        counted.lengths, counted.early = [], 0
+        counted.sizes, counted.early = [], 0
         missing.update(params)
-        backward(optimizer, [lambda: sync.model(no_images()).sum()], sync)
+        training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
     return counted
 
 

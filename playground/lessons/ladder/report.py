@@ -9,16 +9,17 @@ from playground.console import plots
 from playground.console.tables import Column, Table
 from playground.console.text import Prose
 from playground.lessons.ladder.results import PARTS, RungResult
-from playground.lessons.ladder.settings import CANDIDATES
+from playground.lessons.ladder.settings import candidates
 
 LEGEND = (
     "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
     "averaging: forward; backward, until the last gradient is ready; exposed, from then until all gradients are "
-    "averaged. alone: what the same averaging takes without a backward to hide behind; hidden: the share of it that is "
-    "not exposed. vs. first, vs. ddp: how many times as fast as the first rung, and as ddp.",
+    "averaged (in the row parameters, what averaging them takes after the optimizer's step). alone: what the same "
+    "averaging takes without a backward to hide behind; hidden: the share of it that is not exposed. vs. ddp, vs. "
+    "first: how many times as fast as ddp, and as the first rung.",
     "  With --wide: p95, which 95 of 100 steps stay below; step, the optimizer's; early, the share of the bytes that "
-    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends in "
-    "a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
+    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends "
+    "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
 )
 
@@ -35,15 +36,15 @@ def columns() -> Iterator[Column]:
     yield Column("early", "%", right=True, wide=True)
     yield Column("messages", right=True, wide=True)
     yield Column("sent", "bytes", right=True, wide=True)
-    yield Column("vs.\nfirst", right=True)
     yield Column("vs.\nddp", right=True)
+    yield Column("vs.\nfirst", right=True)
     yield Column("loss", right=True, wide=True)
     yield Column("distance\nto ddp", right=True, wide=True)
 
 
-def candidates_table() -> Table:
+def candidates_table(model: str) -> Table:
     """A row per rung, with what it changes."""
-    return Table(Column("rung"), Column("what it does", wraps=True), rows=CANDIDATES.items())
+    return Table(Column("rung"), Column("what it does", wraps=True), rows=candidates(model).items())
 
 
 def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
@@ -55,16 +56,21 @@ def row(rung: RungResult) -> list[str]:
     seconds = (rung.p50, rung.p95, rung.forward, rung.backward, rung.exposed, rung.step, rung.alone)
     return [
         rung.rung,
-        *(f"{1000 * each:.2f}" for each in seconds),
+        *map(milliseconds_text, seconds),
         f"{100 * rung.hidden:.0f}",
         f"{100 * rung.early_bytes / rung.bytes:.0f}",
         f"{rung.messages}",
         f"{rung.bytes:,}",
-        f"{rung.speed_to_first:.2f}",
         f"{rung.speed_to_ddp:.2f}",
+        f"{rung.speed_to_first:.2f}",
         f"{rung.loss:.4f}",
         f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0",
     ]
+
+
+def milliseconds_text(seconds: float) -> str:
+    """With as many digits as mean something."""
+    return f"{1000 * seconds:.{1 if seconds >= 0.1 else 2}f}"
 
 
 def fastest_text(rungs: Sequence[RungResult]) -> str:

@@ -41,7 +41,7 @@ class RungResult:
     backward: float
     """From the loss to this rank's last gradient."""
     exposed: float
-    """From there until all gradients are averaged."""
+    """From there until all gradients are averaged; where it is parameters that are averaged, the time that takes."""
     step: float
     """The optimizer's step."""
     alone: float
@@ -49,9 +49,9 @@ class RungResult:
     hidden: float
     """The share of `alone` that is not exposed, 0 to 1."""
     messages: int
-    """Per step and rank."""
+    """Per step, on the rank that sends most."""
     bytes: int
-    """Of gradients, per step and rank."""
+    """Of these messages; where only the rows in use of an embedding travel, in the first step."""
     early_bytes: int
     """Of those, what leaves before the last gradient is ready: no more can be hidden."""
     loss: float

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from playground.runtime.checks import check_at_least_one, check_choice
-from playground.training.grad_syncs import RUNGS
+from playground.training.grad_syncs import grad_syncs_for
 from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 DDP = "ddp"
-CANDIDATES = {
-    **{name: spec.summary for name, spec in RUNGS.items()},
-    DDP: "DistributedDataParallel, which does that in C++",
-}
-"""What is measured, by name, with what each changes: the rungs in order, then DistributedDataParallel."""
+DDP_SUMMARY = "DistributedDataParallel, which does what overlapped does in C++"
+
+
+def candidates(model: str) -> dict[str, str]:
+    """What is measured with this model, by name, with what each changes: every gradient synchronisation that makes a
+    difference to it, in order, then DistributedDataParallel."""
+    specs = grad_syncs_for(has_embeddings=MODELS[model].reads_tokens)
+    return {**{name: spec.summary for name, spec in specs.items()}, DDP: DDP_SUMMARY}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from playground.lessons.ladder.messages import Messages
 from playground.lessons.ladder.results import PARTS, RungResult, StepParts
 from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.runtime import device
 from playground.training.replicas import all_gather_stacked, flat, largest_difference
 
 
@@ -25,7 +26,7 @@ def summarize(
     for number, (replica, counted) in enumerate(zip(replicas, messages, strict=True)):
         parts = parts_of_last(seconds[:, number, :, : len(PARTS)])
         alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
-        element_size = next(replica.model.parameters()).element_size()
+        number_sent, bytes_sent, early_bytes = most_of_all_ranks(counted)
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         results.append(
             RungResult(
@@ -37,10 +38,10 @@ def summarize(
                 exposed=parts.exposed,
                 step=parts.step,
                 alone=alone,
-                hidden=max(0.0, 1 - parts.exposed / alone) if counted.early else 0.0,
-                messages=len(counted.lengths),
-                bytes=sum(counted.lengths) * element_size,
-                early_bytes=counted.early * element_size,
+                hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
+                messages=number_sent,
+                bytes=bytes_sent,
+                early_bytes=early_bytes,
                 loss=loss,
                 difference_to_ddp=difference_to_ddp,
                 replicas_max_difference=largest_difference(replica.model),
@@ -49,6 +50,13 @@ def summarize(
             )
         )
     return results
+
+
+def most_of_all_ranks(messages: Messages) -> tuple[int, int, int]:
+    """How many messages, of how many bytes, and how many of them early, the rank sends that sends most."""
+    mine = torch.tensor([len(messages.sizes), sum(messages.sizes), messages.early], device=device())
+    number, sent, early = all_gather_stacked(mine).amax(0).tolist()
+    return number, sent, early
 
 
 def parts_of_last(seconds: torch.Tensor) -> StepParts:

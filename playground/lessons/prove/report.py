@@ -51,13 +51,13 @@ def proof_texts(proof: Proof) -> Texts:
 
 
 def steps_table(steps: list[ComparedStep], quantity: str) -> Table:
-    """One row for each of the steps 1, 2, 5, 10, 20, 50 … and for the last, one column per gradient synchronisation
-    that has such a quantity."""
-    syncs = [name for name, difference in steps[0].differences.items() if getattr(difference, quantity) is not None]
-    table = Table(Column("step", right=True), *(Column(name.replace("-", "-\n"), right=True) for name in syncs))
-    for step in steps:
-        if str(step.step).rstrip("0") in ("1", "2", "5") or step is steps[-1]:
-            table.add(str(step.step), *(number_text(getattr(step.differences[name], quantity)) for name in syncs))
+    """One row per gradient synchronisation that has such a quantity, one column for each of the steps 1, 2, 5, 10, 20,
+    50 … and for the last."""
+    shown = [step for step in steps if str(step.step).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
+    table = Table(Column("after step"), *(Column(str(step.step), right=True) for step in shown))
+    for name, difference in steps[0].differences.items():
+        if getattr(difference, quantity) is not None:
+            table.add(name, *(number_text(getattr(step.differences[name], quantity)) for step in shown))
     return table
 
 

@@ -1,0 +1,251 @@
+"""Of an embedding's gradient only the rows in use travel, and nothing else is different from averaging all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.algorithms import load_all_reduce
+from playground.runtime import UsageError
+from playground.testing import World
+from playground.training.replicas import flat
+from playground.training.sparse_embeddings import SparseEmbeddings, use_sparse_gradients
+from playground.training.step import training_step
+from playground.training.sync import GradSync, new_grad_sync
+
+Worlds = Callable[..., World]
+WORDS, WIDTH = 11, 3
+RANKS = 4
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5, weight_decay=0.01),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+}
+ids = st.lists(st.integers(0, WORDS - 1), max_size=6)
+runs = st.tuples(
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.booleans(),  # whether each batch comes as two, accumulated
+    st.booleans(),  # whether zero_grad sets gradients to None
+    st.lists(st.lists(ids, min_size=RANKS, max_size=RANKS), min_size=2, max_size=3),  # [step][rank]
+)
+
+
+class Reader(nn.Module):
+    """Ids [n] → a loss. `words` has a padding row; `again` is the same weight; `lengths` is used without its module."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+        self.again = nn.Embedding(WORDS, WIDTH)
+        self.again.weight = self.words.weight
+        self.kinds, self.unused = nn.Embedding(2, WIDTH), nn.Embedding(7, 2)
+        self.lengths = nn.Embedding(8, WIDTH)
+        self.output = nn.Linear(WIDTH, 4)
+        self.to(dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        words = self.words(ids) + self.again(ids.flip(0)) * self.kinds(ids % 2) + self.lengths.weight[: len(ids)]
+        return self.output(words.tanh()).logsumexp(-1).sum()
+
+
+class Zeroing(torch.optim.Optimizer):
+    """What an optimizer is to a training step, but `zero_grad` leaves the gradients where they are, and zero."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+
+
+def train(sync: GradSync, optimizer: torch.optim.Optimizer, batches: list[list[list[int]]]) -> torch.Tensor:
+    """Steps on batches, each given in parts to be accumulated: gradients and parameters of all steps, flat."""
+    seen = []
+    for parts in batches:
+        losses = [lambda part=part: sync.model(torch.tensor(part, dtype=torch.int64)) for part in parts]
+        training_step(optimizer, losses, sync)
+        params = [param for name, param in sync.model.named_parameters() if "unused" not in name]
+        seen.append(flat([*(param.grad for param in params), *params]))
+    return torch.cat(seen)
+
+
+def differences(rank: int, size: int, drawn: list[Any]) -> list[dict[str, float]]:
+    return [compare(rank, size, *case) for case in drawn]
+
+
+def compare(
+    rank: int, size: int, name: str, accumulate: bool, to_none: bool, steps: list[list[list[int]]]
+) -> dict[str, float]:
+    """How far sparse gradients are from DDP, from the dense rung and from one process with all ranks' ids."""
+    cut = [[[ids[:1], ids[1:]] if accumulate else [ids] for ids in by_rank[:size]] for by_rank in steps]
+    mine = [by_rank[rank] for by_rank in cut]
+
+    def trained(sync: GradSync, batches: list[list[list[int]]]) -> torch.Tensor:
+        optimizer = OPTIMIZERS[name](sync.model.parameters())
+        return train(sync, optimizer if to_none else Zeroing(optimizer), batches)
+
+    ours, dense = (trained(new_grad_sync(rung, Reader()), mine) for rung in ("sparse-embeddings", "overlapped"))
+    ddp = trained(GradSync(DistributedDataParallel(Reader(), find_unused_parameters=True)), mine)
+    alone = trained(Whole(Reader(), size), [[*chain(*by_rank)] for by_rank in cut])
+    others = {"ddp": ddp, "overlapped": dense, "one process": alone}
+    bits = ours.clone()
+    dist.broadcast(bits, 0)
+    return {"rank 0": float(not torch.equal(bits, ours))} | {
+        other: (ours - values).abs().max().item() for other, values in others.items()
+    }
+
+
+class Whole(GradSync):
+    """One process that has the batches of all ranks, and whose gradients are the mean over the ranks."""
+
+    def __init__(self, model: nn.Module, size: int) -> None:
+        super().__init__(model)
+        self.size = size
+
+    def after_backward(self) -> None:
+        for param in self.model.parameters():
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad.div_(self.size)
+
+
+@pytest.mark.parametrize(
+    ("size", "cases"),
+    [(1, 2), (2, 6), (3, 6), (4, 2), *(pytest.param(size, 60, marks=pytest.mark.stress) for size in (2, 3, 4))],
+)
+def test_it_is_the_mean_of_the_dense_gradients(size: int, cases: int, world: Worlds) -> None:
+    """For any ids: repeated, disjoint, none at all on a rank or on any, padding; with SGD and Adam, accumulated."""
+
+    # Of two examples, the first is always the simplest: no ids anywhere.
+    @settings(
+        max_examples=2, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )  # fmt: skip
+    @given(st.lists(runs, min_size=cases, max_size=cases))
+    def check(drawn: list[Any]) -> None:
+        for by_case in world(size).run(differences, drawn):
+            for case, found in zip(drawn, by_case, strict=True):
+                assert max(found.values()) < 1e-13, (case, found)
+
+    check()
+
+
+def messages_of(rank: int, size: int, all_reduce: str, ids: list[list[int]], dtype: str) -> dict[str, Any]:
+    """A step: what travels, in elements; which rows then have a gradient; where the gradient of the words lies."""
+    sent: list[int] = []
+    original = load_all_reduce(all_reduce)
+
+    def recording(tensor: torch.Tensor, **options: Any) -> Any:
+        sent.append(tensor.numel())
+        return original(tensor, **options)
+
+    model = Reader(getattr(torch, dtype))
+    sync = new_grad_sync("sparse-embeddings", model, recording)
+    places = []
+    for mine in (ids[rank], [1], ids[rank]):
+        model.zero_grad()
+        sent.clear()
+        model(torch.tensor(mine)).backward()
+        sync.after_backward()
+        places.append(model.words.weight.grad.data_ptr())
+    rows = model.words.weight.grad.any(1).nonzero().flatten().tolist()
+    unused = model.unused.weight.grad
+    return {"sent": list(sent), "rows": rows, "unused": unused.any().item(), "places": len(set(places))}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("all_reduce", ["backend", "ring", "tutorial-ring"])
+def test_only_rows_in_use_travel(all_reduce: str, dtype: str, world: Worlds) -> None:
+    """The first message is the output layer; then a byte per row; then the rows that any rank has used, once each."""
+    for result in world(3).run(messages_of, all_reduce, [[1, 4, 4], [9, 1, 0], [4, 1, 2]], dtype):
+        words, kinds, lengths = 4, 2, 8  # words 1, 2, 4 and 9, and padding, which the shared weight does not exempt
+        rows = (WIDTH * (words + 1 + kinds + lengths)) if all_reduce else 0
+        assert result == {
+            "sent": [4 * WIDTH + 4, WORDS + 2 + 7 + 8, rows], "rows": [0, 1, 2, 4, 9], "unused": False, "places": 1,
+        }  # fmt: skip
+
+
+def with_tied_output(rank: int, size: int, how: str) -> dict[str, Any]:
+    """The mean gradient of a weight that the output layer uses too, as a module or without: off by how much, sent."""
+    torch.manual_seed(1)
+    words, output = nn.Embedding(WORDS, WIDTH).double(), nn.Linear(WIDTH, WORDS, bias=False).double()
+    model = nn.ModuleList([words, output] if how == "module" else [words])
+    output.weight = words.weight
+    sent: list[int] = []
+
+    def recording(tensor: torch.Tensor, **options: Any) -> Any:
+        sent.append(tensor.numel())
+        return dist.all_reduce(tensor, **options)
+
+    sync = new_grad_sync("sparse-embeddings", model, recording)
+
+    def loss(of_rank: int) -> torch.Tensor:
+        hidden = words(torch.tensor([1, of_rank]))
+        return hidden.sum() if how == "function on rank 0" and of_rank else output(hidden).logsumexp(-1).sum()
+
+    expected = sum(torch.autograd.grad(loss(each), words.weight)[0].to_dense() for each in range(size)) / size
+    loss(rank).backward()
+    sync.after_backward()
+    return {"off": (words.weight.grad - expected).abs().max().item(), "sent": sent}
+
+
+@pytest.mark.parametrize(
+    ("how", "sent"),
+    [
+        ("module", [WORDS * WIDTH]),
+        ("function", [WORDS, WORDS * WIDTH]),
+        ("function on rank 0", [WORDS, WORDS * WIDTH]),
+    ],
+)
+def test_a_tied_weight_travels_whole(how: str, sent: list[int], world: Worlds) -> None:
+    for result in world(3).run(with_tied_output, how):
+        assert result["off"] < 1e-15
+        assert result["sent"] == sent
+
+
+def written_into(rank: int, size: int) -> list[list[int]]:
+    """Rows with a gradient after steps that use words 1, 2 and 3, when somebody adds to the first step's gradient."""
+    words, found = nn.Embedding(WORDS, WIDTH), []
+    sync = SparseEmbeddings(words)
+    for word in (1, 2, 3):
+        words.zero_grad()
+        words(torch.tensor([word])).sum().backward()
+        sync.after_backward()
+        found.append(words.weight.grad.any(1).nonzero().flatten().tolist())
+        if word == 1:
+            words.weight.grad += 1
+    return found
+
+
+def test_what_somebody_else_writes_into_a_gradient_does_not_stay(world: Worlds) -> None:
+    assert world(2).run(written_into) == [[[1], [2], [3]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_norm": 1.0}, "sparse-embeddings on words, which has max_norm: .* leave max_norm out"),
+        ({"sparse": True}, "sparse-embeddings on words, which has sparse=True: .* leave sparse out"),
+    ],
+)
+def test_embeddings_that_cannot_be_averaged_so_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        use_sparse_gradients(nn.ModuleDict({"words": nn.Embedding(4, 2, **options)}))
+
+
+def test_which_weights_are_sparse() -> None:
+    """Not those of frozen embeddings, of those scaled by frequency, and of those that another module has too."""
+    model = nn.ModuleDict({name: nn.Embedding(4, 2) for name in ("words", "same", "frozen", "tied")})
+    model["scaled"], model["output"] = nn.Embedding(4, 2, scale_grad_by_freq=True), nn.Linear(2, 4)
+    model["same"].weight, model["output"].weight = model["words"].weight, model["tied"].weight
+    model["frozen"].weight.requires_grad_(False)
+    assert [param is model["words"].weight for param in use_sparse_gradients(model)] == [True]
+    assert [name for name, module in model.items() if getattr(module, "sparse", False)] == ["words", "same"]
