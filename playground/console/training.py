@@ -20,6 +20,10 @@ from playground.training.results import TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
 RUN_TRAINING = remote("playground.training.runner:run_training")
+LOADER_MODULES = {
+    "per-sample": ("torchvision.transforms",), "paths": ("torchvision.transforms", "PIL.PngImagePlugin"),
+}  # fmt: skip
+"""What ranks import for a way to fetch samples: the fork server does, once."""
 
 
 def train_and_show(
@@ -35,9 +39,9 @@ def train_and_show(
     asked = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **vars(training), **sync)
     asked.check_batch(world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
-    world.warm_up(function, RUN_TRAINING, *(["torchvision.transforms"] if asked.loader == "per-sample" else []))
+    world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
     with session.bar() as bar:
-        prepared = prepare_data(data, bar)
+        prepared = prepare_data(data, bar, as_files=asked.loader == "paths")
         asked.check_accumulation(prepared.train)
         settings = prepared.settings(asked)
         session.say(f"{lesson.name}: {world}", f"data: {prepared}")

@@ -15,8 +15,9 @@ from playground.console.paths import FilePath, check_place
 from playground.console.progress import Bar
 from playground.runtime.errors import UsageError
 from playground.training import prepare
-from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.settings import LOADERS, TrainingSettings
+from playground.training.grad_syncs import NET_SYNCS
+from playground.training.image_files import prepare_image_files
+from playground.training.settings import LOADERS, MAX_LOADER_WORKERS, TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class TrainingOptions:
     momentum: float
     accumulate: int
     loader: str
+    loader_workers: int
 
 
 training_options = pack_options(
@@ -90,7 +92,11 @@ training_options = pack_options(
     ),
     click.option(
         "--loader", type=click.Choice(LOADERS), default=LOADERS[0], show_default=True,
-        help="Load whole batches at once or, as tutorials do, sample by sample.",
+        help="Load whole batches at once; as tutorials do, sample by sample; or each from its path, a PNG file.",
+    ),
+    click.option(
+        "--loader-workers", type=click.IntRange(0, MAX_LOADER_WORKERS), default=0, show_default=True, metavar="N",
+        help="Processes of each rank that load its batches ahead; with 0 the rank loads them itself.",
     ),
 )  # fmt: skip
 """Gives a command the argument `training`: its `TrainingOptions`."""
@@ -110,14 +116,14 @@ def bucket_cap_option(megabytes: float | None, shown: str | bool = True) -> Any:
 
 def syncs_with(setting: str) -> tuple[str, ...]:
     """The names of the gradient synchronisations that take this setting."""
-    return tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)
+    return tuple(name for name, spec in NET_SYNCS.items() if setting in spec.needs)
 
 
 sync_options = options(
     click.option(
-        "--sync", type=click.Choice(tuple(GRAD_SYNCS)), default="per-parameter", show_default=True,
-        help="How gradients are averaged. With parameters each rank takes its own steps, and parameters are averaged: "
-        "local SGD.",
+        "--sync", type=click.Choice(tuple(NET_SYNCS)), metavar="NAME", default="per-parameter", show_default=True,
+        help=f"How gradients are averaged: {', '.join(NET_SYNCS)}. With parameters each rank takes its own steps, and "
+        "parameters are averaged: local SGD.",
     ),
     click.option(
         "--sync-every", type=click.IntRange(1), default=1, show_default=True, metavar="STEPS",
@@ -160,9 +166,9 @@ class PreparedData:
         return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
 
 
-def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
-    """Get the data onto this host; what takes long is shown by `bar`. Raises `NoData`, and `UsageError` for a limit
-    beyond the data."""
+def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:
+    """Get the data onto this host, with `as_files` each training image as a file of its own, too; what takes long is
+    shown by `bar`. Raises `NoData`, and `UsageError` for a limit beyond the data."""
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -172,6 +178,8 @@ def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
     train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
     if asked.limit and asked.limit > train:
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
+    if as_files:
+        prepare_image_files(source.folder, asked.limit, say)
     return PreparedData(
         folder=source.folder, name=source.name, limit=asked.limit, train=asked.limit or train, test=test,
         why=source.why,

@@ -17,6 +17,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from playground.runtime import device
+from playground.training.image_files import UnreadableImage, list_image_files
+from playground.training.loader import RankLoader
 from playground.training.partition import DataPartitioner, Partition, share, shares
 from playground.training.settings import TrainingSettings
 
@@ -70,8 +72,35 @@ class ImagesOneByOne(Images):
         return self.transform(picture), self.labels[position].long()
 
 
-def training_images(settings: TrainingSettings) -> Images:
-    """The images to train on, fetched in whole batches or, as tutorials do, one by one."""
+class ImageFiles(Dataset[Batch]):
+    """The same, of files: `samples` are (path, label), and each image is opened and decoded when it is asked for.
+
+    Raises `UnreadableImage` for a file that is no image any more.
+    """
+
+    def __init__(self, samples: Sequence[tuple[str, int]]) -> None:
+        from torchvision import transforms
+
+        self.samples = samples
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, position: int) -> Batch:
+        path, label = self.samples[position]
+        try:
+            with Image.open(path) as picture:
+                return self.transform(picture), torch.tensor(label)
+        except OSError as error:
+            why = error.strerror or "it is damaged"
+            raise UnreadableImage(f"{path}: {why}; the next run writes it again before it starts") from None
+
+
+def training_images(settings: TrainingSettings) -> Dataset[Batch]:
+    """The images to train on, fetched as `settings.loader` says."""
+    if settings.loader == "paths":
+        return ImageFiles(list_image_files(settings.folder, settings.limit))
     kind = ImagesOneByOne if settings.loader == "per-sample" else Images
     return kind(settings.folder, "train", settings.limit)
 
@@ -107,16 +136,19 @@ class EqualSteps(Sampler[list[int]]):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
 
 
-def partition_dataset(data: Dataset[Batch], batch_size: int = 128, seed: int = 1234) -> DataLoader[Batch]:
+def partition_dataset(
+    data: Dataset[Batch], batch_size: int = 128, seed: int = 1234, num_workers: int = 0
+) -> DataLoader[Batch]:
     """This rank's part of `data`, in batches: its share of every global batch of `batch_size`.
 
-    With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled.
+    With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes fetch the
+    batches, ahead of the rank; with 0 it does that itself.
     """
     rank, size, samples = dist.get_rank(), dist.get_world_size(), len(data)
     sizes = [part / samples for part in shares(samples, batch_size, size)]
     partition = DataPartitioner(data, sizes, seed).use(rank)
     steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
-    return loader(partition, batch_sampler=steps)
+    return RankLoader(partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
 
 
 def batches(train_set: DataLoader[Batch], batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
@@ -131,18 +163,13 @@ def batches(train_set: DataLoader[Batch], batch_size: int) -> Iterator[tuple[tor
     for images, labels in train_set:
         batch = min(batch_size, left)
         left -= batch
-        yield images.to(here), labels.to(here), batch / size
+        yield images.to(here, non_blocking=True), labels.to(here, non_blocking=True), batch / size
 
 
 def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
     """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
     part = range(dist.get_rank(), len(data), dist.get_world_size())
-    return loader(Partition(data, part), batch_size=TEST_BATCH)
-
-
-def loader(data: Any, **batching: Any) -> DataLoader[Batch]:
-    """A loader for datasets that hand out whole batches, and for those that hand out samples."""
-    return DataLoader(data, collate_fn=collate, **batching)
+    return RankLoader(Partition(data, part), batch_size=TEST_BATCH, collate_fn=collate)
 
 
 def collate(batch: Any) -> Any:

@@ -47,7 +47,8 @@ def prepare_and_train(
 ) -> TrainingResult:
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
-    train_set = partition_dataset(training_images(settings), settings.batch_size, settings.seed)
+    images = training_images(settings)
+    train_set = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
     return train(sync, train_set, test_set, settings)

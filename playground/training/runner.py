@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from playground.runtime import host
 from playground.runtime.agreement import require_same_on_all_ranks
 from playground.runtime.remote import Remote
-from playground.training.settings import TrainingSettings
+from playground.training.loader import explain_lost_worker
 
 
-def run_training(rank: int, size: int, lesson: Remote, settings: TrainingSettings, more: tuple[Any, ...] = ()) -> Any:
+class Settings(Protocol):
+    """What a training run depends on."""
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """What of it must be the same on every rank."""
+
+
+def run_training(rank: int, size: int, lesson: Remote, settings: Settings, more: tuple[Any, ...] = ()) -> Any:
     """What `lesson(rank, size, settings, *more)` returns.
 
     Raises `UsageError` if the ranks were not all given the same settings.
     """
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
-    return lesson(rank, size, settings, *more)
+    with explain_lost_worker(rank, size):
+        return lesson(rank, size, settings, *more)

@@ -9,15 +9,16 @@ from pathlib import Path
 from playground.algorithms import ALL_REDUCES
 from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
 from playground.runtime.errors import UsageError
-from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.grad_syncs import NET_SYNCS
 from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 """The largest number that a parameter, and what is added to it, can be."""
-LOADERS = ("batch", "per-sample")
-"""Ways to fetch samples: whole batches, or, as tutorials do, one by one."""
+LOADERS = ("batch", "per-sample", "paths")
+"""Ways to fetch samples: whole batches; as tutorials do, one by one; and each from a file of its own."""
+MAX_LOADER_WORKERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,12 @@ class TrainingSettings:
     seed: int = 1234
     loader: str = "batch"
     """How samples are fetched: one of `LOADERS`."""
+    loader_workers: int = 0
+    """Processes of each rank that fetch its batches; with 0 it does that itself."""
     accumulate: int = 1
     """Batches whose gradients are added up before they are averaged, for one step of the optimizer."""
     sync: str = "per-parameter"
-    """How replicas are kept equal: a name of `GRAD_SYNCS`."""
+    """How replicas are kept equal: a name of `NET_SYNCS`."""
     sync_every: int = 1
     """After how many steps parameters are averaged, where it is parameters (local SGD)."""
     all_reduce: str = "backend"
@@ -51,13 +54,15 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check_choice("loader", self.loader, LOADERS)
-        check_choice("sync", self.sync, GRAD_SYNCS)
+        check_choice("sync", self.sync, NET_SYNCS)
         check_choice("all_reduce", self.all_reduce, ALL_REDUCES)
         check_at_least_one(self, "epochs", "batch_size", "accumulate", "sync_every", "bucket_cap")
         check_not_negative(self, "lr", "momentum")
+        if not 0 <= self.loader_workers <= MAX_LOADER_WORKERS:
+            raise UsageError(f"loader_workers {self.loader_workers}: it must be between 0 and {MAX_LOADER_WORKERS}")
         if self.lr > FLOAT32_MAX:
             raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
-        if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
+        if self.sync_every > 1 and "sync_every" not in NET_SYNCS[self.sync].needs:
             raise UsageError(
                 f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
                 f"every step"

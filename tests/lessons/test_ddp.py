@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from playground.lessons.ddp.checkpoint import checkpoint
 from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run, measure_difference
 from playground.lessons.ddp.hooks import hooks, refusal
 from playground.lessons.ddp.hooks_table import HOOKS
@@ -26,10 +28,12 @@ from playground.lessons.ddp.recording import record_messages
 from playground.lessons.ddp.report import part_texts
 from playground.lessons.ddp.results import (
     AccumulationResult,
+    CheckpointResult,
     Difference,
     HookResult,
     Message,
     RefusedHook,
+    ResumedRun,
     SentBucket,
     check_buckets,
     check_replicas,
@@ -40,7 +44,7 @@ from playground.runtime.remote import Remote, remote
 from playground.runtime.server import preload
 from playground.testing import World
 from playground.training.gradients import buckets
-from playground.training.models import MODELS
+from playground.training.models import IMAGE_MODELS
 from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import flat
@@ -298,6 +302,9 @@ def test_verdicts() -> None:
     wrong = AccumulationResult(way="all send", batches=2, messages=2, difference=Difference(max=1, relative=nan))
     with pytest.raises(PlaygroundError, match="all send: gradients differ by nan, more than rounding does"):
         wrong.check()
+    ends = [ResumedRun(loaded=loaded, difference=Difference(max=1, relative=1)) for loaded in ("model", "all")]
+    with pytest.raises(PlaygroundError, match="resumed from the checkpoint, parameters differ by up to 1 from those"):
+        CheckpointResult(steps=1, written=8, read=8, device="cpu", resumed=ends).check()
     check_replicas(0.0, "after Join")
     for difference in (1e-9, nan):
         with pytest.raises(PlaygroundError, match=f"after Join replicas differ by up to {difference}"):
@@ -355,6 +362,42 @@ def test_join_with_batch_norm(lab: Lab) -> None:
     assert [(rank["steps"], rank["difference"]) for rank in ranks] == [(3, 0.0), (4, 0.0)]
 
 
+@pytest.mark.parametrize(("size", "cap"), [(1, "25"), (3, "0.02"), pytest.param(4, "25", marks=pytest.mark.stress)])
+def test_training_goes_on_from_a_checkpoint(size: int, cap: str, lab: Lab) -> None:
+    ranks = lab("checkpoint", "-n", size, "--steps", 3, "--bucket-cap-mb", cap)
+    least = 2 * sum(SIZES.values())
+    assert [rank["written"] > least for rank in ranks] == [True] + [False] * (size - 1)
+    assert [rank["written"] for rank in ranks[1:]] == [0] * (size - 1)
+    assert [rank["read"] for rank in ranks] == [ranks[0]["written"]] * size
+    for rank in ranks:
+        without_momentum, whole = rank["resumed"]
+        assert whole == {"loaded": "model, optimizer", "difference": {"max": 0.0, "relative": 0.0}}
+        assert without_momentum["loaded"] == "model"
+        assert without_momentum["difference"]["max"] > 1e-5
+
+
+def test_without_momentum_there_is_nothing_to_save_but_the_model(lab: Lab) -> None:
+    for rank in lab("checkpoint", "--momentum", 0, "--steps", 2):
+        assert [row["difference"]["max"] for row in rank["resumed"]] == [0.0, 0.0]
+
+
+def checkpoint_in(rank: int, size: int, folder: Path, place: Path, seen: bool) -> list[str]:
+    """What is left in `place`, where the checkpoint was. Rank 1 sees it there, or does not, as on another host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(place))
+        if rank == 1 and not seen:
+            patch.setattr(Path, "exists", lambda path: False)
+        assert checkpoint(rank, size, small_lab(folder)).read
+    dist.barrier()
+    return [path.name for path in place.glob("playground-*")]
+
+
+def test_a_checkpoint_must_be_seen_by_all_and_is_removed(world: Worlds, digits_folder: Path, tmp_path: Path) -> None:
+    assert world(2).run(checkpoint_in, digits_folder, tmp_path, True) == [[], []]
+    with pytest.raises(UsageError, match=rf"^checkpoint: not all ranks see {tmp_path}/.*: set TMPDIR to a folder that"):
+        world(2).run(checkpoint_in, digits_folder, tmp_path, False)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_who_gets_which_sample(size: int, lab: Lab) -> None:
     ranks = lab("sampler", "-n", size, "--seed", 5)
@@ -399,9 +442,9 @@ def test_the_command_line_offers_what_the_tables_have(run_cli: Callable[..., Any
     words = " ".join(run_cli("ddp", "--help").out.split())
     assert f"{', '.join(HOOKS)} or all." in words
     assert all(f"{hook.name}: {hook.summary}" in words for hook in HOOKS.values())
-    assert f"--model [{'|'.join(MODELS)}]" in words
+    assert f"--model [{'|'.join(IMAGE_MODELS)}]" in words
     assert f"--only [{'|'.join(PARTS)}]" in words
-    assert all(lab_settings(digits_folder, model=model).bucket_caps for model in MODELS)
+    assert all(lab_settings(digits_folder, model=model).bucket_caps for model in IMAGE_MODELS)
     assert all(part.code.summary for part in PARTS.values())
     assert all(part.name == part.code.name for part in PARTS.values())
 
@@ -477,6 +520,7 @@ def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: 
         (["--lab", "--batch-size", "1"], "at least one each"),
         (["--lab", "--epochs", "2"], "--epochs is for training"),
         (["--lab", "--loader", "per-sample"], "--loader is for training"),
+        (["--lab", "--loader-workers", "2"], "--loader-workers is for training"),
         (["--only", "sampler", "--static-graph"], "--static-graph changes nothing in sampler"),
         (["--only", "hooks", "--accumulate", "2"], "--accumulate changes nothing in hooks"),
         (["--only", "buckets", "--lr", "1"], "--lr changes nothing in buckets: it is for hooks"),

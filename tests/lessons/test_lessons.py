@@ -13,6 +13,7 @@ import pytest
 from playground import launch
 from playground.lessons import LESSONS
 from playground.lessons.collectives.lesson import REDUCTIONS
+from playground.lessons.hello import lesson as hello
 from playground.runtime.remote import Remote
 from playground.runtime.steps import run_steps
 from playground.testing import World
@@ -102,12 +103,37 @@ def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
 
 
 def test_hello_tells_who_each_rank_is() -> None:
-    [[first], [second]] = launch(run_steps, 2, args=(steps_of("hello"),))
+    [[first], [second]] = launch(run_steps, 2, args=(steps_of("hello", "who_am_i"),))
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["heard_from"] == second["heard_from"] == [0, 1]
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
     assert first["device"] == "cpu"
     assert first["size"] == 2
+
+
+def placed(rank: int, size: int, local_ranks: list[int]) -> dict[str, object]:
+    """What `where_am_i` says where ranks have these local ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", str(local_ranks[rank]))
+        return hello.where_am_i(rank, size)
+
+
+@pytest.mark.parametrize(
+    ("local_ranks", "sums"),
+    [
+        ([0, 1, 2], ["0 x 3 + 0 = 0", "0 x 3 + 1 = 1", "0 x 3 + 2 = 2"]),
+        ([0, 1, 0, 1], ["0 x 2 + 0 = 0", "0 x 2 + 1 = 1", "1 x 2 + 0 = 2", "1 x 2 + 1 = 3"]),
+        ([0, 0], ["0 x 1 + 0 = 0", "1 x 1 + 0 = 1"]),
+        ([0, 1, 0, 0], ["0 + 0 = 0", "0 + 1 = 1", "2 + 0 = 2", "2 + 1 + 0 = 3"]),
+    ],
+)
+def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds) -> None:
+    results = world(len(local_ranks)).run(placed, local_ranks)
+    assert [result["rank_as_a_sum"] for result in results] == sums
+    assert [result["local_rank"] for result in results] == local_ranks
+    nodes = [sum(local == 0 for local in local_ranks[: rank + 1]) - 1 for rank in range(len(local_ranks))]
+    assert [result["node_rank"] for result in results] == nodes
+    assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
 
 
 @pytest.mark.parametrize("lesson", ["hello", "p2p", "collectives"])

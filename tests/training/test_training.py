@@ -299,6 +299,8 @@ def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: 
         ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
         ({"all_reduce": "mail"}, "all_reduce 'mail' is unknown"),
         ({"loader": "slow"}, "loader 'slow' is unknown"),
+        ({"loader_workers": -1}, "loader_workers -1: it must be between 0 and 64"),
+        ({"loader_workers": 65}, "loader_workers 65: it must be between 0 and 64"),
         ({"epochs": 0}, "epochs 0: it must be at least 1"),
         ({"accumulate": -1}, "accumulate -1"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),

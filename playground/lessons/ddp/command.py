@@ -27,7 +27,7 @@ from playground.lessons.ddp.report import part_texts
 from playground.lessons.ddp.settings import LabSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
-from playground.training.models import MODELS
+from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ddp"]
@@ -35,7 +35,7 @@ TRAIN = remote("playground.training.loop:train_with_ddp")
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 MODEL, STEPS, ACCUMULATED = "net", 5, 4
 """The lab's defaults."""
-FOR_TRAINING = ("epochs", "loader")
+FOR_TRAINING = ("epochs", "loader", "loader_workers")
 """Options that the lab does without."""
 cap_type = Finite(0, 1e6, min_open=True)
 
@@ -79,7 +79,7 @@ lab_options = pack_options(
     "asked", LabOptions,
     click.option("--lab", is_flag=True, help="Take DDP apart instead of training. Implied by the options below."),
     click.option("--only", type=click.Choice(tuple(PARTS)), multiple=True, help="Run only this part; may be repeated."),
-    click.option("--model", type=click.Choice(tuple(MODELS)), show_default=MODEL, help="Model that the lab trains."),
+    click.option("--model", type=click.Choice(tuple(IMAGE_MODELS)), show_default=MODEL, help="Model of the lab."),
     click.option(
         "--bucket-cap-mb", "bucket_caps", callback=read_caps, metavar="MB,…", show_default="by model",
         help="Bucket sizes to compare; the other parts use the last one.",
@@ -93,7 +93,8 @@ lab_options = pack_options(
     ),
     click.option(
         "--steps", type=click.IntRange(1), show_default=str(STEPS),
-        help="Number of steps: timed in the part buckets, trained with each hook in the part hooks.",
+        help="Number of steps: timed in the part buckets, trained with each hook in the part hooks, before and after "
+        "the part checkpoint.",
     ),
 )  # fmt: skip
 """Gives a command the argument `asked`: its `LabOptions`."""
@@ -136,7 +137,7 @@ def run_and_show_lab(run: RunOptions, data: DataOptions, training: TrainingOptio
     settings.check_batch(world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
-    world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *MODELS[settings.model].preload)
+    world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *IMAGE_MODELS[settings.model].preload)
     with session.bar() as bar:
         prepared = prepare_data(data, bar)
         settings.training.check_samples(prepared.train)

@@ -60,6 +60,13 @@ PARTS = {
             options=(*MODEL_AND_DATA, "bucket_caps"),
         ),
         LabPart(
+            name="checkpoint",
+            shown="a checkpoint that one rank writes and all read",
+            code=remote("playground.lessons.ddp.checkpoint:checkpoint"),
+            text=remote("playground.lessons.ddp.report:checkpoint_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "steps", "lr", "momentum"),
+        ),
+        LabPart(
             name="sampler",
             shown="who gets which sample",
             code=remote("playground.lessons.ddp.sampler:sampler"),

@@ -10,6 +10,7 @@ from playground.lessons.ddp.parts import LabPart
 from playground.lessons.ddp.results import (
     AccumulationResult,
     BucketsResult,
+    CheckpointResult,
     Difference,
     HookResult,
     RefusedHook,
@@ -109,6 +110,24 @@ def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
         "  With throw_on_early_termination=True:",
         raising,
     ]
+
+
+def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
+    """Who wrote and read how much, then where training ends that went on from there."""
+    files = Table(
+        RANK_COLUMN, Column("written", "bytes", right=True), Column("read", "bytes", right=True), Column("onto"),
+    )  # fmt: skip
+    for rank, result in enumerate(ranks):
+        files.add(str(rank), f"{result.written:,}", f"{result.read:,}", result.device)
+    ends = Table(Column("loaded"), Column("max. error", right=True), Column("rel. error", right=True))
+    for row in ranks[0].resumed:
+        ends.add(row.loaded, *difference_cells(row.difference))
+    steps = ranks[0].steps
+    about = (
+        f"  errors: of the parameters, after {steps} steps, the checkpoint, and {steps} steps more, compared with "
+        f"{2 * steps} steps on end"
+    )
+    return [files, about, ends]
 
 
 def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:

@@ -164,6 +164,40 @@ class SamplerResult:
     """Positions of samples that nobody gets."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResumedRun:
+    """Training that went on from a checkpoint."""
+
+    loaded: str
+    """What it took from the file."""
+    difference: Difference
+    """Between its parameters in the end and those of a run that was never interrupted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointResult:
+    """What one rank had to do with a checkpoint."""
+
+    steps: int
+    """Taken before it, and once more after it."""
+    written: int
+    """Bytes; 0 on all ranks but one."""
+    read: int
+    """Bytes."""
+    device: str
+    """Where what was read is put."""
+    resumed: list[ResumedRun]
+    """With the state of the model alone, and with all."""
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` unless the run that took everything from the file ends bit-identical."""
+        if self.resumed[-1].difference.max != 0:
+            raise PlaygroundError(
+                f"resumed from the checkpoint, parameters differ by up to {self.resumed[-1].difference.max:.2g} "
+                f"from those of an uninterrupted run: they must not at all"
+            )
+
+
 def check_replicas(difference: float, when: str) -> None:
     """Raise `PlaygroundError` if replicas that must be bit-identical differ."""
     if difference != 0:

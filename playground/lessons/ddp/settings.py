@@ -10,7 +10,7 @@ from playground.lessons.ddp.hooks_table import BASELINE, HOOKS
 from playground.lessons.ddp.parts import PARTS
 from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import UsageError
-from playground.training.models import MODELS
+from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
 
 MAX_ACCUMULATED = 256
@@ -26,7 +26,7 @@ class LabSettings:
     parts: tuple[str, ...] = tuple(PARTS)
     """What to run: names of `PARTS`."""
     model: str = "net"
-    """What is trained: a name of `MODELS`."""
+    """What is trained: a name of `IMAGE_MODELS`."""
     caps: tuple[float, ...] = ()
     """Bucket caps in MiB; none for those that go with the model."""
     static_graph: bool = False
@@ -43,7 +43,7 @@ class LabSettings:
     def __post_init__(self) -> None:
         asked: tuple[tuple[str, tuple[str, ...], Collection[str]], ...] = (
             ("part", self.parts, PARTS),
-            ("model", (self.model,), MODELS),
+            ("model", (self.model,), IMAGE_MODELS),
             ("hook", self.hooks, HOOKS),
             ("required hook", self.required, self.hooks),
         )
@@ -62,11 +62,11 @@ class LabSettings:
     @property
     def bucket_caps(self) -> tuple[float, ...]:
         """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
-        return self.caps or MODELS[self.model].bucket_caps_mb
+        return self.caps or IMAGE_MODELS[self.model].bucket_caps_mb
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if a batch cannot be shared out among `size` ranks, or one gets too little of it."""
-        MODELS[self.model].check_batch(self.training.batch_size, size)
+        IMAGE_MODELS[self.model].check_batch(self.training.batch_size, size)
 
     @property
     def document(self) -> dict[str, object]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import socket
+from bisect import bisect_right
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,6 +50,27 @@ def who_am_i(rank: int, size: int) -> dict[str, object]:
         "hardware": backend.hardware() or "CPU",
         "ranks_there": sum(there == mine for _, there in everyone),
         "heard_from": [other for other, _ in everyone],
+    }
+
+
+def where_am_i(rank: int, size: int) -> dict[str, object]:
+    """Where each rank runs: rank = node rank x ranks per node + local rank.
+
+    A script for `mp.spawn(main_worker, nprocs=ngpus)` works out its rank like this; here every process is told. A node
+    begins where the local rank is 0; nodes with different numbers of ranks are added up one by one.
+    """
+    local_ranks: list[Any] = [None] * size
+    dist.all_gather_object(local_ranks, dist.get_node_local_rank())
+    starts = [0, *(other for other in range(1, size) if local_ranks[other] == 0)]
+    per_node = [end - start for start, end in pairwise([*starts, size])]
+    node_rank, local_rank = bisect_right(starts, rank) - 1, local_ranks[rank]
+    alike = len(set(per_node)) == 1
+    before = f"{node_rank} x {per_node[0]}" if alike else " + ".join(map(str, per_node[:node_rank])) or "0"
+    return {
+        "node_rank": node_rank,
+        "ranks_per_node": per_node[node_rank],
+        "local_rank": local_rank,
+        "rank_as_a_sum": f"{before} + {local_rank} = {sum(per_node[:node_rank]) + local_rank}",
     }
 
 
