@@ -30,7 +30,11 @@ OURS = "python -m playground "
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
+    "python -m playground bert --weights bert-base-cased --backend nccl -n 4": "GPUs, and a network",
+    "python -m playground bert --weights minilm --way ddp --steps 20 --only train": "a package of 84 MB",
+    "python -m playground bert --weights FOLDER --data-dir multinli_1.0": "somebody's weights, and MultiNLI",
     "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
+    "python -m playground ladder --model bert": "half a minute",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
     "-m playground sgd": "two machines",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
@@ -40,7 +44,8 @@ NOT_RUN = {
 }
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
-    "data-parallel", "prove", "ladder", "ladder --bucket-cap-mb 25",
+    "bert", "data-parallel", "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "prove", "ladder",
+    "ladder --bucket-cap-mb 25",
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits", "ddp --only buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
 )  # fmt: skip
@@ -59,6 +64,7 @@ SMALLER = {
 WITHOUT_OUTPUT = {
     "sgd": ("--epochs", "1"),
     "ddp --lab": ("-n", "4", "--steps", "1"),
+    "bert": ("--steps", "6", "--batch-size", "8"),
     "prove": ("-n", "2", "--steps", "2"),
     "data-parallel": ("--devices", "2", "--batch-size", "2", "--steps", "1"),
     "bench": ("-b", "1K", "-e", "4K"),
@@ -195,7 +201,8 @@ def test_what_is_not_run_is_there() -> None:
     found = {
         shown.command
         for readme in READMES
-        for group in commands_elsewhere(readme.read_text(encoding="utf-8"))
+        for text in [readme.read_text(encoding="utf-8")]
+        for group in (*consoles(text), *commands_elsewhere(text))
         for shown in group
     }
     assert NOT_RUN.keys() <= found

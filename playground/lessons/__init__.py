@@ -67,6 +67,12 @@ PATH = (
         shown="{ranks} equal one process with the whole batch",
         default_size=4,
     ),
+    Lesson(
+        name="bert",
+        teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and DDP",
+        shown="what training BERT costs by each way",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

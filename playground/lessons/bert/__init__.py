@@ -1,0 +1,1 @@
+"""BERT on sentence pairs: with DataParallel, with the loss in forward, and with DistributedDataParallel."""

@@ -1,0 +1,65 @@
+"""The losses of a training run, of all ranks together, and its speed."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch.distributed as dist
+from torch import nn
+
+from playground.lessons.bert.results import Progress, Training
+from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
+from playground.runtime import report
+from playground.training.replicas import largest_difference
+
+SIGN_OF_LIFE = 0.2
+"""Seconds between two reports of progress, so that they cost nothing."""
+
+
+class History:
+    """Counts the steps that a training loop tells it of. What ranks have to say to each other for it, they say only
+    when a report is due."""
+
+    def __init__(self, settings: BertSettings) -> None:
+        self.settings = settings
+        self.own: list[torch.Tensor] = []
+        """This rank's losses since the last report."""
+        self.losses: list[float] = []
+        """Those of all ranks together, up to then."""
+        self.started = self.reported = self.alive = time.monotonic()
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Count a step: this rank's part of its mean loss."""
+        self.own.append(loss.detach())
+        step = len(self.losses) + len(self.own)
+        if step % self.settings.report_every == 0 or step == self.settings.steps:
+            self.report_losses()
+        if time.monotonic() - self.alive > SIGN_OF_LIFE:
+            self.alive = time.monotonic()
+            report(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
+
+    def report_losses(self) -> None:
+        """Average what came since the last report over the ranks, and report it."""
+        own = torch.stack(self.own).double()
+        dist.all_reduce(own)
+        self.losses += (own / dist.get_world_size()).tolist()
+        now = time.monotonic()
+        latest = self.losses[-LOSSES_TO_COMPARE:]
+        progress = Progress(
+            way=self.settings.way, step=len(self.losses), loss=sum(latest) / len(latest),
+            samples_per_second=len(own) * self.settings.batch_size / (now - self.reported),
+        )  # fmt: skip
+        self.own, self.reported = [], now
+        report(progress=progress)
+
+    def result(self, model: nn.Module, right: float, tested: int) -> Training:
+        """Everything. All ranks must call this, and get the same."""
+        seconds = self.reported - self.started
+        return Training(
+            way=self.settings.way, workers=self.settings.workers, losses=self.losses, test_accuracy=right / tested,
+            tested=tested, seconds=seconds,
+            samples_per_second=self.settings.steps * self.settings.batch_size / seconds,
+            replicas_max_difference=largest_difference(model),
+        )  # fmt: skip

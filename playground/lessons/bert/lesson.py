@@ -1,0 +1,154 @@
+"""BERT on sentence pairs, the workload of the tutorials: three ways to train it on several devices.
+
+    python -m playground bert
+    python -m playground bert --way ddp -n 4
+    python -m playground bert --weights bert-base-cased --backend nccl -n 4
+
+Does a premise entail a hypothesis, contradict it, or neither? `data_parallel` gathers the replicas' logits on the first
+device, `loss_in_forward` gathers one loss per device, and with `ddp` each rank has a replica of its own. All three take
+the same batches, so their losses are the same.
+Without a network and a GPU the model is small and starts from scratch, and a grammar writes the sentences.
+What each way costs in memory, time and messages: the other files of this folder.
+Source: Devlin et al., BERT, 2019, arXiv 1810.04805; Williams et al., MultiNLI, 2018, arXiv 1704.05426
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+
+from playground.lessons.bert.history import History
+from playground.lessons.bert.results import Training
+from playground.lessons.bert.settings import BertSettings
+from playground.lessons.data_parallel.criterion import weighted_mean
+from playground.lessons.data_parallel.module import DataParallel
+from playground.lessons.data_parallel.scatter import chunk_sizes
+from playground.runtime import device
+from playground.training.bert import Model, ParallelLossModel
+from playground.training.bert_weights import load_weights
+from playground.training.data import collate
+from playground.training.loader import RankLoader
+from playground.training.sentence_pairs.pairs import PairBatch, Pairs
+
+Loss = Callable[[PairBatch], torch.Tensor]
+TEST_BATCH = 100
+
+
+def data_parallel(settings: BertSettings) -> tuple[Any, Loss]:
+    """Each device computes the logits of its part of the batch. They come together on the first device, which alone
+    computes the loss."""
+    model = DataParallel(build_model(Model, settings), settings.devices)
+
+    def loss(batch: PairBatch) -> torch.Tensor:
+        logits = model(*batch.inputs)
+        return F.cross_entropy(logits, batch.labels)
+
+    return model, loss
+
+
+def loss_in_forward(settings: BertSettings) -> tuple[Any, Loss]:
+    """Each device computes the loss of its part of the batch, and only these come together: one number per device."""
+    model = DataParallel(build_model(ParallelLossModel, settings), settings.devices)
+
+    def loss(batch: PairBatch) -> torch.Tensor:
+        losses = model(*batch)
+        return weighted_mean(losses, chunk_sizes(len(batch.labels), len(settings.devices)))
+
+    return model, loss
+
+
+def ddp(settings: BertSettings) -> tuple[Any, Loss]:
+    """Each rank computes the loss of its own batch, and backward averages the gradients over the ranks."""
+    model = DistributedDataParallel(build_model(Model, settings))
+
+    def loss(batch: PairBatch) -> torch.Tensor:
+        logits = model(*batch.inputs)
+        return F.cross_entropy(logits, batch.labels)
+
+    return model, loss
+
+
+WAYS = {"data-parallel": data_parallel, "loss-in-forward": loss_in_forward, "ddp": ddp}
+"""Each wraps a model, and gives a function from a batch to its mean loss; with ddp, from this rank's part of it."""
+
+
+def train(rank: int, size: int, settings: BertSettings) -> Training:
+    """Train by each way, on the same batches, then test.
+
+    Every rank returns the same figures.
+    """
+    torch.set_num_threads(settings.threads)
+    model, loss_of = WAYS[settings.way](settings)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
+    history = History(settings)
+    torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+
+    for batch in itertools.islice(batches(settings, rank, size), settings.steps):
+        optimizer.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        history.add(loss)
+
+    return history.result(model, *test(model.module, settings, rank, size))
+
+
+def same_losses(rank: int, size: int, settings: BertSettings) -> Training:
+    """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
+    differs is rounding."""
+    return train(rank, size, settings.exact)
+
+
+def build_model(kind: type[nn.Module], settings: BertSettings) -> nn.Module:
+    """A model with the weights that were asked for, in training mode: with dropout, if its config has any."""
+    torch.manual_seed(settings.seed)
+    model = kind(settings.config)
+    load_weights(model, settings.weights)
+    return model.to(device(), torch.float64 if settings.double else torch.float32).train()
+
+
+def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]:
+    """This rank's part of every global batch, without end.
+
+    In every epoch `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of
+    them from the r-th on. So the ranks' batches of a step are, together, what one process gets as its batch.
+    """
+    data = Pairs(settings.folder, "train", settings.max_length)
+    sampler: DistributedSampler[PairBatch] = DistributedSampler(data, size, rank, seed=settings.seed, drop_last=True)
+    loader: RankLoader[PairBatch] = RankLoader(
+        data, batch_size=settings.batch_size // size, sampler=sampler, drop_last=True, collate_fn=collate,
+        num_workers=settings.loader_workers,
+    )  # fmt: skip
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+        yield from map(partial(PairBatch.to, device=device(), non_blocking=True), loader)
+
+
+def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tuple[int, int]:
+    """How many of the test pairs the model gets right, and how many there are. Each falls to exactly one rank."""
+    data = Pairs(settings.folder, "test", settings.max_length)
+    right = torch.zeros((), dtype=torch.int64, device=device())
+    with torch.no_grad():
+        model.eval()
+        for positions in torch.arange(rank, len(data), size).split(TEST_BATCH):
+            batch = data.__getitems__(positions.tolist()).to(device())
+            logits = Model.forward(model, *batch.inputs)  # also of a model whose own forward gives the loss
+            right += (logits.argmax(dim=1) == batch.labels).sum()
+        model.train()
+    dist.all_reduce(right)
+    return int(right), len(data)
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("bert")

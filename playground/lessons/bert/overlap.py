@@ -1,0 +1,107 @@
+"""When backward has which gradients, and what that leaves to hide the averaging behind."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from statistics import median
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from playground.lessons.bert.lesson import batches, build_model
+from playground.lessons.bert.results import Averaging, PartReady
+from playground.lessons.bert.settings import BertSettings
+from playground.lessons.ladder.clock import Clock
+from playground.lessons.ladder.messages import count_messages
+from playground.lessons.ladder.summary import summarize
+from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.measurement.interleave import interleave
+from playground.runtime import device
+from playground.training.bert import Model
+from playground.training.replicas import all_gather_stacked
+
+WARM_UP, STEPS = 3, 10
+"""Rounds that are not counted, and rounds that are."""
+WORDS = "word embeddings"
+
+
+def ready(rank: int, size: int, settings: BertSettings) -> list[PartReady]:
+    """When backward has the gradients of each part of the model. It goes from the last layer to the first, so the
+    embeddings come last: when their average can start, there is no backward left to hide it behind."""
+    model, clock, coming = build_model(Model, settings), Clock(), batches(settings, rank, size)
+    parts: dict[str, int] = {}
+    for name, param in model.named_parameters():
+        part = part_of(name)
+        parts[part] = parts.get(part, 0) + param.nbytes
+        param.register_post_accumulate_grad_hook(lambda param, part=part: clock.take(part))
+    shares: dict[str, list[float]] = {part: [] for part in parts}
+    for number in range(WARM_UP + STEPS):
+        batch = next(coming)
+        loss = F.cross_entropy(model(*batch.inputs), batch.labels)
+        clock.start()
+        loss.backward()
+        clock.take("end")
+        [whole] = clock.seconds("start", "end")
+        for part in parts if number >= WARM_UP else ():
+            shares[part].append(clock.seconds("start", part)[0] / whole)
+    words = count_words(batch.input_ids, settings.config.vocabulary)
+    found = [
+        PartReady(
+            part=part, bytes=nbytes, ready=median(shares[part]), rows_used=words if part == WORDS else None
+        )
+        for part, nbytes in parts.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda part: part.ready)
+
+
+def part_of(parameter: str) -> str:
+    """The part of the model that a parameter belongs to."""
+    words = parameter.removeprefix("bert.").split(".")
+    if words[0] == "embeddings":
+        return WORDS if words[1] == "word_embeddings" else "other embeddings"
+    return f"layer {words[2]}" if words[0] == "encoder" else words[0]
+
+
+def count_words(input_ids: torch.Tensor, vocabulary: int) -> int:
+    """How many rows of the word embeddings the batches of all ranks use."""
+    used = torch.zeros(vocabulary, dtype=torch.int64, device=device())
+    used[input_ids.unique()] = 1
+    dist.all_reduce(used)
+    return int((used > 0).sum())
+
+
+def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
+    """What averaging the gradients costs in a step: with DDP, and with a rung that sends of the word embeddings'
+    gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
+    torch.set_num_threads(settings.threads)
+    start, coming = build_model(Model, settings), batches(settings, rank, size)
+    new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
+    batch = next(coming)
+    messages, replicas = [], []
+    for name in ("sparse-embeddings", "ddp"):
+        messages.append(count_messages(name, start, dist.all_reduce, settings.bucket_cap, batch.inputs))
+        replicas.append(TimedReplica(name, start, dist.all_reduce, settings.bucket_cap, new_adam, mean_loss))
+        replicas[-1].step(batch.inputs, batch.labels, settings.batch_size / size)
+
+    def take_step(replica: TimedReplica) -> list[float]:
+        return replica.step(batch.inputs, batch.labels, settings.batch_size / size)
+
+    calls = [call for replica in replicas for call in (partial(take_step, replica), replica.average_alone)]
+    timed = interleave(calls, range(WARM_UP + STEPS), Random(settings.seed))
+    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
+    seconds = all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, WARM_UP:]).cpu()
+    return [
+        Averaging(
+            way=rung.rung, seconds=rung.p50, exposed=rung.exposed, alone=rung.alone, hidden=rung.hidden,
+            messages=rung.messages, bytes=rung.bytes, early_bytes=rung.early_bytes,
+            difference_to_ddp=rung.difference_to_ddp,
+        )
+        for rung in summarize(replicas, messages, seconds)
+    ]  # fmt: skip
+
+
+def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
+    """This rank's part of the mean loss over the global batch."""
+    return F.cross_entropy(logits, labels, reduction="sum") / samples_per_rank

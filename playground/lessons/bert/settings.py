@@ -1,0 +1,121 @@
+"""What a run of `bert` depends on. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
+from playground.runtime.errors import UsageError
+from playground.training.bert_config import BertConfig
+from playground.training.bert_weights import WeightsSource
+from playground.training.settings import BUCKET_CAP
+
+ONE_PROCESS = ("data-parallel", "loss-in-forward")
+DDP = "ddp"
+WAYS = (*ONE_PROCESS, DDP)
+"""The first two drive all devices from one process; in the last each rank has one."""
+EXACT_STEPS = 20
+"""How many losses are compared in float64."""
+BUCKETS = 4
+"""As many buckets of gradients, about, even the smallest model has where their overlap is measured."""
+BYTES_PER_PARAMETER = 16
+"""Of the parameter itself, its gradient, and Adam's two moments, all float32."""
+LOSSES_TO_COMPARE = 10
+"""The last loss that is shown is the mean over so many steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSettings:
+    """Raises `UsageError` for what cannot be trained."""
+
+    folder: Path
+    """The tokenised pairs."""
+    config: BertConfig
+    weights: WeightsSource
+    workers: int
+    """Devices of one process, or ranks with a device each."""
+    device_type: str = "cpu"
+    threads: int = 1
+    """Cores that a device of the CPU stands for."""
+    way: str = DDP
+    """One of `WAYS`."""
+    batch_size: int = 64
+    """Pairs per step, on all workers together."""
+    steps: int = 300
+    lr: float = 1e-3
+    max_length: int = 64
+    """Tokens that a pair is cut to."""
+    loader_workers: int = 0
+    """Processes that assemble batches, for each process that trains."""
+    report_every: int = 50
+    """Steps between two reports of the loss."""
+    memory_cap: int = 0
+    """Bytes that each device may hold, where the largest batch is looked for; 0 where it is not."""
+    double: bool = False
+    """Whether to compute in float64."""
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        check_choice("way", self.way, WAYS)
+        check_at_least_one(self, "workers", "threads", "batch_size", "steps", "max_length", "report_every")
+        check_not_negative(self, "lr", "loader_workers")
+        asked = f"--batch-size {self.batch_size} for {self.workers} workers"
+        if self.batch_size < self.workers:
+            raise UsageError(f"{asked}: it is for all together, so at least one each")
+        if self.batch_size % self.workers:
+            raise UsageError(
+                f"{asked}: DistributedSampler gives all ranks equally many samples, so choose a multiple of "
+                f"{self.workers}"
+            )
+        self.config.check_length(self.max_length)
+
+        if 0 < self.memory_cap < self.model_bytes:
+            raise UsageError(
+                f"--memory-cap {self.memory_cap:,} bytes: the model alone, its gradients and Adam's state need "
+                f"{self.model_bytes:,}, allow more"
+            )
+
+    @property
+    def model_bytes(self) -> int:
+        """What a device needs that has the model and trains it, before there is any sample."""
+        return BYTES_PER_PARAMETER * self.config.parameters
+
+    @property
+    def bucket_cap(self) -> int:
+        """Bytes of a bucket of gradients: DistributedDataParallel's default, or so few that there are some buckets."""
+        return min(BUCKET_CAP, 4 * self.config.parameters // BUCKETS)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What the ways of one process call them."""
+        return tuple(f"{self.device_type}:{number}" for number in range(self.workers))
+
+    @property
+    def ranks(self) -> int:
+        """How many processes this way takes."""
+        return self.workers if self.way == DDP else 1
+
+    def on(self, way: str, workers: int | None = None) -> BertSettings:
+        """The same training by another way, on as many workers or on others."""
+        return replace(self, way=way, workers=workers or self.workers)
+
+    @property
+    def most_workers(self) -> int:
+        """How many there can be: any number of virtual devices, as many GPUs as are known to be there."""
+        return self.workers if self.device_type == "cuda" else self.batch_size
+
+    @property
+    def exact(self) -> BertSettings:
+        """Few steps of the same training, in float64 and without dropout: what then differs is rounding."""
+        config = replace(self.config, dropout=0.0)
+        return replace(self, double=True, config=config, steps=EXACT_STEPS, report_every=EXACT_STEPS)
+
+    def check_samples(self, samples: int) -> None:
+        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
+        if self.batch_size > samples:
+            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """What must be the same on every rank: everything but folders and cores, which are each host's own."""
+        return {name: value for name, value in asdict(self).items() if name not in ("folder", "weights", "threads")}

@@ -1,0 +1,316 @@
+"""BERT by three ways: one training, whatever the way and the number of workers, and every figure follows from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from playground.lessons.bert import memory, overlap, speed
+from playground.lessons.bert.lesson import same_losses, train
+from playground.lessons.bert.results import EXACT, Training, compare_losses
+from playground.lessons.bert.settings import DDP, ONE_PROCESS, WAYS, BertSettings
+from playground.runtime import PlaygroundError, UsageError
+from playground.training.bert import Model, ParallelLossModel
+from playground.training.bert_config import BertConfig
+from playground.training.bert_weights import WeightsSource
+from playground.training.models import MODELS
+from playground.training.sentence_pairs import generated
+from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
+
+Run = Callable[..., Any]
+SMALL: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "intermediate": 32, "max_length": 32, "dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairsSource:
+    """A few hundred generated pairs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generated, "COUNTS", {"train": 240, "test": 50})
+        return prepare_pairs("generated", tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture
+def settings(pairs: PairsSource) -> BertSettings:
+    return BertSettings(
+        folder=pairs.folder, config=BertConfig(vocabulary=pairs.vocabulary, **SMALL),
+        weights=WeightsSource("scratch", None, None, "for tests"), workers=2, batch_size=24, steps=4, report_every=3,
+        max_length=32, memory_cap=2**21,
+    )  # fmt: skip
+
+
+def train_exactly(world: Run, settings: BertSettings) -> Training:
+    """What rank 0 returned; all have returned the same losses."""
+    results = world(settings.ranks).run(train, replace(settings, double=True))
+    assert all(result.losses == results[0].losses for result in results)
+    return results[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_all_ways_are_one_training(workers: int, settings: BertSettings, world: Run) -> None:
+    alone = train_exactly(world, settings.on("data-parallel", 1))
+    trainings = [train_exactly(world, settings.on(way, workers)) for way in WAYS]
+    for compared, training in zip(compare_losses(alone, trainings), trainings, strict=True):
+        assert compared.difference <= EXACT
+        assert (training.test_accuracy, training.tested) == (alone.test_accuracy, 50)
+        assert training.replicas_max_difference == 0
+    assert len(set(alone.losses)) == settings.steps
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_twenty_steps_are_those_of_one_device(workers: int, settings: BertSettings, world: Run) -> None:
+    alone, *others = (
+        world(each.ranks).run(same_losses, each)[0]
+        for each in (settings.on("data-parallel", 1), *(settings.on(way, workers) for way in WAYS))
+    )
+    assert [compared.steps for compared in compare_losses(alone, others)] == [20] * len(WAYS)
+
+
+def test_the_loss_is_that_of_plain_training(settings: BertSettings, world: Run) -> None:
+    """One process, one model, torch's own loader order: what the first steps must give."""
+    [expected] = world(1).run(train_plainly, replace(settings, double=True))
+    training = train_exactly(world, settings.on(DDP, 2))
+    assert training.losses == pytest.approx(expected, abs=EXACT)
+
+
+def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
+    from playground.training.bert_weights import load_weights
+    from playground.training.sentence_pairs.pairs import Pairs
+
+    torch.manual_seed(settings.seed)
+    model = Model(settings.config).double()
+    load_weights(model, settings.weights)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+    data = Pairs(settings.folder, "train", settings.max_length)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    losses = []
+    for step in range(settings.steps):
+        batch = data.__getitems__(order[step * settings.batch_size : (step + 1) * settings.batch_size])
+        loss = F.cross_entropy(model(*batch.inputs), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_epochs_have_other_orders(settings: BertSettings, world: Run) -> None:
+    """240 pairs in batches of 120 are two steps an epoch: with learning rate 0 only the batches differ."""
+    training = train_exactly(world, replace(settings, batch_size=120, lr=0, steps=4))
+    first, second = training.losses[:2], training.losses[2:]
+    assert sum(first) == pytest.approx(sum(second))
+    assert sorted(first) != pytest.approx(sorted(second))
+
+
+def test_loader_workers_change_nothing(settings: BertSettings, world: Run) -> None:
+    plain = train_exactly(world, settings)
+    assert train_exactly(world, replace(settings, loader_workers=1)).losses == plain.losses
+
+
+def test_losses_that_differ_are_no_rounding(settings: BertSettings, world: Run) -> None:
+    one, other = (train_exactly(world, replace(settings, seed=seed)) for seed in (1, 2))
+    with pytest.raises(PlaygroundError, match=r"its losses are up to .* where rounding makes less"):
+        compare_losses(one, [other])
+
+
+def test_the_config_counts_its_parameters() -> None:
+    config = BertConfig(vocabulary=59, **SMALL)
+    assert sum(param.numel() for param in Model(config).parameters()) == config.parameters
+    assert BertConfig(
+        vocabulary=28_996, width=768, layers=12, heads=12, intermediate=3072, max_length=512
+    ).parameters == 108_312_579  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["layers", "vocabulary"])
+def test_no_encoder_has_nothing_of_something(field: str) -> None:
+    with pytest.raises(UsageError, match=f"{field} 0: it must be at least 1"):
+        BertConfig(**{"vocabulary": 59, **SMALL, field: 0})
+    with pytest.raises(UsageError, match="the heads must divide the width"):
+        BertConfig(vocabulary=59, width=10, heads=4)
+
+
+def test_padding_does_not_change_a_logit() -> None:
+    model = Model(BertConfig(vocabulary=59, **SMALL)).eval()
+    ids = torch.randint(1, 59, (3, 7))
+    segments, mask = (torch.arange(7) > 3).long().expand(3, 7), torch.ones(3, 7, dtype=torch.bool)
+    padded = [F.pad(each, (0, 5), value=value) for each, value in ((ids, 8), (segments, 1), (mask, 0))]
+    assert torch.allclose(model(ids, segments, mask), model(*padded), atol=1e-6)
+
+
+def test_the_loss_in_forward_is_that_of_the_logits() -> None:
+    torch.manual_seed(0)
+    model = ParallelLossModel(BertConfig(vocabulary=59, **SMALL))
+    ids, labels = torch.randint(1, 59, (4, 9)), torch.tensor([0, 1, 2, 1])
+    inputs = ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)
+    assert torch.equal(model(*inputs, labels), F.cross_entropy(Model.forward(model, *inputs), labels).reshape(1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None:
+    asked = settings.on(way)
+    held = [each for rank in world(asked.ranks).run(memory.memory, asked) for each in rank]
+    assert len(held) == asked.workers
+    of_the_model = 4 * settings.config.parameters
+    for number, each in enumerate(held):
+        assert sum(each.held.values()) == each.peak
+        has_state = way == DDP or number == 0
+        assert each.held.get("optimizer state", 0) == (2 * of_the_model if has_state else 0)
+        assert each.held["activations"] > 0
+    assert held[0].held["parameters"] == of_the_model
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_largest_batch_fits_and_no_larger_one(way: str, settings: BertSettings, world: Run) -> None:
+    asked = settings.on(way)
+    found = world(asked.ranks).run(memory.largest, asked)[0]
+    assert found.batch_size % asked.workers == 0
+
+    def peak(batch_size: int) -> int:
+        step = replace(asked, batch_size=batch_size)
+        return max(each for rank in world(asked.ranks).run(padded_peak, step) for each in rank)
+
+    assert found.peak <= asked.memory_cap
+    assert peak(found.batch_size) <= asked.memory_cap < peak(found.batch_size + asked.workers)
+
+
+def padded_peak(rank: int, size: int, settings: BertSettings) -> list[int]:
+    probe = memory.Probe(rank, size, settings)
+    return list(probe.account_of(settings.batch_size // size).peak.values())
+
+
+def test_a_cap_below_one_sample_is_refused(settings: BertSettings, world: Run) -> None:
+    cap = settings.model_bytes + 100
+    with pytest.raises(UsageError, match="the model alone needs"):
+        world(1).run(memory.largest, replace(settings, memory_cap=cap).on("data-parallel"))
+
+
+def test_every_way_has_its_speed_and_utilisation(settings: BertSettings, world: Run) -> None:
+    for way in (ONE_PROCESS[0], DDP):
+        asked = settings.on(way)
+        measured = world(asked.ranks).run(speed.speed, asked)
+        assert len(set(measured)) == 1
+        assert measured[0].samples_per_second == pytest.approx(asked.batch_size / measured[0].seconds)
+        uses = [use for rank in world(asked.ranks).run(speed.utilisation, asked) for use in rank]
+        assert len(uses) == asked.workers
+        assert all(0 < use.computing <= 1 for use in uses)
+
+
+def test_embeddings_get_ready_last(settings: BertSettings, world: Run) -> None:
+    parts = world(2).run(overlap.ready, settings)[0]
+    assert [part.part for part in parts[:4]] == ["classifier", "pooler", "layer 1", "layer 0"]
+    assert {part.part for part in parts[4:]} == {"word embeddings", "other embeddings"}
+    assert sum(part.bytes for part in parts) == 4 * settings.config.parameters
+    assert [part.rows_used for part in parts if part.part != "word embeddings"] == [None] * 5
+
+
+def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
+    large = replace(settings, config=replace(settings.config, vocabulary=5_000))
+    sparse, ddp = world(2).run(overlap.averaging, large)[0]
+    assert (sparse.way, ddp.way) == ("sparse-embeddings", "ddp")
+    assert ddp.bytes == 4 * large.config.parameters
+    rows = 4 * large.config.width * 5_000
+    assert sparse.bytes < ddp.bytes - rows + rows // 10
+    assert sparse.difference_to_ddp < 1e-3
+
+
+@pytest.fixture
+def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command on these pairs, with a smaller model."""
+    monkeypatch.setattr(generated, "COUNTS", {"train": 240, "test": 50})
+    data_dir = pairs.folder.parents[1]
+
+    def run(*words: Any) -> Any:
+        return run_cli("bert", "--data-dir", data_dir, "--steps", 2, "--batch-size", 8, *words)
+
+    return run
+
+
+def test_the_document_has_what_was_asked_for(bert: Run) -> None:
+    shown = bert("--only", "train", "--only", "memory", "--way", "ddp", "--max-length", 16, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert (document["weights"], document["dataset"], document["train"]) == ("scratch", "generated", 240)
+    assert set(document["parts"]) == {"train", "memory"}
+    [training] = document["parts"]["train"]
+    assert (training["way"], len(training["losses"]), training["tested"]) == ("ddp", 2, 50)
+    assert len(document["parts"]["memory"]["ddp"]) == 2
+
+
+def test_a_way_alone_leaves_out_what_is_not_its_own(bert: Run) -> None:
+    shown = bert("--way", "data-parallel", "--json", "--only", "train", "--only", "largest")
+    assert set(json.loads(shown.out)["parts"]) == {"train", "largest"}
+    refused = bert("--way", "data-parallel", "--only", "averaging")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--only averaging is about ranks that average gradients" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-n", 9), "--batch-size 8 for 9 workers: it is for all together, so at least one each"),
+        (("-n", 3), "choose a multiple of 3"),
+        (("--max-length", 100, "--weights", "FOLDER"), "--max-length 100: the model has 10 positions"),
+        (("--memory-cap", "1MiB"), "the model alone, its gradients and Adam's state need"),
+        (("--memory-cap", "much"), "is no amount of memory"),
+        (("--batch-size", 4000), "there are 240 pairs to train on"),
+        (("--weights", "/nowhere"), "there is no such folder"),
+        (("--dataset", "multinli"), "multinli_1.0_train.jsonl"),
+        (("--dropout", 1), "--dropout"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    words: tuple[Any, ...], message: str, bert: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.training.hub.is_installed", lambda library: False)
+    if "FOLDER" in words:
+        words = tuple(write_weights(tmp_path) if word == "FOLDER" else word for word in words)
+    shown = bert(*words)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def write_weights(folder: Path) -> Path:
+    """A tiny BERT with ten positions, as a folder of weights."""
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b")
+    config = BertConfig(vocabulary=len(words), width=8, layers=1, heads=2, intermediate=16, max_length=10)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps({
+            "model_type": "bert", "hidden_act": "gelu", "vocab_size": len(words), "hidden_size": 8,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 10,
+            "type_vocab_size": 2,
+        })
+    )  # fmt: skip
+    torch.save(Model(config).state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def test_weights_of_a_folder_are_trained_with_their_own_defaults(bert: Run, tmp_path: Path) -> None:
+    shown = bert("--weights", write_weights(tmp_path), "--only", "train", "--way", "ddp", "--json")
+    document = json.loads(shown.out)
+    assert document["weights"] == str(tmp_path)
+    assert document["model"]["max_length"] == 10
+
+
+def test_a_world_that_is_joined_trains_by_ddp_only(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    shown = bert()
+    assert (shown.code, shown.out) == (2, "")
+    assert "add --way ddp" in shown.err
+    shown = bert("--way", "ddp", "--only", "speed")
+    assert "--only speed starts other numbers of ranks" in shown.err
+
+
+def test_the_ladder_trains_the_same_encoder() -> None:
+    assert MODELS["bert"].parameters > 11_520_000  # with 30,000 embeddings of width 384
