@@ -95,7 +95,7 @@ def utilisation(runner: Runner) -> object:
 def memory(runner: Runner) -> object:
     """What each device holds, and what that is."""
     found = join_ranks(runner.run_ways(MEMORY))
-    runner.say(MEMORY, report.memory_texts(found))
+    runner.say(MEMORY, report.memory_texts(found, runner.settings))
     return found
 
 

@@ -102,7 +102,7 @@ def utilisation_texts(ways: Mapping[str, Sequence[Use]]) -> Texts:
     return [table]
 
 
-def memory_texts(ways: Mapping[str, Sequence[Held]]) -> Texts:
+def memory_texts(ways: Mapping[str, Sequence[Held]], settings: BertSettings) -> Texts:
     """A bar per device and way, and what stands for what."""
     rows = [
         (f"{way}, {name_device(way, number, each.device)}", each.held)
@@ -114,8 +114,8 @@ def memory_texts(ways: Mapping[str, Sequence[Held]]) -> Texts:
     for name, held in rows:
         table.add(name, *(f"{held.get(label, 0):,}" for label in labels))
     about = (
-        "  Gradients are those of parameters and, on the way back through the layers, of activations; optimizer state: "
-        "Adam's two moments."
+        f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
+        f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
     )
     return [about, *bars(rows, labels, width=30), "", table]
 
