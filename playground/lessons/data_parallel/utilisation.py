@@ -44,7 +44,7 @@ def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Utilisation]:
     copies between devices. In a process with fewer cores than devices the shares therefore add up to the cores at most.
     What the first thread does without saying where counts for the first device. Not inside `track_memory`.
 
-    Looking on costs some 30 us per operation, in which no device computes: of small operations shares come out too
+    Looking on costs some 16 us per operation, in which no device computes: of small operations shares come out too
     low. `share_of` relates the same seconds to a step that was timed apart.
 
     On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
