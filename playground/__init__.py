@@ -16,7 +16,8 @@ From a script, a test or a notebook:
     from playground import launch
     launch(fn, 2)    # runs fn(rank, size) on two ranks, returns [result of rank 0, result of rank 1]
 
-A rank tells how far it is with `report(step=3)`. What `launch` raises is a `PlaygroundError`:
+A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is started anew,
+three times at most, and `restart_count()` tells a rank how often it was. What `launch` raises is a `PlaygroundError`:
 
     UsageError           what was asked cannot be done; nothing was started
     RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         UsageError,
         launch,
         report,
+        restart_count,
     )
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "UsageError",
     "launch",
     "report",
+    "restart_count",
 ]
 
 

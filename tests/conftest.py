@@ -13,6 +13,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hosts import Network, make_network
 from programs import ForkedProgram
 
 from playground.app import run as run_command_line
@@ -160,3 +161,17 @@ def fork_program() -> Iterator[Callable[..., ForkedProgram]]:
     yield fork
     for program in forked:
         program.close()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[..., Network]]:
+    """`hosts(size, rate="100mbit")`: a network of so many hosts on this machine, gone after the test."""
+    made: list[Network] = []
+
+    def make(size: int, rate: str | None = None) -> Network:
+        made.append(make_network(size, rate))
+        return made[-1]
+
+    yield make
+    for network in made:
+        network.remove()

@@ -39,6 +39,8 @@ def misbehave(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "hang":

@@ -13,14 +13,16 @@ from playground.runtime.launch import launch
 from playground.runtime.rank import Progress
 from playground.runtime.remote import Remote
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
+from playground.runtime.restarts import OnRestart, check_restarts, log_restart
 
 
 class World:
     """The ranks a program runs on: new ones on this host, or, if the environment says that it is itself a rank of a
     world somebody started, the ranks of that world.
 
-    `size` None stands for `default_size`; a world that is joined brings its own. Raises `UsageError` if there can be no
-    such world; nothing is started before `run`.
+    `size` None stands for `default_size`; a world that is joined brings its own. `restarts` is how often new ranks take
+    the place of a world that failed, in each `run`; whoever started a world that is joined decides that, too. Raises
+    `UsageError` if there can be no such world; nothing is started before `run`.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class World:
         backend: str = "gloo",
         timeout: float = DEFAULT_TIMEOUT,
         init_method: str | None = None,
+        restarts: int = 0,
     ) -> None:
-        self.backend, self.timeout, self.init_method = backend, timeout, init_method
+        self.backend, self.timeout, self.init_method, self.restarts = backend, timeout, init_method, restarts
         self.rank_env = rank_env_from(init_method=init_method)
+        check_restarts(restarts, joined=self.rank_env is not None)
         self.size = self.rank_env.size if self.rank_env else size or default_size
         if size not in (None, self.size):
             raise UsageError(f"-n {size} in a world of {self.size} ranks: leave -n out, whoever set WORLD_SIZE decides")
@@ -64,12 +68,22 @@ class World:
         ranks = f"{self.size} rank{'s' * (self.size > 1)} x {threads} thread{'s' * (threads > 1)}"
         return ", ".join(filter(None, [f"{self.backend} on {self.device}", ranks, self.notice]))
 
-    def run(self, fn: Callable[..., Any], *args: Any, on_report: Progress | None = None) -> list[Any]:
-        """What `fn(rank, size, *args)` returned on each rank, in rank order. Raises what `launch` raises."""
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        on_report: Progress | None = None,
+        on_restart: OnRestart = log_restart,
+    ) -> list[Any]:
+        """What `fn(rank, size, *args)` returned on each rank, in rank order.
+
+        Raises what `launch` raises. `on_report` and `on_restart` are those of `launch`, too; a world that is joined has
+        no restarts of ours.
+        """
         if self.rank_env is None:
             return launch(
                 fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
-                init_method=self.init_method, on_report=on_report,
+                init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
             )  # fmt: skip
         from playground.runtime.join import join
 

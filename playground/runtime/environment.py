@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,12 @@ from playground.runtime.rendezvous import Rendezvous, is_loopback, parse_init_me
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
+
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""The variable by which torchrun, and our launcher too, tell a rank how often its world has been restarted.
+
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+"""
 
 MAX_WORLD_SIZE = 2**17
 """More ranks than any world has had: a larger number is a slip, and would be waited for."""
@@ -66,6 +73,14 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
     if "LOCAL_RANK" in environ:
         local_rank = read_integer("LOCAL_RANK", environ, 0, local_size if "LOCAL_WORLD_SIZE" in environ else size)
     return RankEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size, rendezvous=rendezvous)
+
+
+def restart_count(environ: Mapping[str, str] = os.environ) -> int:
+    """How often this rank's world has failed and been started anew: 0, then 1, …
+
+    `launch(…, restarts=K)` counts for all ranks alike, torchrun on each host by itself (pytorch/pytorch#108158).
+    """
+    return read_integer(RESTART_COUNT, environ, 0, sys.maxsize) if RESTART_COUNT in environ else 0
 
 
 def read_host(name: str, environ: Mapping[str, str]) -> str:

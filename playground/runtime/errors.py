@@ -19,6 +19,11 @@ class PlaygroundError(Exception):
 
     exit_code = 1
 
+    @property
+    def headline(self) -> str:
+        """Its first line: what happened, without tracebacks and stacks."""
+        return str(self).partition("\n")[0]
+
 
 class UsageError(PlaygroundError):
     """The user asked for something that cannot be done here. One line: what was asked, the rule, what to do."""
@@ -55,7 +60,8 @@ class RankFailed(PlaygroundError):
 
 
 class PeerDisconnected(RankFailed):
-    """A rank failed because another one hung up on it: look for the failure of that one."""
+    """A rank failed because another one hung up on it: look for the failure of that one. In a world that was
+    joined, the reason names it."""
 
 
 class RankTimeout(PlaygroundError):

@@ -91,7 +91,9 @@ class ForkServerClient:
 
     def is_running(self) -> bool:
         """Whether it can be asked: by this process, and not by one that has been forked from it."""
-        return self.launcher == os.getpid() and self.state() not in ENDED
+        if self.launcher != os.getpid() or self.state() in ENDED:
+            return False
+        return not wait([self.requests], 0)  # hung up: it is being ended, which takes the kernel a while
 
     def state(self) -> int | None:
         """`os.CLD_STOPPED`, one of the codes for its end, or None while it runs."""

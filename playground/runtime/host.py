@@ -11,11 +11,37 @@ import contextlib
 import ctypes
 import functools
 import os
+import socket
 import sys
+from pathlib import Path
+
+from playground.runtime.environment import read_integer
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT, FROM_THE_HEAP = 128 * 2**20, 32 * 2**20
 """Bytes. The second is the largest that every glibc takes."""
+SIMULATED_HOSTS = "PLAYGROUND_HOSTS"
+"""The variable with which a world on one host is treated as one on several: its value is their number."""
+
+
+def host_id() -> str:
+    """What tells this rank's host from others: ranks that have the same one reach each other over loopback.
+
+    So a container or a network namespace is a host of its own if it has a loopback interface of its own. With
+    PLAYGROUND_HOSTS=H in the environment, the ranks of the world count as on H hosts, consecutive ones together, as
+    evenly as they can be shared out. Raises `UsageError` if H is not a number from 1 to that of the ranks.
+    """
+    if SIMULATED_HOSTS in os.environ:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return f"simulated host {rank * read_integer(SIMULATED_HOSTS, os.environ, 1, size + 1) // size}"
+    boot, network = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
+    return " ".join(
+        [
+            socket.gethostname(),
+            boot.read_text().strip() if boot.exists() else "",
+            str(network.stat().st_ino) if network.exists() else "",
+        ]
+    )
 
 
 @functools.cache

@@ -1,30 +1,38 @@
 """Enter a world that torchrun, Slurm or a person started: this process is one of its ranks.
 
-Starting and watching the ranks is that launcher's work; ours is to end up with everybody's results, and to say in one
-line what went wrong.
+Starting the ranks is that launcher's work; ours is to end up with everybody's results, and to say in one line what
+went wrong: if another rank was lost first, which, and how.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import socket
-import time
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from playground.runtime import backends
+from playground.runtime import backends, signals
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.environment import RankEnv
-from playground.runtime.errors import PeerDisconnected
+from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.peers import Loss, PeerWatch
 from playground.runtime.rank import Progress, failure, report_to
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen
+from playground.runtime.torchelastic import await_reaped, write_error_file
 from playground.runtime.world import init_process
 
-PRECEDENCE = 0.5
-"""Seconds by which a rank whose peer is gone ends after that peer. torchrun looks every 0.1 s who has ended, and blames
-the first that it finds."""
+EXPLANATION_TIMEOUT = 2.0
+"""Seconds in which, when a peer has hung up, word must come of which rank was lost."""
+PRECEDENCE = 2.0
+"""Seconds for which a rank lets the process of the rank that was lost go first, at most."""
+HUNG_UP = re.compile(r"Connection timed out|No route to host")
+"""What gloo says of a peer that is gone, besides what `failure` knows."""
 
 
 def join(
@@ -38,22 +46,23 @@ def join(
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank order.
 
-    Raises what `launch` raises. After a failure the process must end at once (`os._exit`): a process group whose
-    peers are gone cannot be taken down in order.
+    Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the process must end at
+    once (`os._exit`): a process group whose peers are gone cannot be taken down in order. If the function is stuck
+    when a rank is lost, in a computation that is not torch.distributed's, the process is ended here.
     """
     backends.get_backend(backend).check(env.local_size, joined=True)
     if on_report:
         report_to(partial(on_report, env.rank))
+    watch = PeerWatch(env, timeout, lambda: abandon(watch))
     try:
         return init_process(
-            env.rank, env.size, fn, backend,
+            env.rank, env.size, partial(run_watched, watch, fn), backend,
             args=args, rendezvous=env.rendezvous, listener=bind_store(env), timeout=timeout,
-            local_rank=env.local_rank, local_size=env.local_size, joined=True, before_leaving=share,
+            local_rank=env.local_rank, local_size=env.local_size, joined=True, before_leaving=partial(share, watch),
         )  # fmt: skip
-    except Exception as error:
-        failed = failure(error, env.rank, env.size)
-        if isinstance(failed, PeerDisconnected):
-            time.sleep(PRECEDENCE)
+    except BaseException as error:
+        if (failed := explain(error, watch)) is error:
+            raise
         raise failed from error
 
 
@@ -64,8 +73,63 @@ def bind_store(env: RankEnv) -> socket.socket | None:
     return listen(env.rendezvous.host, env.rendezvous.port)
 
 
-def share(result: Any) -> list[Any]:
+def run_watched(watch: PeerWatch, fn: Callable[..., Any], rank: int, size: int, *args: Any) -> Any:
+    """`fn(rank, size, *args)`, under watch."""
+    watch.start()
+    return fn(rank, size, *args)
+
+
+def share(watch: PeerWatch, result: Any) -> list[Any]:
     """Everybody's results, at every rank. Nobody returns before everybody has arrived."""
     results = all_gather_object(result)
     dist.barrier()
+    watch.close()
     return results
+
+
+def explain(error: BaseException, watch: PeerWatch) -> BaseException:
+    """What to raise for `error`: the loss of another rank, if that came first. The others, and torchrun, are told.
+
+    A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
+    """
+    watch.attended.set()
+    if not (isinstance(error, Exception) or watch.known.is_set()):
+        watch.closing.set()
+        return error
+    signals.finish_first()
+    failed = failure(error, watch.env.rank, watch.env.size)
+    hung_up = isinstance(failed, PeerDisconnected) or HUNG_UP.search(str(error))
+    if error is not failed and (watch.known.is_set() or (hung_up and watch.known.wait(EXPLANATION_TIMEOUT))):
+        failed = describe_loss(watch)
+    elif not hung_up:
+        why = failed.reason.removeprefix("failed: ") if isinstance(failed, RankFailed) else failed.headline
+        watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
+    prepare_to_leave(failed, watch)
+    return failed
+
+
+def describe_loss(watch: PeerWatch) -> PeerDisconnected:
+    """The loss that is known to this rank, in one line."""
+    assert watch.loss
+    rank, size = watch.env.rank, watch.env.size
+    given_up = rank in watch.loss.ranks
+    return PeerDisconnected(
+        rank, size, f"was given up by the others: {watch.loss.reason}" if given_up else f"{watch.loss}"
+    )
+
+
+def prepare_to_leave(failed: PlaygroundError, watch: PeerWatch) -> None:
+    """See to it that all hear of the loss, and that torchrun sees the lost rank end before this one."""
+    watch.await_heard()
+    for pid in watch.lost_siblings():
+        await_reaped(pid, PRECEDENCE)
+    write_error_file(failed)
+
+
+def abandon(watch: PeerWatch) -> NoReturn:
+    """End this process after a loss: its main thread does not get to it."""
+    failed = describe_loss(watch)
+    prepare_to_leave(failed, watch)
+    with contextlib.suppress(OSError):
+        print(f"playground: {failed}", file=sys.stderr, flush=True)
+    os._exit(failed.exit_code)

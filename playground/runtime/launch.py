@@ -1,4 +1,4 @@
-"""launch(): N processes run one function as one world; results in rank order."""
+"""launch(): N processes run one function as one world, anew after a failure if wished; results in rank order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from playground.runtime import backends, kept, rank as rank_process, server
@@ -13,14 +14,19 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.limits import check_open_files
 from playground.runtime.output import open_pipes
 from playground.runtime.rank import Progress
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous
+from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
+from playground.runtime.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
 from playground.runtime.watch import Rank, release, stop, watch
-from playground.runtime.work import prepare_work
+from playground.runtime.work import Work, prepare_work
 
 MAX_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
 HEAD_START = 5.0
 """Seconds the ranks' own timeouts come after the launcher's, who knows where every rank stands and so is to speak."""
+
+PORT_LIMIT = 10.0
+"""Seconds for which what a killed rank has forked may still hold the world's port. (A worker of torch's DataLoader
+looks every five whether its rank is there.)"""
 
 
 def launch(
@@ -33,6 +39,8 @@ def launch(
     init_method: str | None = None,
     on_report: Progress | None = None,
     fresh: bool = False,
+    restarts: int = 0,
+    on_restart: OnRestart = log_restart,
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
@@ -45,39 +53,64 @@ def launch(
     arrives at `on_report(rank, event)`, and so is what it prints. While others do give one, an operation of the process
     group may take 5 s longer. Where worlds are kept (`keep_worlds`, as in pytest), `fresh` asks for new processes.
 
-    Raises `UsageError` before anything is started; `RankFailed` for the first rank that raised or died;
-    `RankTimeout`, with every unfinished rank's Python stack, when the timeout passes. However it ends, Ctrl-C
-    included, no rank outlives the call; if this process is killed, they end by themselves.
+    `restarts` is how often a world that fails is replaced by a new one: all its processes are ended, `size` new ones
+    started, and `fn` is called again with the same arguments as it was first. Whatever it is to go on from, it must
+    have stored; `restart_count()` in a rank is 0 at first, then 1, … After each such failure,
+    `on_restart(failure, count)` is called with the `PlaygroundError` and the count of the world to come (by default it
+    logs a warning, one line); what it raises ends the launch. After the last one, the failure is raised.
+
+    Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
+    `RankFailed` for the first rank that raised or died; `RankTimeout`, with every unfinished rank's Python stack, when
+    the timeout passes. However it ends, Ctrl-C included, no rank outlives the call; if this process is killed, they end
+    by themselves.
     """
     __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback
-    ranks: list[Rank] = []
     try:
         server.leave_if_imported()
         check(size, backend, timeout)
+        check_restarts(restarts)
         work = prepare_work(fn, args, timeout + HEAD_START)
+        attempt = partial(
+            run_world, size=size, backend=backend, timeout=timeout, init_method=init_method, fresh=fresh,
+            on_report=on_report or (lambda rank, event: None),
+        )  # fmt: skip
+        return run_with_restarts(attempt, work, restarts, on_restart)
+    except PlaygroundError as error:
+        failure = error
+    raise failure.with_traceback(None)  # where the launcher stood is no help
+
+
+def run_world(
+    work: Work, *, size: int, backend: str, timeout: float, init_method: str | None, fresh: bool, on_report: Progress
+) -> list[Any]:
+    """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
+    ranks: list[Rank] = []
+    try:
         reusable = not fresh and init_method is None and backends.get_backend(backend).may_be_kept
         ranks = kept.take(size, backend) if reusable else []
         if not ranks:
-            start(ranks, size, backend, init_method)
+            start(ranks, size, backend, init_method, PORT_LIMIT if work.restart_count else 0.0)
         for rank in ranks:
             rank.assign(work)
-        watch(ranks, timeout, on_report or (lambda rank, event: None))
+        watch(ranks, timeout, on_report)
         results = [pickle.loads(rank.result or b"") for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
         else:
             release(ranks)
         return results
-    except PlaygroundError as error:
-        failure = error
     finally:
         stop(ranks)
-    raise failure.with_traceback(None)  # where the launcher stood is no help
+        if ranks:
+            remove_store(init_method)
 
 
-def start(ranks: list[Rank], size: int, backend: str, init_method: str | None) -> None:
-    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped."""
-    rendezvous, listener = prepare_rendezvous(init_method)
+def start(ranks: list[Rank], size: int, backend: str, init_method: str | None, port_limit: float) -> None:
+    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped.
+
+    The port that `init_method` names may be taken for another `port_limit` seconds.
+    """
+    rendezvous, listener = prepare_rendezvous(init_method, port_limit)
     with listener or contextlib.nullcontext():
         for number in range(size):
             ranks.append(start_rank(number, size, backend, rendezvous, listener if number == 0 else None))

@@ -9,10 +9,12 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,6 +24,8 @@ DEFAULT_TIMEOUT = 60.0
 """Seconds that ranks wait for each other, at the meeting and in any operation."""
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 GET_ADDRESS = 0x8915  # SIOCGIFADDR
+POLL_INTERVAL = 0.02
+"""Seconds between two attempts to have a port that is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +47,12 @@ class Rendezvous:
         return self.path or f"{bracket_ipv6(self.host)}:{self.port}"
 
 
-def prepare_rendezvous(init_method: str | None = None) -> tuple[Rendezvous, socket.socket | None]:
+def prepare_rendezvous(
+    init_method: str | None = None, port_limit: float = 0.0
+) -> tuple[Rendezvous, socket.socket | None]:
     """For a world on this host: the rendezvous, and the socket on which rank 0 will serve the store.
 
-    Raises `UsageError` for a method that `check_method` refuses and for a port that is taken.
+    Raises `UsageError` for a method that `check_method` refuses and for a port that is taken, for `port_limit` seconds.
     """
     check_method(init_method)
     if init_method is None or init_method == "env://":
@@ -55,8 +61,15 @@ def prepare_rendezvous(init_method: str | None = None) -> tuple[Rendezvous, sock
     scheme, host, port, path = parse_init_method(init_method)
     if scheme == "file":
         return Rendezvous(path=path), None
-    listener = listen(host, port)
+    listener = listen(host, port, port_limit)
     return Rendezvous(host=host, port=listener.getsockname()[1]), listener
+
+
+def remove_store(init_method: str | None) -> None:
+    """Remove the file that was the store of a world which has ended: nobody else can meet there."""
+    if init_method and init_method.startswith("file:"):
+        with contextlib.suppress(OSError):  # usually it has gone with the world, or nobody ever came to it
+            os.unlink(parse_init_method(init_method)[3])
 
 
 def check_method(init_method: str | None) -> None:
@@ -99,11 +112,19 @@ def parse_init_method(init_method: str) -> tuple[str, str, int, str]:
     raise UsageError(f"--init-method {init_method}: use env://, tcp://HOST:PORT or file:///PATH")
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be had."""
+def listen(host: str, port: int, limit: float = 0.0) -> socket.socket:
+    """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be had: if it is taken,
+    after `limit` seconds."""
+    end = time.monotonic() + limit
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
+        while True:
+            try:
+                return socket.create_server((host, port), family=family, backlog=1024)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= end:
+                    raise
+            time.sleep(POLL_INTERVAL)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another port") from None

@@ -14,6 +14,8 @@ TERMINATING = (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else 
 """What asks a program to end, besides Ctrl-C: its supervisor does, or the terminal, being closed."""
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 """Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in the background.)"""
+stopping = threading.Event()
+"""Set at once when such a signal comes, wherever the main thread is, in a program that has called `exit_after`."""
 
 
 def handle_termination() -> None:
@@ -46,6 +48,18 @@ def leave_to_system() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def finish_first() -> None:
+    """From now on these signals raise nothing: this program is about to end anyway, and has something left to do."""
+    if threading.current_thread() is threading.main_thread():
+        for number in TERMINATING:
+            if signal.getsignal(number) == exit_orderly:
+                signal.signal(number, do_nothing)
+
+
+def do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal without ignoring it: it still wakes the thread of `exit_after`."""
+
+
 def exit_after(seconds: float) -> None:
     """Have these signals end the process after `seconds`, wherever its main thread then stands.
 
@@ -61,5 +75,6 @@ def exit_after(seconds: float) -> None:
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:
     while (number := os.read(signals, 1)[0]) not in (signal.SIGINT, *TERMINATING):
         pass
+    stopping.set()
     time.sleep(seconds)
     os._exit(128 + number)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from playground.runtime.backends import BACKENDS
+from playground.runtime.environment import restart_count
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
 
@@ -27,7 +28,6 @@ NOBODY = "nobody"
 """A word and not an empty one: torch's older store takes 0.2 s to hand out what is empty."""
 READ_GRACE = 0.5
 """Seconds for which rank 0, when it has given up, goes on serving the store: all others read there who is missing."""
-ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 def connect(
@@ -57,8 +57,24 @@ def connect(
             if not serves
             else f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {first_line(error)}"
         ) from error
-    # torchrun's store may have seen an earlier attempt of the same world
-    return dist.PrefixStore(f"attempt {os.environ.get(ATTEMPT, 0)}", store)
+    return of_this_attempt(store)
+
+
+def connect_as_client(rendezvous: Rendezvous, size: int, timeout: timedelta) -> dist.Store:
+    """The same store, which somebody serves already, by a connection of one's own: what one thread waits for does not
+    hold up another. Raises torch's errors."""
+    import torch.distributed as dist
+
+    return of_this_attempt(
+        dist.TCPStore(rendezvous.host, rendezvous.port, size, timeout=timeout, wait_for_workers=False)
+    )
+
+
+def of_this_attempt(store: dist.Store) -> dist.Store:
+    """Its part for this start of the world: torchrun's store may have seen an earlier one."""
+    import torch.distributed as dist
+
+    return dist.PrefixStore(f"attempt {restart_count()}", store)
 
 
 def choose_interface(rendezvous: Rendezvous) -> None:

@@ -233,15 +233,24 @@ def stop(ranks: list[Rank]) -> None:
         for rank in ranks:
             rank.relay_output()
     finally:  # whoever was to read that may be gone
-        for rank in ranks:
-            rank.line.close()
-            rank.process.terminate()
-        end = time.monotonic() + GRACE
-        for rank in ranks:
-            rank.process.join(max(0.0, end - time.monotonic()))
-        for rank in ranks:
-            rank.process.kill()
-            rank.process.join()
-            rank.process.close()
-            for output in rank.outputs:
-                output.close()
+        try:
+            for rank in ranks:
+                rank.line.close()
+                rank.process.terminate()
+            end = time.monotonic() + GRACE
+            for rank in ranks:
+                rank.process.join(max(0.0, end - time.monotonic()))
+        finally:  # Ctrl-C may come once more
+            kill(ranks)
+
+
+def kill(ranks: list[Rank]) -> None:
+    """End them at once, and let go of all that belongs to them."""
+    for rank in ranks:
+        rank.process.kill()
+    for rank in ranks:
+        rank.process.join()
+        rank.process.close()
+        rank.line.close()
+        for output in rank.outputs:
+            output.close()

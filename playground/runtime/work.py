@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from playground.runtime import coverage
+from playground.runtime.environment import RESTART_COUNT
 from playground.runtime.errors import UsageError
 from playground.runtime.server import find_modules_as_here
 from playground.runtime.working_folder import working_folder
@@ -32,12 +33,14 @@ class Work:
     """Seconds that an operation of the process group may take."""
     coverage: str = ""
     """The settings of coverage.py, where it counts the launcher's lines."""
+    restart_count: int = 0
+    """How often it has been given to a world that failed."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""
         for name in os.environ.keys() - self.environ.keys():
             del os.environ[name]
-        os.environ.update(self.environ)
+        os.environ.update(self.environ | {RESTART_COUNT: str(self.restart_count)})
         sys.path[:] = self.path
         if self.folder is not None:
             with contextlib.suppress(OSError):  # it has been deleted since

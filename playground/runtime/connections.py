@@ -1,0 +1,66 @@
+"""This process's TCP connections: what is found out through them, and how they are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+SILENCE = 4
+"""Seconds without an answer after which the host at the other end counts as gone."""
+OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+def tcp_connections() -> Iterator[socket.socket]:
+    """A duplicate of each connected TCP socket of this process; it is closed when the next one is asked for."""
+    for name in os.listdir(OPEN_FILES):
+        with contextlib.suppress(OSError):  # no socket, or closed by now
+            duplicate = socket.socket(fileno=os.dup(int(name)))
+            with duplicate:
+                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                    duplicate.getpeername()  # raises for one that listens
+                    yield duplicate
+
+
+def shut_down_connections(spare_port: int) -> None:
+    """End every TCP connection of this process but those to or from `spare_port`: whoever waits there gets an error.
+
+    It is the abort that gloo lacks (pytorch/pytorch#130345): a thread that sits in gloo comes out of it.
+    """
+    for connection in tcp_connections():
+        with contextlib.suppress(OSError):
+            if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def detect_silence_of(port: int) -> None:
+    """Have every connection to `port` fail when its host has not answered for `SILENCE` seconds.
+
+    For connections whose other end always reads: to one that has data waiting for a reader, TCP_USER_TIMEOUT would put
+    an end too.
+    """
+    for connection in tcp_connections():
+        with contextlib.suppress(OSError):
+            if connection.getpeername()[1] == port:
+                keep_alive(connection)
+                if hasattr(socket, "TCP_USER_TIMEOUT"):
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel ask every second whether the other host is there; the connection fails `SILENCE` seconds after
+    the last answer. It is the other kernel that answers, however busy the process is."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": SILENCE - 1}.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to `host`. Raises `OSError` if there is no way."""
+    family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # a datagram socket: this asks for the route, and sends nothing
+        return probe.getsockname()[0]

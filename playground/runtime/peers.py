@@ -1,0 +1,297 @@
+"""Watch the other ranks of a world that somebody else started, and agree on who was lost first, and of what.
+
+Whoever starts the ranks sees only those of one host, so they watch each other. Those of one host hold a descriptor of
+each other's process: it tells the end of the process, and the system why. Each rank also holds a connection to the
+ranks before and after it, if they are on other hosts: it breaks when the process ends, and when the host falls silent.
+These connections carry nothing, and no process needs to serve them: the kernels keep them up, so that a rank that is
+busy, stopped or being debugged is not taken for lost. The first loss to be noticed goes into the store, where every
+rank looks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playground.runtime import signals
+from playground.runtime.connections import (
+    SILENCE,
+    address_towards,
+    detect_silence_of,
+    keep_alive,
+    shut_down_connections,
+)
+from playground.runtime.process_end import describe_end
+from playground.runtime.store import connect_as_client
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from playground.runtime.environment import RankEnv
+
+POLL = 0.2
+"""Seconds between two looks into the store."""
+WITNESS_TIME = 0.5
+"""Seconds in which, when a process of another host has ended, a rank there may say why, who knows better."""
+INTRODUCTION_TIMEOUT = 10.0
+"""Seconds for which a rank waits until all have told where they are: they have met before."""
+LINK_TIMEOUT = 2.0
+"""Seconds that connecting to a rank of another host may take."""
+HEARD_TIMEOUT = 0.7
+"""Seconds for which a rank that leaves waits for the others to hear of the loss. torchrun grants little more."""
+
+STUCK_TIME = 3.0
+"""Seconds that the main thread may take, after a loss, to get out of what it is doing."""
+
+SILENT = re.compile(r"timed out|No route to host|unreachable")
+"""What the system says of a connection whose other end has not answered."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a rank tells the others of its process."""
+
+    rank: int
+    host: str
+    machine: str
+    """The same for processes that see each other's process numbers."""
+    pid: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The ranks that were lost first, and how."""
+
+    ranks: list[int]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
+
+
+class PeerWatch:
+    """This rank's watch over the others, kept by a thread from `start` to `close`, or until the first `loss`."""
+
+    def __init__(self, env: RankEnv, timeout: float, abandon: Callable[[], None]) -> None:
+        """`abandon` is called after a loss if the main thread does not take care of it."""
+        self.env, self.abandon = env, abandon
+        self.timeout = timedelta(seconds=min(timeout, INTRODUCTION_TIMEOUT))
+        self.loss: Loss | None = None
+        self.known = threading.Event()
+        """Set when there is a loss."""
+        self.one_at_a_time = threading.Lock()
+        self.store: dist.Store | None = None
+        self.peers: list[Peer] = []
+        self.suspects: dict[int, float] = {}
+        """When the connection to a rank of another host broke."""
+        self.noticed: Loss | None = None
+        """What this rank has seen itself, and not told the others yet."""
+        self.selector = selectors.DefaultSelector()
+        self.closing = threading.Event()
+        self.takes_leave = False
+        self.attended = threading.Event()
+        """Set by the main thread when it takes care of a failure."""
+        self.thread = threading.Thread(target=self.run, name="watch the peers", daemon=True)
+
+    def start(self) -> None:
+        """Begin, in a world whose store can be connected to. All ranks must call this."""
+        import torch.distributed as dist
+
+        if self.env.size == 1 or self.env.rendezvous.path:
+            return
+        # without a way to the others, what gloo says of them has to do
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
+            self.store = connect_as_client(self.env.rendezvous, self.env.size, self.timeout)
+            detect_silence_of(self.env.rendezvous.port)
+            self.introduce()
+            self.bell, ear = socket.socketpair()
+            self.selector.register(ear, selectors.EVENT_READ)
+            self.thread.start()
+
+    def close(self) -> None:
+        """Take leave of the others: from now on nobody misses this rank."""
+        self.takes_leave = True
+        self.closing.set()
+        self.attended.set()
+        if self.thread.ident:
+            self.bell.close()  # whatever the thread waits for, it wakes
+            self.thread.join()
+            self.listener.close()
+
+    def run(self) -> None:
+        """What the thread does."""
+        self.watch()
+        if self.known.is_set() and not self.attended.wait(STUCK_TIME):
+            self.abandon()
+
+    def watch(self) -> None:
+        """Watch until the end, orderly or not."""
+        import torch.distributed as dist
+
+        assert self.store
+        try:
+            while not self.closing.is_set() and not self.known.is_set():
+                self.look()
+            if self.takes_leave and not self.known.is_set():
+                self.store.set(f"rank {self.env.rank} left", "yes")
+        except (dist.DistStoreError, dist.DistNetworkError) as error:
+            if not (self.closing.is_set() or signals.stopping.is_set()):
+                self.learn(self.noticed or self.blame_store(str(error)))
+        finally:
+            for key in list(self.selector.get_map().values()):
+                self.forget(key)
+            self.selector.close()
+
+    def introduce(self) -> None:
+        """Tell the others where this process is, learn where theirs are, and begin to observe them."""
+        assert self.store
+        where = address_towards(self.env.rendezvous.host)
+        self.listener = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
+        os.register_at_fork(after_in_child=self.listener.close)  # a child may outlive the rank, and is not the rank
+        port = self.listener.getsockname()[1]
+        self_ = Peer(self.env.rank, socket.gethostname(), machine(), os.getpid(), where, port)
+        self.store.set(f"rank {self.env.rank}", json.dumps(asdict(self_)))
+        told = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
+        self.peers = [Peer(**json.loads(each)) for each in told]
+        neighbours = {(self.env.rank + step) % self.env.size for step in (1, -1)}
+        for peer in self.peers:
+            if peer.machine == self_.machine and peer.rank != self.env.rank and hasattr(os, "pidfd_open"):
+                self.observe_process(peer)
+            elif peer.rank in neighbours:
+                self.observe_host(peer)
+
+    def observe_process(self, peer: Peer) -> None:
+        """From now on, hear of the end of this process."""
+        try:
+            self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
+        except ProcessLookupError:  # already
+            self.suspects[peer.rank] = time.monotonic()
+
+    def observe_host(self, peer: Peer) -> None:
+        """From now on, hear of the end of this process or of the network to it, if there is a way to it."""
+        with contextlib.suppress(OSError):
+            link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
+            keep_alive(link)
+            self.selector.register(link, selectors.EVENT_READ, peer)
+
+    def look(self) -> None:
+        """Take in what has happened to the peers, and what others say of it."""
+        assert self.store
+        ends = [self.read_end(key) for key, _ in self.selector.select(POLL) if key.data]
+        self.noticed = next((loss for _, loss in ends if loss), None)
+        if signals.stopping.is_set():  # whoever started the ranks ends them, one after the other
+            self.closing.set()
+        elif self.store.check(["loss"]):
+            self.learn(Loss(**json.loads(self.store.get("loss"))))
+        else:
+            self.judge(ends)
+
+    def read_end(self, key: selectors.SelectorKey) -> tuple[Peer, Loss | None]:
+        """Whose end is to be read at `key`, and how it came; None if the rank's own host knows better."""
+        peer: Peer = key.data
+        loss = None
+        if not isinstance(key.fileobj, socket.socket):
+            loss = Loss([peer.rank], f"{describe_end(key.fd, peer.pid)} on {peer.host}")
+        elif is_silent(key.fileobj):
+            ranks = [each.rank for each in self.peers if each.machine == peer.machine]
+            loss = Loss(ranks, f"{peer.host} has been silent for {SILENCE} s")
+        self.forget(key)
+        return peer, loss
+
+    def judge(self, ends: list[tuple[Peer, Loss | None]]) -> None:
+        """Report the peers that have ended without taking leave."""
+        assert self.store
+        for peer, loss in ends:
+            if self.store.check([f"rank {peer.rank} left"]):
+                continue
+            if loss:
+                self.report(loss)
+            else:
+                self.suspects[peer.rank] = time.monotonic()
+        for rank, since in self.suspects.items():
+            if time.monotonic() - since > WITNESS_TIME:
+                self.report(Loss([rank], f"its process on {self.peers[rank].host} has ended"))
+
+    def forget(self, key: selectors.SelectorKey) -> None:
+        self.selector.unregister(key.fileobj)
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+        else:
+            os.close(key.fd)
+
+    def report(self, loss: Loss) -> None:
+        """Tell all of a loss, unless they know of an earlier one."""
+        import torch.distributed as dist
+
+        if self.store is None:  # the watch has not begun
+            return
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):  # all alone: what we know has to do
+            loss = Loss(**json.loads(self.store.compare_set("loss", "", json.dumps(asdict(loss)))))
+        self.learn(loss)
+
+    def learn(self, loss: Loss) -> None:
+        """There is a loss. Whoever waits for a peer, anywhere in this process, gets an error."""
+        import torch.distributed as dist
+
+        with self.one_at_a_time:
+            if self.known.is_set():
+                return
+            self.loss = loss
+            self.known.set()
+        shut_down_connections(self.env.rendezvous.port)
+        if self.store and self.env.rank not in loss.ranks:
+            with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+                self.store.add("heard", 1)
+
+    def await_heard(self) -> None:
+        """Wait until all but the lost have heard of the loss: whoever leaves may take the store along."""
+        import torch.distributed as dist
+
+        end = time.monotonic() + HEARD_TIMEOUT
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            while self.store and self.loss and time.monotonic() < end:
+                if self.store.add("heard", 0) >= self.env.size - len(self.loss.ranks):
+                    return
+                time.sleep(0.02)
+
+    def lost_siblings(self) -> list[int]:
+        """The numbers of the lost ranks' processes, of those on this machine."""
+        lost = self.loss.ranks if self.loss and self.peers else []
+        return [peer.pid for rank in lost if (peer := self.peers[rank]).machine == machine() and rank != self.env.rank]
+
+    def blame_store(self, error: str) -> Loss:
+        """Who is lost, when the store is."""
+        place = self.env.rendezvous.place
+        others = [peer for peer in self.peers if peer.machine != machine()]
+        if SILENT.search(error) and others:
+            hosts = {peer.host for peer in others}
+            silent = hosts.pop() if len(hosts) == 1 else f"the store at {place}"
+            return Loss([peer.rank for peer in others], f"{silent} has been silent for {SILENCE} s")
+        return Loss([0], f"the store at {place}, which it or its torchrun served, is gone")
+
+
+def is_silent(link: socket.socket) -> bool:
+    """Whether it broke because no answer came; otherwise the process at its other end has ended."""
+    return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ETIMEDOUT, errno.EHOSTUNREACH)
+
+
+def machine() -> str:
+    """This machine, or this container, if it has process numbers of its own."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")])
+    return socket.gethostname()

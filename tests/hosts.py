@@ -1,0 +1,145 @@
+"""Several hosts on one machine: network namespaces, each with a cable to one switch, an address and a name of its own.
+
+Each runs programs as a machine would that has been started by itself, except that all see the same files and process
+numbers. Cables may be slow, and may be cut: then nothing comes through, not even that a connection has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PREFIX = "playground"
+BURST = ("burst", "256kb", "latency", "50ms")
+"""More than the 64 KiB that a cable may be handed at once, lest they be dropped."""
+RUN_AS = 'hostname "$0" && exec "$@"'
+
+
+class Host:
+    """One host of a network."""
+
+    def __init__(self, network: Network, number: int) -> None:
+        self.network, self.number = network, number
+        self.name = f"host-{'abcdefgh'[number]}"
+        self.address = f"10.77.0.{number + 1}"
+        self.namespace = f"{network.prefix}-{number}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def connect(self, rate: str | None) -> None:
+        """Lay the cable to the switch."""
+        port = ("netns", self.network.switch)
+        ip("netns", "add", self.namespace)
+        ip("-n", self.namespace, "link", "add", "eth0", "type", "veth", "peer", "name", self.port, *port)
+        ip("-n", self.network.switch, "link", "set", self.port, "master", "bridge", "up")
+        ip("-n", self.namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
+        for name in ("lo", "eth0"):
+            ip("-n", self.namespace, "link", "set", name, "up")
+        if rate:
+            run("tc", "-n", self.namespace, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, *BURST)
+
+    @property
+    def port(self) -> str:
+        return f"port{self.number}"
+
+    def start(self, *words: object, **environ: str) -> subprocess.Popen[str]:
+        """Start a program here, in a session of its own."""
+        place = ("ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", RUN_AS, self.name)
+        program = subprocess.Popen(
+            [*place, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env={**os.environ, **environ},
+        )  # fmt: skip
+        self.started.append(program)
+        return program
+
+    def torchrun(self, ranks: int, *words: object, **environ: str) -> subprocess.Popen[str]:
+        """Start `python -m playground words…` on so many ranks here, in a world of all hosts."""
+        first = self.network.hosts[0]
+        return self.start(
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", len(self.network.hosts),
+            "--node-rank", self.number, "--nproc-per-node", ranks, "--local-addr", self.address,
+            "--master-addr", first.address, "--master-port", 29500, "-m", "playground", *words, **environ,
+        )  # fmt: skip
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        ip("-n", self.network.switch, "link", "set", self.port, "down")
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in ip("netns", "pids", self.namespace).split()]
+
+    def remove(self) -> None:
+        """End all that runs here, and the host."""
+        end_namespace(self.namespace)
+        for program in self.started:
+            program.communicate()
+
+
+class Network:
+    """So many hosts at one switch; `rate`, as tc spells it (100mbit), is what each sends at most."""
+
+    made = 0
+
+    def __init__(self, size: int, rate: str | None = None) -> None:
+        remove_forgotten()
+        Network.made += 1
+        self.prefix = f"{PREFIX}-{os.getpid()}-{Network.made}"
+        self.switch = f"{self.prefix}-switch"
+        self.hosts = [Host(self, number) for number in range(size)]
+        try:
+            ip("netns", "add", self.switch)
+            ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", self.switch, "link", "set", "bridge", "up")
+            for host in self.hosts:
+                host.connect(rate)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        for host in self.hosts:
+            host.remove()
+        end_namespace(self.switch)
+
+
+def make_network(size: int, rate: str | None = None) -> Network:
+    """A network; the test is skipped where there can be none."""
+    if missing := [program for program in ("ip", "tc", "unshare", "hostname") if not shutil.which(program)]:
+        pytest.skip(f"hosts need {', '.join(missing)}: install iproute2")
+    if os.geteuid() != 0:
+        pytest.skip("hosts are network namespaces: only root may make them")
+    try:
+        return Network(size, rate)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+
+
+def ip(*words: object) -> str:
+    return run("ip", *words)
+
+
+def run(*words: object) -> str:
+    return subprocess.run([*map(str, words)], check=True, capture_output=True, text=True).stdout
+
+
+def end_namespace(name: str) -> None:
+    """Kill every process in a namespace, and remove it, if it is there."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        for pid in ip("netns", "pids", name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        ip("netns", "delete", name)
+
+
+def remove_forgotten() -> None:
+    """Remove what a test run that was killed has left."""
+    for line in ip("netns", "list").splitlines():
+        name = line.split()[0]
+        if name.startswith(f"{PREFIX}-") and not Path(f"/proc/{name.split('-')[1]}").exists():
+            end_namespace(name)

@@ -1,0 +1,28 @@
+"""A rank of a world in which one goes wrong, started by hand or by torchrun: `python -m joined_rank HOW CULPRIT`."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from ranks import go_wrong
+
+from playground.app import leave
+from playground.runtime import signals
+from playground.runtime.entry import World
+from playground.runtime.errors import PlaygroundError
+
+
+def main() -> NoReturn:
+    how, culprit = sys.argv[1:]
+    signals.exit_after(1.0)
+    signals.handle_termination()
+    try:
+        World(None).run(go_wrong, how, int(culprit))
+    except PlaygroundError as error:
+        leave(error.exit_code, str(error))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""In a world that somebody else started: whoever was lost first is named, on every rank, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts import Host, Network
+from processes import by_hand, free_port
+from programs import ForkedProgram
+
+from playground.runtime.errors import PeerDisconnected, RankFailed
+from playground.runtime.process_end import describe_end
+from playground.runtime.torchelastic import write_error_file
+
+Fork = Callable[..., ForkedProgram]
+Networks = Callable[..., Network]
+KILLED = r"(killed by SIGKILL|ended)"
+"""Linux before 6.15 tells nobody but the parent, once that has asked; the fork server asks at once."""
+ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
+
+
+def told_by_ranks(err: str) -> list[str]:
+    """What each of our lines says, without whose it is."""
+    return re.findall(r"^playground: rank \d of \d (.*)$", err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("how", "culprit", "reason"),
+    [
+        ("kill", 1, KILLED + " on {host}"),
+        ("kill", 0, KILLED + " on {host}"),  # it serves the store
+        ("raise", 1, "failed on {host}: ValueError: this rank has had enough"),
+        ("raise", 0, "failed on {host}: ValueError: this rank has had enough"),
+        ("terminate", 1, "(ended by SIGTERM|ended) on {host}"),
+        ("vanish", 2, r"(exited with code 7|ended) on {host}"),
+    ],
+)
+def test_the_others_name_the_rank_that_was_lost(fork_program: Fork, how: str, culprit: int, reason: str) -> None:
+    port, lost = free_port(), f"lost rank {culprit} \\({reason.format(host=socket.gethostname())}\\)"
+    ranks = [fork_program("joined_rank", how, culprit, **by_hand(rank, 3, port)) for rank in range(3)]
+    for rank, program in enumerate(ranks):
+        _, err = program.communicate(timeout=30)
+        told = told_by_ranks(err)  # besides, torch logs: in these processes it is imported already
+        if rank != culprit:
+            assert (program.returncode, len(told)) == (1, 1)
+            assert re.fullmatch(lost, told[0])
+            assert "Traceback" not in err
+        elif how == "raise":
+            assert told == ["failed: ValueError: this rank has had enough"]
+            assert "in misbehave\n" in err
+
+
+def test_torchrun_reads_the_culprit_as_the_first_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures = {}
+    for rank, error in enumerate(
+        [
+            PeerDisconnected(0, 2, "lost rank 1 (failed on b: ValueError: no)"),
+            RankFailed(1, 2, "failed: ValueError: no"),
+        ]
+    ):
+        file = tmp_path / f"{rank}.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        write_error_file(error)
+        failures[rank] = ProcessFailure(rank, 100 + rank, 1, str(file))
+    report = ChildFailedError("sgd", failures)
+    assert report.get_first_failure()[0] == 1
+    assert "rank 0 of 2 lost rank 1 (failed on b: ValueError: no)" in str(report)
+    assert json.loads((tmp_path / "1.json").read_text())["message"]["message"] == "rank 1 of 2 failed: ValueError: no"
+
+
+def test_how_a_process_ended_is_told_to_one_that_is_not_its_parent() -> None:
+    ends = {"kill -9 $$": "killed by SIGKILL", "exit 3": "exited with code 3", "exit 143": "ended by SIGTERM"}
+    for command, words in ends.items():
+        with subprocess.Popen(["sh", "-c", f"read line; {command}"], stdin=subprocess.PIPE) as process:
+            pidfd = os.pidfd_open(process.pid)
+            assert process.stdin
+            process.stdin.close()
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+            assert describe_end(pidfd, process.pid) == words
+            os.close(pidfd)
+
+
+def test_shutting_down_ends_connections_and_spares_a_port() -> None:
+    """In a process of its own: this one has connections to keep."""
+    words = """
+import socket
+from playground.runtime.connections import shut_down_connections, tcp_connections
+servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+kept, ended = [socket.create_connection(server.getsockname()) for server in servers]
+print(len([*tcp_connections()]))
+shut_down_connections(spare_port=kept.getpeername()[1])
+kept.sendall(b"still here")
+print(servers[0].accept()[0].recv(10), ended.recv(10))
+"""
+    ran = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert ran.stdout == "2\nb'still here' b''\n"
+
+
+def start_training(network: Network, data_dir: Path) -> list[subprocess.Popen[str]]:
+    """Two ranks on each host, in their first epoch or later."""
+    started = [host.torchrun(2, *ENDLESS, data_dir) for host in network.hosts]
+    assert started[0].stdout
+    assert any(re.match(r"\s*(epoch)?\s*1\s", line) for line in started[0].stdout), started[0].communicate()
+    return started
+
+
+def find_rank(host: Host, rank: int) -> int:
+    for pid in host.processes():
+        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return pid
+    raise AssertionError(f"no rank {rank} on {host.name}")
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("time_", range(5))
+@pytest.mark.parametrize("culprit", range(4))
+def test_a_killed_rank_is_named_first_on_every_host(hosts: Networks, data_dir: Path, culprit: int, time_: int) -> None:
+    network = hosts(2)
+    started = start_training(network, data_dir)
+    home = network.hosts[culprit // 2]
+    time.sleep(time_ / 10)
+    os.kill(find_rank(home, culprit), signal.SIGKILL)
+    for host, torchrun in zip(network.hosts, started, strict=True):
+        _, err = torchrun.communicate(timeout=30)
+        assert {*told_by_ranks(err)} == {f"lost rank {culprit} (killed by SIGKILL on {home.name})"}
+        cause = err[err.index("Root Cause") :]
+        if host is home:
+            assert f"rank      : {culprit} " in cause
+            assert "(SIGKILL)" in cause
+        else:
+            assert f"lost rank {culprit} (killed by SIGKILL on {home.name})" in cause
+
+
+@pytest.mark.stress
+def test_a_rank_that_is_busy_elsewhere_is_ended_after_a_loss(fork_program: Fork) -> None:
+    port = free_port()
+    busy, killed, waiting = (fork_program("joined_rank", "hang", 0, **by_hand(rank, 3, port)) for rank in range(3))
+    time.sleep(3)  # now they are in the function
+    killed.send_signal(signal.SIGKILL)
+    for program in (waiting, busy):
+        _, err = program.communicate(timeout=15)
+        assert program.returncode == 1
+        assert [re.sub(KILLED, "killed", line) for line in told_by_ranks(err)] == [
+            f"lost rank 1 (killed on {socket.gethostname()})"
+        ]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("silent", range(2))
+def test_a_host_that_falls_silent_is_named_on_every_host(hosts: Networks, data_dir: Path, silent: int) -> None:
+    network = hosts(2)
+    started = start_training(network, data_dir)
+    network.hosts[silent].cut()
+    for number, torchrun in enumerate(started):
+        _, err = torchrun.communicate(timeout=10)
+        ranks = "2, 3" if number == 0 else "0, 1"
+        lost = f"lost ranks {ranks} ({network.hosts[1 - number].name} has been silent for 4 s)"
+        assert {*told_by_ranks(err)} == {lost}
+        assert lost in err[err.index("Root Cause") :]
+
+
+@pytest.mark.stress
+def test_the_only_rank_of_a_host_is_missed_by_the_others(hosts: Networks, data_dir: Path) -> None:
+    network = hosts(3)
+    started = [host.torchrun(1, *ENDLESS, data_dir) for host in network.hosts]
+    assert started[0].stdout
+    assert any(re.match(r"\s*(epoch)?\s*1\s", line) for line in started[0].stdout)
+    os.kill(find_rank(network.hosts[1], 1), signal.SIGKILL)
+    for torchrun in (started[0], started[2]):
+        _, err = torchrun.communicate(timeout=30)
+        assert "of 3 lost rank 1 (its process on host-b has ended)\n" in err

@@ -1,0 +1,418 @@
+"""launch(restarts=K): a world that failed is replaced by a new one, at most so often, and nothing of it stays."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, strategies as st
+from processes import by_hand, free_port
+from ranks import misbehave
+
+import playground
+from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
+from playground.runtime import restart_count, server
+from playground.runtime.entry import World
+from playground.runtime.restarts import run_with_restarts
+from playground.runtime.work import Work
+
+launch = partial(playground.launch, fresh=True)
+KILLED = "was killed by SIGKILL"
+
+
+class Restarts:
+    """What `on_restart` was called with, and which processes there have been."""
+
+    def __init__(self) -> None:
+        self.headlines: list[str] = []
+        self.counts: list[int] = []
+        self.pids: list[int] = []
+
+    def on_restart(self, failure: PlaygroundError, count: int) -> None:
+        assert not any(map(is_alive, self.pids)), "what has failed is gone before it is told"
+        self.headlines.append(failure.headline)
+        self.counts.append(count)
+
+    def on_report(self, rank: int, event: dict[str, Any]) -> None:
+        self.pids.append(event["pid"])
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tuple[int, int]:
+    """In each of the first worlds another culprit, or the same again, goes wrong while the others wait for it."""
+    report(pid=os.getpid())
+    dist.barrier()
+    count = restart_count()
+    if count < len(culprits) and rank == culprits[count]:
+        misbehave(how)
+    dist.barrier()
+    return rank, count
+
+
+@pytest.mark.parametrize(
+    ("how", "culprit", "reason"),
+    [
+        ("kill", 0, KILLED),
+        ("kill", 2, KILLED),
+        ("raise", 1, "failed: ValueError: this rank has had enough"),
+        ("vanish", 0, "exited with code 7 without a result"),
+        pytest.param("segfault", 1, "was killed by SIGSEGV", marks=pytest.mark.stress),
+    ],
+)
+def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) -> None:
+    seen = Restarts()
+    results = launch(
+        go_wrong_at_first, 3, args=(how, [culprit]), restarts=1, on_restart=seen.on_restart, on_report=seen.on_report
+    )
+    assert results == [(0, 1), (1, 1), (2, 1)]
+    assert (seen.headlines, seen.counts) == ([f"rank {culprit} of 3 {reason}"], [1])
+    assert len(set(seen.pids)) == 6
+    assert not any(map(is_alive, seen.pids))
+
+
+@pytest.mark.parametrize("how", ["hang", pytest.param("stop", marks=pytest.mark.stress)])
+def test_a_world_that_hangs_is_replaced(how: str) -> None:
+    seen = Restarts()
+    results = launch(
+        go_wrong_at_first, 2, args=(how, [1]), timeout=1, restarts=3,
+        on_restart=seen.on_restart, on_report=seen.on_report,
+    )  # fmt: skip
+    assert results == [(0, 1), (1, 1)]
+    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 1 s from ranks 0, 1 of 2"]
+    assert not any(map(is_alive, seen.pids))
+
+
+def test_it_is_replaced_again_and_again() -> None:
+    seen = Restarts()
+    culprits = [1, 0, 0]
+    results = launch(go_wrong_at_first, 2, args=("kill", culprits), restarts=3, on_restart=seen.on_restart)
+    assert results == [(0, 3), (1, 3)]
+    assert seen.headlines == [f"rank {culprit} of 2 {KILLED}" for culprit in culprits]
+    assert seen.counts == [1, 2, 3]
+
+
+def test_after_the_last_restart_the_last_failure_is_raised() -> None:
+    seen = Restarts()
+    with pytest.raises(RankFailed, match=f"^rank 2 of 3 {KILLED}$") as caught:
+        launch(
+            go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2,
+            on_restart=seen.on_restart, on_report=seen.on_report,
+        )  # fmt: skip
+    assert caught.value.__context__ is None, "the failures before it have been told"
+    assert seen.headlines == [f"rank {culprit} of 3 {KILLED}" for culprit in (0, 1)]
+    assert not any(map(is_alive, seen.pids))
+
+
+def refuse(rank: int, size: int) -> None:
+    report(pid=os.getpid())
+    raise UsageError("this cannot be done")
+
+
+def test_the_impossible_is_not_tried_again() -> None:
+    seen = Restarts()
+    with pytest.raises(UsageError, match="this cannot be done"):
+        launch(refuse, 2, restarts=3, on_restart=seen.on_restart, on_report=seen.on_report)
+    assert (seen.counts, len(set(seen.pids))) == ([], len(seen.pids))
+    assert not any(map(is_alive, seen.pids))
+
+
+ERRORS: list[PlaygroundError] = [
+    UsageError("no"), RankFailed(1, 2, "failed"), RankTimeout(2, 1.0, {}), ForkServerFailed("has exited"),
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([*ERRORS, None]), max_size=6), st.integers(0, 4))
+def test_it_ends_with_the_first_that_cannot_be_restarted(outcomes: list[PlaygroundError | None], restarts: int) -> None:
+    """Outcomes of one world after the other, None standing for success, as for all that would follow."""
+    counts: list[int] = []
+    told: list[tuple[PlaygroundError, int]] = []
+
+    def run(work: Work) -> list[Any]:
+        counts.append(work.restart_count)
+        if error := [*outcomes, *[None] * 5][len(counts) - 1]:
+            raise error
+        return ["done"]
+
+    work = Work(pickled=b"", environ={}, folder=None, path=[], timeout=1.0)
+    ends = (i for i, outcome in enumerate([*outcomes, None]) if outcome is None or isinstance(outcome, UsageError))
+    worlds = min(next(ends), restarts) + 1
+    final = [*outcomes, None][worlds - 1]
+    run_all = partial(run_with_restarts, run, work, restarts, lambda *failure: told.append(failure))
+    if final is None:
+        assert run_all() == ["done"]
+    else:
+        with pytest.raises(type(final)) as caught:
+            run_all()
+        assert caught.value is final
+    assert counts == [*range(worlds)]
+    assert told == [(outcomes[i], i + 1) for i in range(worlds - 1)]
+
+
+def test_a_number_of_restarts_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="-1 restarts: use a whole number, 0 or more"):
+        launch(refuse, 2, restarts=-1)
+
+
+def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in by_hand(0, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    World(None)
+    with pytest.raises(UsageError, match="with torchrun: --max-restarts 3"):
+        World(None, restarts=3)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert restart_count() == 2
+
+
+def test_a_world_object_passes_it_on() -> None:
+    seen = Restarts()
+    world = World(2, restarts=1)
+    assert world.run(go_wrong_at_first, "kill", [1], on_restart=seen.on_restart) == [(0, 1), (1, 1)]
+    assert world.run(go_wrong_at_first, "kill", [0], on_restart=seen.on_restart) == [(0, 1), (1, 1)]
+    assert seen.counts == [1, 1]
+
+
+def test_unless_asked_otherwise_a_restart_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    launch(go_wrong_at_first, 2, args=("raise", [1]), restarts=1)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == "rank 1 of 2 failed: ValueError: this rank has had enough; restart 1"
+
+
+def test_what_on_restart_raises_ends_the_launch() -> None:
+    seen = Restarts()
+
+    def enough(failure: PlaygroundError, count: int) -> None:
+        raise failure
+
+    with pytest.raises(RankFailed, match=KILLED):
+        launch(go_wrong_at_first, 2, args=("kill", [0]), restarts=9, on_restart=enough, on_report=seen.on_report)
+    assert len(seen.pids) == 2
+    assert not any(map(is_alive, seen.pids))
+
+
+def pid_and_count(rank: int, size: int) -> tuple[int, int]:
+    return os.getpid(), restart_count()
+
+
+def test_a_world_that_replaced_another_is_kept_and_counts_anew() -> None:
+    before = [pid for pid, _ in playground.launch(pid_and_count, 2)]
+    seen = Restarts()
+    playground.launch(
+        go_wrong_at_first, 2, args=("kill", [1]), restarts=1, on_restart=seen.on_restart, on_report=seen.on_report
+    )
+    assert set(seen.pids[:2]) == set(before), "a kept world may be the one that fails"
+    after = playground.launch(pid_and_count, 2)
+    assert sorted(after) == sorted((pid, 0) for pid in seen.pids[2:])
+
+
+@pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/meet here"])
+def test_every_world_meets_in_the_way_that_was_asked_for(method: str, tmp_path: Path) -> None:
+    init_method = method.format(port=free_port(), folder=tmp_path)
+    run = partial(launch, go_wrong_at_first, 2, init_method=init_method, restarts=1, on_restart=lambda *failure: None)
+    assert run(args=("kill", [0])) == [(0, 1), (1, 1)]
+    with pytest.raises(RankFailed, match=KILLED):
+        run(args=("kill", [1, 1]))
+    assert os.listdir(tmp_path) == []
+
+
+def leave_a_child_that_holds_the_port(rank: int, size: int) -> int:
+    """As a killed rank's workers do, until they notice."""
+    dist.barrier()
+    if rank == 0 and restart_count() == 0:
+        if os.fork() == 0:
+            time.sleep(0.3)
+            os._exit(0)
+        misbehave("kill")
+    dist.barrier()
+    return restart_count()
+
+
+def test_a_port_may_be_free_a_little_later() -> None:
+    seen = Restarts()
+    run = partial(launch, leave_a_child_that_holds_the_port, 2, restarts=1, on_restart=seen.on_restart)
+    assert run(init_method=f"tcp://127.0.0.1:{free_port()}") == [1, 1]
+    assert seen.headlines == [f"rank 0 of 2 {KILLED}"]
+
+
+def print_and_fail_once(rank: int, size: int, words: list[str]) -> list[str]:
+    print(f"rank {rank} begins, restart {restart_count()}")
+    report(pid=os.getpid())
+    words.append("by a rank")
+    dist.barrier()
+    if rank == 0 and restart_count() == 0:
+        print("a line without an end", end="", flush=True)
+        misbehave("kill")
+    dist.barrier()
+    return words
+
+
+def test_output_reports_and_arguments_are_as_before(capfd: pytest.CaptureFixture[str]) -> None:
+    reports: list[int] = []
+    words = ["as it was"]
+
+    def on_report(rank: int, event: dict[str, Any]) -> None:
+        reports.append(rank)
+        words.append("by the launcher")
+
+    def on_restart(failure: PlaygroundError, count: int) -> None:
+        print("restart", flush=True)
+
+    results = launch(print_and_fail_once, 2, args=(words,), restarts=1, on_report=on_report, on_restart=on_restart)
+    assert results == [["as it was", "by a rank"]] * 2
+    assert sorted(reports) == [0, 0, 1, 1]
+    first, second = capfd.readouterr().out.split("restart\n")
+    assert sorted(first.splitlines()) == [
+        "a line without an end", "rank 0 begins, restart 0", "rank 1 begins, restart 0",
+    ]  # fmt: skip
+    assert sorted(second.splitlines()) == ["rank 0 begins, restart 1", "rank 1 begins, restart 1"]
+
+
+def children_of_the_server() -> set[int]:
+    pid = server.running_server().pid
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def soon(condition: Callable[[], bool], within: float = 5.0) -> bool:
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+class Killer:
+    """Kills ranks of this process's worlds, at random moments, until it is told to stop. A context manager."""
+
+    def __init__(self, longest_pause: float, seed: int) -> None:
+        self.longest_pause, self.random = longest_pause, random.Random(seed)
+        self.spared = children_of_the_server()
+        self.kills = 0
+        self.told_to_stop = threading.Event()
+        self.thread = threading.Thread(target=self.kill_until_told)
+
+    def kill_until_told(self) -> None:
+        while not self.told_to_stop.wait(self.random.uniform(0, self.longest_pause)):
+            if victims := sorted(children_of_the_server() - self.spared):
+                os.kill(self.random.choice(victims), signal.SIGKILL)  # one that has just ended waits to be asked for
+                self.kills += 1
+
+    def __enter__(self) -> Killer:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.told_to_stop.set()
+        self.thread.join()
+
+
+def work_until_calm(rank: int, size: int, calm: Path) -> int:
+    flag = torch.zeros(1)
+    while not flag:
+        flag += rank == 0 and calm.exists()
+        dist.all_reduce(flag)
+    return restart_count()
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.stress)])
+def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> None:
+    """While it starts, while it meets the others, while they work, while they are being ended because of another."""
+    seen = Restarts()
+    calm = tmp_path / "calm"
+
+    def on_restart(failure: PlaygroundError, count: int) -> None:
+        seen.on_restart(failure, count)
+        if count >= kills:
+            killer.told_to_stop.set()
+            calm.touch()
+
+    with Killer(longest_pause=0.4, seed=kills) as killer:
+        results = launch(work_until_calm, 3, args=(calm,), restarts=kills + 1, on_restart=on_restart)
+    assert results == [len(seen.counts)] * 3
+    assert killer.kills >= len(seen.counts) >= kills
+    assert [line for line in seen.headlines if not line.endswith(f" of 3 {KILLED}")] == []
+    assert soon(lambda: children_of_the_server() <= killer.spared)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(25))
+def test_a_rank_may_be_killed_while_it_leaves(seed: int) -> None:
+    seen = Restarts()
+
+    def on_restart(failure: PlaygroundError, count: int) -> None:
+        seen.on_restart(failure, count)
+        if count == 3:
+            killer.told_to_stop.set()  # on a busy machine it would be faster than any world
+
+    with Killer(longest_pause=0.3, seed=seed) as killer:
+        results = launch(pid_and_count, 3, restarts=4, on_restart=on_restart)
+    assert [count for _, count in results] == [len(seen.counts)] * 3
+    assert [line for line in seen.headlines if KILLED not in line] == []
+    assert soon(lambda: children_of_the_server() <= killer.spared)
+
+
+def fail_once_then_wait(rank: int, size: int) -> None:
+    if restart_count():
+        time.sleep(1000)
+    report(pid=os.getpid())
+    dist.barrier()
+    if rank == 0:
+        misbehave("kill")
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    "delay", [0.001, 0.04, *(pytest.param(i / 100, marks=pytest.mark.stress) for i in range(1, 40, 2))]
+)
+def test_ctrl_c_ends_a_restart(delay: float) -> None:
+    """While a world that failed is being ended, while another starts, and when it has begun to work."""
+    before = children_of_the_server()
+
+    def on_report(rank: int, event: dict[str, Any]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch(fail_once_then_wait, 3, restarts=5, on_report=on_report, on_restart=lambda *failure: None)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert soon(lambda: children_of_the_server() <= before)
+
+
+def kill_the_server_once(rank: int, size: int) -> int:
+    dist.barrier()
+    if rank == 0 and restart_count() == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+    return restart_count()
+
+
+@pytest.mark.stress
+def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
+    seen = Restarts()
+    assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
+    assert "the fork server it came from was killed" in seen.headlines[0]
+
+
+@pytest.mark.stress
+def test_ranks_that_are_spawned_are_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CAN_FORK", False)
+    seen = Restarts()
+    results = launch(go_wrong_at_first, 2, args=("kill", [1]), restarts=1, on_restart=seen.on_restart)
+    assert results == [(0, 1), (1, 1)]
+    assert seen.headlines == [f"rank 1 of 2 {KILLED}"]
