@@ -2,7 +2,7 @@
 
 Importing this does not import torch. A new all-reduce is one file beside these, which holds the algorithm and its cost,
 and an entry here: choices, help, the lesson, bench and scale derive from this table. S is the size of the tensor in
-bytes, N the number of ranks.
+bytes, N the number of ranks, H that of hosts, and L = N / H.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class AllReduceSpec(AlgorithmSpec):
     """Whether the lesson shows it step by step without being asked to."""
     same_bits: bool = True
     """Whether all ranks add in the same order, so that their sums are equal to the last bit."""
+    needs_hosts: bool = False
+    """Whether it differs from the others only where ranks are on several hosts."""
     chooses: bool = False
     """Whether it only chooses among the others, and so has no messages of its own to show."""
 
@@ -122,6 +124,16 @@ ALGORITHMS = {
             code=remote("playground.algorithms.binary_tree:binary_tree"),
             cost=remote("playground.algorithms.binary_tree:binary_tree_cost"),
             short_name="tree",
+        ),
+        AllReduceSpec(
+            name="hierarchical",
+            sends="2 (N - 1) / N·S, of it 2 (H - 1) / N·S to other hosts",
+            steps="2 (L - 1) inside, 2 (H - 1) between hosts",
+            good_for="ranks on several hosts",
+            code=remote("playground.algorithms.hierarchical:hierarchical"),
+            cost=remote("playground.algorithms.hierarchical:hierarchical_cost"),
+            short_name="levels",
+            needs_hosts=True,
         ),
         AllReduceSpec(
             name="auto",

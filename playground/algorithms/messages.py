@@ -11,6 +11,8 @@ from playground.algorithms.transport import Addressed, Started, Transport
 if TYPE_CHECKING:
     import torch
 
+    from playground.algorithms.hosts import Hosts
+
 Observer = Callable[["Messages", Sequence[Addressed], Sequence[Addressed]], None]
 """Is called with what is about to be sent and received."""
 _observers: list[Observer] = []
@@ -43,6 +45,35 @@ class Messages:
         started = self.start(send, receive)
         started.received()
         started.sent()
+
+    @property
+    def hosts(self) -> Hosts:
+        """Which ranks of the group share a host. All must ask; the first time, they exchange it."""
+        return self.transport.hosts(self.flat.device)
+
+    def among(self, members: Sequence[int], where: str) -> Messages:
+        """Messages among these ranks alone, this one being one of them, numbered by their position in `members`.
+
+        `where` says in the name of a phase which messages these are.
+        """
+        return MessagesAmong(self, members, where)
+
+
+class MessagesAmong(Messages):
+    """Some ranks' messages among each other. They are messages of the whole group, which observers see as such."""
+
+    def __init__(self, whole: Messages, members: Sequence[int], where: str) -> None:
+        super().__init__(whole.flat, whole.transport)
+        self.whole, self.members, self.where = whole, members, where
+        self.rank, self.size = members.index(whole.rank), len(members)
+
+    def start(self, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Started:
+        """As for the whole group, with the numbers that the ranks have there."""
+        self.whole.phase = f"{self.phase} {self.where}"
+        return self.whole.start(
+            [(tensor, self.members[rank]) for tensor, rank in send],
+            [(tensor, self.members[rank]) for tensor, rank in receive],
+        )
 
 
 def drop_empty(messages: Sequence[Addressed]) -> list[Addressed]:

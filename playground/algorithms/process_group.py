@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
+from playground.algorithms.hosts import Hosts, exchange_hosts
 from playground.algorithms.transport import Addressed
 from playground.runtime.backends import Backend, backend_of
 
@@ -20,6 +22,8 @@ TAG = 2017
 """Of our messages, so that none is taken for one the user has under way between the same two ranks."""
 _backends: WeakKeyDictionary[Any, Backend] = WeakKeyDictionary()
 """Of the groups seen so far, because torch takes a microsecond to say, which would be spent at every collective."""
+_hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
+"""Of the groups whose ranks have exchanged them."""
 
 
 class Works:
@@ -53,6 +57,12 @@ class ProcessGroupTransport:
             return self._start_batch(send, receive)
         sends = [self.group.send([tensor], rank, TAG) for tensor, rank in send]
         return Works(sends, [self.group.recv([tensor], rank, TAG) for tensor, rank in receive])
+
+    def hosts(self, device: torch.device) -> Hosts:
+        hosts = _hosts.get(self.group)
+        if hosts is None:
+            hosts = _hosts[self.group] = exchange_hosts(self, device)
+        return hosts
 
     def _start_batch(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         batch = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=rank) for tensor, rank in send]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from playground.algorithms.hosts import Hosts
+
 Addressed = tuple["torch.Tensor", int]
 """(what, the rank it goes to or comes from). The rank is the one within the group."""
 
@@ -45,5 +47,12 @@ class Transport(Protocol):
 
         Tensors are flat and contiguous. Until they are finished, what is sent must not be written and what is received
         must not be read.
+        """
+        ...
+
+    def hosts(self, device: torch.device) -> Hosts:
+        """Which ranks of the group share a host; `device` is where its messages lie.
+
+        All ranks must call this at the same point. What it takes to find out, it must keep: `exchange_hosts` does it.
         """
         ...

@@ -60,6 +60,7 @@ def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) ->
     power = 1 << (size.bit_length() - 1)
     for rank, counts in enumerate(world(size).run(count_messages, numel, names)):
         known: dict[str, Any] = {"N": size, "S": numel * 4, "P": power, "E": size - power, "K": 1, "rank": rank}
+        known |= {"H": 1, "L": size}
         for name, (collective, algorithm) in counted.items():
             row = next(row for row in docstring_costs(collective, algorithm) if eval(row[0], dict(known)))
             messages = eval(row[1], {**known, "log2": math.log2})

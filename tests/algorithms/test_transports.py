@@ -13,6 +13,7 @@ import torch.distributed as dist
 from drawn_tensors import bits_of
 
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
+from playground.algorithms.hosts import Hosts
 from playground.algorithms.pipelined_ring import PIECE
 from playground.algorithms.process_group import ProcessGroupTransport
 from playground.algorithms.transport import Addressed
@@ -52,6 +53,10 @@ class StoreTransport:
         for tensor, to in send:
             self.store.set(self.key(self.rank, to), bits_of(tensor))
         return Letters(self.store, [(self.key(source, self.rank), tensor) for tensor, source in receive])
+
+    def hosts(self, device: torch.device) -> Hosts:
+        """Two of them, where there are ranks enough."""
+        return Hosts.from_ids([rank % 2 for rank in range(self.size)])
 
     def key(self, source: int, to: int) -> str:
         """Of the next message from one rank to another."""

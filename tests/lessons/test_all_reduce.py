@@ -34,7 +34,7 @@ def test_the_lesson_has_every_algorithm() -> None:
     assert list(TRACEABLE) == [*names, "reduce-scatter", "all-gather"]
     assert [step.replace("_", "-") for step in LESSON.steps] == [
         "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "reduce-scatter", "all-gather", "pipelined-ring",
-        "recursive-doubling", "halving-doubling", "binary-tree",
+        "recursive-doubling", "halving-doubling", "binary-tree", "hierarchical",
     ]  # fmt: skip
     assert {step.replace("_", "-") for step in LESSON.steps} <= set(TRACEABLE)
     assert all(summary_of(name) for name in TRACEABLE)
@@ -49,7 +49,7 @@ def test_an_algorithm_without_a_step_is_described_by_itself(monkeypatch: pytest.
     )
     monkeypatch.setitem(ours, "another", spec)
     monkeypatch.setitem(TRACEABLE, "another", ("all_reduce", "another"))
-    assert summary_of("another").startswith("The algorithm that is fastest for this size and group")
+    assert summary_of("another").startswith("The algorithm that is fastest for this size, group and hosts")
     assert summary_of("ring").startswith("In N chunks: a reduce-scatter")
 
 

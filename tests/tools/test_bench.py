@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from playground.measurement.environment import Environment
 from playground.runtime import UsageError, launch
 from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
-from playground.tools.bench import benchmark, command, workload
+from playground.testing import World
+from playground.tools.bench import benchmark, command, wire, workload
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.csv_file import CsvFile
 from playground.tools.bench.report import ReportPrinter
@@ -276,6 +278,50 @@ def test_text_csv_and_plot(run_cli: Run, tmp_path: Path) -> None:
     ]
     assert all(float(row["limit_percent"]) > 0 for row in saved)
     assert all(0 <= int(row["slowest_rank"]) < 2 for row in saved)
+
+
+def test_the_limit_between_hosts(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 and the first rank on another host."""
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
+    document = json.loads(run_cli("bench", "-n", 4, *QUICK, "-b", 64, "-e", 64, "--limit", "--json").out)
+    assert document["limit"]["what"] == "TCP from host to host between ranks 0 and 2, both ways at once"
+    assert [row["size"] for row in document["limit"]["rows"]] == [64]
+    assert document["limit"]["rows"][0]["busbw"] > 0
+
+
+def test_hosts_that_cannot_be_simulated(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "3")
+    shown = run_cli("bench", "-n", 2, *QUICK, "-b", 64, "-e", 64)
+    assert (shown.code, shown.out) == (2, "")
+    assert "PLAYGROUND_HOSTS=3 is outside [1, 3)" in shown.err
+
+
+def unreachable(rank: int, size: int) -> str:
+    """What is said if the peer listens where rank 0 cannot reach it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(dist, "broadcast_object_list", tell_nobody)
+            patch.setattr(wire, "TIMEOUT", 0.01)
+        try:
+            wire.connect(rank, 1, "127.0.0.1").close()
+        except UsageError as error:
+            return str(error)
+    return "connected"
+
+
+def tell_nobody(where: list[Any], src: int) -> None:
+    """Instead of the true address, one where nobody listens."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        broadcast([closed.getsockname()], src=src)
+
+
+broadcast = dist.broadcast_object_list
+
+
+def test_hosts_that_do_not_reach_each_other(world: Callable[..., World]) -> None:
+    for told in world(2).run(unreachable):
+        assert told.startswith("--limit: rank 0 does not reach rank 1 at 127.0.0.1 by TCP (")
 
 
 def test_json_with_the_limit(run_cli: Run) -> None:

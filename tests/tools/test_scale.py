@@ -32,6 +32,7 @@ IN_PIECES = ("pipelined-ring", 5 * 2**20)
 CLUSTER = Machine(5e-6, 4e-11, 1e-11)
 BY_HAND = ("--alpha", "5e-6", "--beta", "4e-11")
 names = st.sampled_from(sorted(COSTS))
+ONE_LEVEL = [name for name in COSTS if not ALGORITHMS[name].needs_hosts]
 seconds = st.floats(1e-12, 1e-3)
 
 
@@ -99,12 +100,14 @@ def test_more_bytes_never_take_less(name: str, size: int, few: int, more: int, a
 
 @given(st.integers(2, 5000), st.integers(1, 2**20), st.integers(1, 100))
 def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
+    """But for the one that sends other messages then."""
     one = predict.seconds(CLUSTER, size, 4 * count)
     alike = replace(CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta)
-    assert predict.seconds(alike, size, 4 * count) == pytest.approx(one)
+    two = predict.seconds(alike, size, 4 * count)
+    assert [two[name] for name in ONE_LEVEL] == pytest.approx([one[name] for name in ONE_LEVEL])
 
 
-@given(names, st.integers(2, 200), st.integers(1, 50))
+@given(st.sampled_from(ONE_LEVEL), st.integers(2, 200), st.integers(1, 50))
 def test_nodes_make_nothing_slower_and_one_node_is_all_inside(name: str, size: int, node: int) -> None:
     inner = Machine(1e-6, 1e-11)
     two = Machine(1e-5, 1e-10, 0, None, node, inner.alpha, inner.beta)
@@ -132,7 +135,7 @@ def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
     samples = [
         Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
-        for name in COSTS for size in (2, 4) for nbytes in fit.FITTED_SIZES
+        for name in ONE_LEVEL for size in (2, 4) for nbytes in fit.FITTED_SIZES
     ]  # fmt: skip
     found = fit.fit(samples, cores)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)

@@ -152,6 +152,20 @@ def binary_tree(rank: int, size: int, elements: int | None = None) -> Trace:
     return trace("binary-tree", rank, size, elements)
 
 
+def hierarchical(rank: int, size: int, elements: int | None = None) -> Trace:
+    """In two levels: sums of shares inside each host, of each share between hosts, then collected inside each host. Few
+    bytes leave a host. On one host it is the ring; PLAYGROUND_HOSTS=2 in the environment shows it on two.
+
+    | rank | before                   | after                    | messages | sent |
+    |------|--------------------------|--------------------------|----------|------|
+    | 0    | [1, 1, 1, 1]             | [1111, 1111, 1111, 1111] | 6        | 48   |
+    | 1    | [10, 10, 10, 10]         | [1111, 1111, 1111, 1111] | 6        | 48   |
+    | 2    | [100, 100, 100, 100]     | [1111, 1111, 1111, 1111] | 6        | 48   |
+    | 3    | [1000, 1000, 1000, 1000] | [1111, 1111, 1111, 1111] | 6        | 48   |
+    """
+    return trace("hierarchical", rank, size, elements)
+
+
 if __name__ == "__main__":
     from playground.console.script import run_lesson
 

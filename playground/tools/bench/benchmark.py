@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 import torch
@@ -17,6 +15,7 @@ from playground.measurement import environment
 from playground.runtime import UsageError, device, report
 from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.backends import refusal
+from playground.runtime.host import host_id
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.point import Point
 from playground.tools.bench.results import BenchStart
@@ -34,8 +33,8 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
-    hosts = set(all_gather_object(host_id()))
-    check_gpu_memory(settings, size, len(hosts))
+    hosts = all_gather_object(host_id())
+    check_gpu_memory(settings, size, len(set(hosts)))
     order = Random(settings.seed)
     with open_wire(rank, size, hosts) if settings.limit else contextlib.nullcontext() as wire:
         for collective in settings.collectives:
@@ -60,12 +59,6 @@ def measure_in_passes(points: Sequence[Point], iterations: int, order: Random, i
             point.measure(trials, order)
             if is_main:
                 report(measured=point.result(complete=number + 1 == len(passes)))
-
-
-def host_id() -> str:
-    """What tells this host from others, even from one of the same name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
 
 
 def check_operation(settings: BenchSettings) -> None:

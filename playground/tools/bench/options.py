@@ -114,7 +114,10 @@ bench_options = pack_options(
     ),
     click.option(
         "--limit", is_flag=True,
-        help="Also measure what the hardware allows: plain TCP on loopback, or a copy within the GPU's memory.",
+        help=(
+            "Also measure what the hardware allows: plain TCP, between hosts if there are several and on loopback if "
+            "not, or a copy within the GPU's memory."
+        ),
     ),
 )  # fmt: skip
 """Gives a command the argument `asked`: its `BenchOptions`."""

@@ -1,15 +1,18 @@
 """The wire itself, as fast as this machine has it: what collectives are held against.
 
-Between CPUs: a plain TCP connection on loopback between ranks 0 and 1, both sending as many bytes as they receive, at
-once, as neighbours in a ring do. On a GPU: a copy from its memory to its memory. Its bandwidth is bytes one way / time.
+Between CPUs: a plain TCP connection, both ends sending as many bytes as they receive, at once, as neighbours in a ring
+do. It joins rank 0 and the first rank on another host, where there is one, for that link is then the limit of all;
+ranks 0 and 1, on loopback, where all are on one host. On a GPU of one host: a copy from its memory to its memory. Its
+bandwidth is bytes one way / time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +20,7 @@ import torch.distributed as dist
 
 from playground.runtime import UsageError, device
 
+LOOPBACK = "127.0.0.1"
 PIECE = 512 * 1024
 """Bytes, at most, in one call: they are then still in a core's cache at the other end. Found by trying."""
 TIMEOUT = 30.0
@@ -31,42 +35,65 @@ class Wire(Protocol):
 
 
 @contextlib.contextmanager
-def open_wire(rank: int, size: int, hosts: set[str]) -> Iterator[Wire]:
-    """The wire of this world. Every rank must call this. Raises `UsageError` where there is none to measure."""
-    if device().type == "cuda":
+def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
+    """The wire of this world, `hosts` being every rank's host. Every rank must call this.
+
+    Raises `UsageError` where there is none to measure.
+    """
+    several = len(set(hosts)) > 1
+    if device().type == "cuda" and not several:
         yield Copy()
         return
     if size == 1:
         raise UsageError("--limit with 1 rank: a wire has two ends, use at least -n 2")
-    if len(hosts) > 1:
-        raise UsageError(f"--limit with ranks on {len(hosts)} hosts: it measures loopback, leave it out")
-    with contextlib.closing(connect(rank)) as end:
-        yield Loopback(end)
+    peer = next(other for other in range(1, size) if not several or hosts[other] != hosts[0])
+    with contextlib.closing(connect(rank, peer, own_address() if several else LOOPBACK)) as end:
+        yield Connection(end, f"TCP {'from host to host' if several else 'on loopback'} between ranks 0 and {peer}")
 
 
-def connect(rank: int) -> socket.socket:
-    """This rank's end of the connection; an unconnected socket on ranks that have none."""
-    port = [0]
-    with socket.socket() as listener:
-        if rank == 0:
+def own_address() -> str:
+    """The address of this host on the way to rank 0's; where ranks met at a file, what its own name leads to."""
+    towards = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    family, _, _, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket: this asks for the route, and sends nothing
+        return str(probe.getsockname()[0])
+
+
+def connect(rank: int, peer: int, address: str) -> socket.socket:
+    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none.
+
+    The peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
+    `UsageError` if the two do not reach each other.
+    """
+    where = [(address, 0)]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        if rank == peer:
             listener.settimeout(TIMEOUT)
-            listener.bind(("127.0.0.1", 0))
+            listener.bind((address, 0))
             listener.listen(1)
-            port = [listener.getsockname()[1]]
-        dist.broadcast_object_list(port, src=0)
-        if rank > 1:
+            where = [listener.getsockname()[:2]]
+        dist.broadcast_object_list(where, src=peer)
+        if rank not in (0, peer):
             return socket.socket()
-        end = listener.accept()[0] if rank == 0 else socket.create_connection(("127.0.0.1", port[0]), TIMEOUT)
+        try:
+            end = listener.accept()[0] if rank == peer else socket.create_connection(where[0], TIMEOUT)
+        except OSError as error:
+            raise UsageError(
+                f"--limit: rank 0 does not reach rank {peer} at {where[0][0]} by TCP ({error}): leave it out, or let "
+                f"a firewall pass connections between these hosts"
+            ) from None
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setblocking(False)
     return end
 
 
-class Loopback:
-    description = "TCP on loopback between ranks 0 and 1, both ways at once"
+class Connection:
+    """A TCP connection."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
+    def __init__(self, end: socket.socket, what: str) -> None:
+        self.end, self.description = end, f"{what}, both ways at once"
 
     def transfer(self, nbytes: int) -> Callable[[], object]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Counts, Machine, Task
 from playground.tools.scale import predict
 from playground.tools.scale.predict import COSTS
@@ -39,8 +40,9 @@ class Plan:
 def plan_for(size: int, seconds: float) -> Plan:
     """What to measure in a world of `size`."""
     fitted, held_out = groups(size)
+    one_level = tuple(name for name in COSTS if not ALGORITHMS[name].needs_hosts)
     return Plan(
-        names=tuple(COSTS), fitted=dict.fromkeys(fitted, FITTED_SIZES),
+        names=one_level, fitted=dict.fromkeys(fitted, FITTED_SIZES),
         held_out=dict.fromkeys(held_out, HELD_OUT_SIZES), seconds=seconds,
     )  # fmt: skip
 
