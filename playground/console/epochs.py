@@ -27,11 +27,15 @@ class EpochPrinter:
     """Takes what rank 0 reports of its training. `bar` shows how far the epoch is."""
 
     def __init__(self, session: Session, bar: Bar) -> None:
-        self.rows, self.bar = session.rows(*COLUMNS), bar
+        self.session, self.rows, self.bar = session, session.rows(*COLUMNS), bar
+        self.shown = 0
         session.say("", LEGEND)
 
     def __call__(self, rank: int, event: Event) -> None:
-        if rank == 0 and "finished" in event:
+        if rank == 0 and "resumed" in event:
+            self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
+        if rank == 0 and "finished" in event and event["finished"].epoch > self.shown:
+            self.shown = event["finished"].epoch  # a world that was restarted may train it again
             self.rows.say(*epoch_cells(event["finished"]))
         self.bar(rank, event)
 

@@ -20,14 +20,16 @@ from playground.runtime.errors import UsageError
 class Session:
     """Raises `UsageError` if there can be no such world; nothing is started before `world.run`."""
 
-    def __init__(self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1) -> None:
+    def __init__(
+        self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1, restarts: int = 0
+    ) -> None:
         if run.wide and run.as_json:
             raise UsageError("--wide is for tables and --json prints none: leave one of them out")
         self.started = time.perf_counter()
         self.name, self.run = name, run
         self.world = World(
             run.size, default_size=default_size, min_size=min_size, backend=run.backend, timeout=run.timeout,
-            init_method=run.init_method,
+            init_method=run.init_method, restarts=restarts,
         )  # fmt: skip
 
     def say(self, *texts: str | Prose | Table) -> None:

@@ -10,13 +10,15 @@ from playground.console.epochs import EpochPrinter
 from playground.console.lesson import Lesson
 from playground.console.options import RunOptions
 from playground.console.session import Session
+from playground.console.snapshot_options import SnapshotOptions
 from playground.console.text import good, prose
 from playground.console.training_options import DataOptions, TrainingOptions, prepare_data
 from playground.console.unfinished import FinishedEpochs
+from playground.runtime.errors import PlaygroundError
 from playground.runtime.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.training.grad_syncs import RUNGS
-from playground.training.results import TrainingResult, replicas_verdict
+from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 RUN_TRAINING = remote("playground.training.runner:run_training")
@@ -27,16 +29,21 @@ LOADER_MODULES = {
 
 
 def train_and_show(
-    lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, training: TrainingOptions, **sync: Any
-) -> None:
+    lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, training: TrainingOptions,
+    survival: SnapshotOptions, **sync: Any,
+) -> None:  # fmt: skip
     """Train as the lesson's own `run` does or, where its loop will not do, as `general` does.
 
-    `sync`: further fields of `TrainingSettings`. Training that diverges is a result like any other, with a word about
-    it on stderr. Training that is stopped leaves its document, with the epochs it had finished, and its exit code.
+    `sync`: further fields of `TrainingSettings`. Training whose ranks fail is started anew, as often as `survival`
+    allows, and goes on from its snapshots, if it takes any. Training that diverges is a result like any other, with a
+    word about it on stderr. Training that is stopped leaves its document, with the epochs it had finished, and its exit
+    code.
     """
-    session = Session(lesson.name, run, default_size=lesson.default_size)
+    session = Session(lesson.name, run, default_size=lesson.default_size, restarts=survival.restarts)
     world = session.world
-    asked = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **vars(training), **sync)
+    asked = TrainingSettings(
+        folder=data.folder, limit=data.limit, seed=run.seed, **vars(training), **sync, snapshots=survival.settings
+    )
     asked.check_batch(world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
     world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
@@ -50,10 +57,15 @@ def train_and_show(
         def on_report(rank: int, event: Event) -> None:
             finished.keep(rank, event)
             printer(rank, event)
+            if rank == 0 and "notice" in event:
+                click.echo(event["notice"], err=True)
+
+        def on_restart(failure: PlaygroundError, count: int) -> None:
+            click.echo(f"{failure.headline}; restart {count} of {survival.restarts}", err=True)
 
         with finished.printed_if_stopped(session, dataset=prepared.summary):
             bar.show(f"starting {world.size} ranks")
-            result: TrainingResult = world.run(RUN_TRAINING, function, settings, on_report=on_report)[0]
+            [result, *_] = world.run(RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart)
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:

@@ -21,7 +21,8 @@ class FinishedEpochs:
     def keep(self, rank: int, event: Event) -> None:
         """Take a report, as `World.run` hands it on."""
         if rank == 0 and "finished" in event:
-            self.epochs.append(event["finished"])
+            epoch: Epoch = event["finished"]
+            self.epochs = [*self.epochs[: epoch.epoch - 1], epoch]  # one that was restarted may report it again
 
     @contextlib.contextmanager
     def printed_if_stopped(self, session: Session, **about: object) -> Iterator[None]:

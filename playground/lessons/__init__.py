@@ -73,6 +73,12 @@ PATH = (
         shown="what training BERT costs by each way",
         default_size=2,
     ),
+    Lesson(
+        name="elastic",
+        teaches="ranks are killed, all start anew from a snapshot, and the end has the same bits",
+        shown="{ranks} trained on after failures, to the same bits",
+        default_size=4,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

@@ -29,5 +29,10 @@ TOOLS = {
             purpose="predict the time of all-reduce on up to 65,536 ranks",
             command=remote("playground.tools.scale.command:command"),
         ),
+        Tool(
+            name="snapshots",
+            purpose="list and verify the snapshots of a training run, measure what one costs",
+            command=remote("playground.tools.snapshots.command:command"),
+        ),
     )
 }

@@ -126,13 +126,21 @@ class EqualSteps(Sampler[list[int]]):
     def __init__(self, samples: int, batch_size: int, steps: int, seed: int) -> None:
         self.samples, self.batch_size, self.steps = samples, batch_size, steps
         self.generator = torch.Generator().manual_seed(seed)
+        self.first = 0
+
+    def go_on_from(self, epochs: int, steps: int) -> None:
+        """Be as after so many epochs, and so many steps of the next: another run of the same training took them."""
+        for _ in range(epochs):
+            torch.randperm(self.samples, generator=self.generator)
+        self.first = steps
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         order = torch.randperm(self.samples, generator=self.generator).tolist()
-        for step in range(self.steps):
+        first, self.first = self.first, 0
+        for step in range(first, self.steps):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
 
 
@@ -151,15 +159,17 @@ def partition_dataset(
     return RankLoader(partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
 
 
-def batches(train_set: DataLoader[Batch], batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """This rank's (images, labels, samples per rank) of every global batch, on its device.
+def batches(
+    train_set: DataLoader[Batch], batch_size: int, done: int = 0
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """This rank's (images, labels, samples per rank) of every global batch, on its device. `done` of them are left out.
 
     The last is the size of the global batch, of which this is a part, divided by the number of ranks. So a sum of
     losses divided by it is this rank's part of the mean loss: averaged over the ranks, the mean over all samples, also
     where the parts are of different sizes, or empty.
     """
     here, size = device(), dist.get_world_size()
-    left = len(train_set.dataset.data)  # of the whole set, of which this rank has a part
+    left = len(train_set.dataset.data) - done * batch_size  # of the whole set, of which this rank has a part
     for images, labels in train_set:
         batch = min(batch_size, left)
         left -= batch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
@@ -26,22 +28,27 @@ class History:
         self.model, self.train_set, self.test_set = model, train_set, test_set
         self.device = next(model.parameters()).device
         self.finished: list[Epoch] = []
+        self.start_counting()
         self.reported = time.monotonic()
+
+    def start_counting(self) -> None:
+        """Begin an epoch at zero."""
+        self.total = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.steps, self.seconds = 0, 0.0
 
     def epochs(self, number: int) -> Iterator[int]:
         """1 … `number`: each is counted from when it is handed out until the next one is asked for."""
         self.number = number
-        for epoch in range(1, number + 1):
-            self.total = torch.zeros(3, dtype=torch.float64, device=self.device)
-            self.steps = 0
+        for epoch in range(len(self.finished) + 1, number + 1):
             self.model.train()
-            started = time.perf_counter()
+            self.started = time.perf_counter()
             yield epoch
-            seconds = time.perf_counter() - started
+            seconds = self.seconds + time.perf_counter() - self.started
             report(phase=f"testing after epoch {epoch} of {number}")
             tested = evaluate(self.model, self.test_set)
             self.finished.append(summary(epoch, all_gather_stacked(self.total), all_gather_stacked(tested), seconds))
             report(finished=self.finished[-1])
+            self.start_counting()
 
     def add(self, loss_sum: torch.Tensor, output: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch: the sum of its samples' losses, and which it got right."""
@@ -51,6 +58,18 @@ class History:
             self.reported = time.monotonic()
             phase = f"training epoch {len(self.finished) + 1} of {self.number}"
             report(phase=phase, step=self.steps, steps=len(self.train_set))
+
+    def state(self) -> dict[str, object]:
+        """What has been counted so far, as plain data."""
+        return {
+            "finished": [asdict(epoch) for epoch in self.finished], "total": self.total, "steps": self.steps,
+            "seconds": self.seconds + time.perf_counter() - self.started,
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.finished = [Epoch(**epoch) for epoch in state["finished"]]
+        self.total, self.steps, self.seconds = state["total"].to(self.device), state["steps"], state["seconds"]
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""

@@ -17,13 +17,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.runtime import device
-from playground.training.data import Batch, Images, batches, partition_dataset, partition_test_set, training_images
+from playground.training.data import (
+    Batch,
+    Images,
+    batches,
+    collate,
+    partition_dataset,
+    partition_test_set,
+    training_images,
+)
 from playground.training.history import History
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
+from playground.training.resumable import ResumableRun
 from playground.training.settings import TrainingSettings
-from playground.training.step import training_step
+from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
 
 
@@ -72,12 +81,34 @@ def train(
         history.add(loss, output, labels)
         return loss / samples
 
-    for _ in history.epochs(settings.epochs):
-        coming = batches(train_set, settings.batch_size)
-        steps = len(train_set) // settings.accumulate
-        for step in range(1, steps + 1):
+    def warm_up() -> None:
+        images, labels = first_sample(train_set)
+        backward(optimizer, [lambda: F.nll_loss(model(images), labels, reduction="sum")], sync)
+
+    run = ResumableRun(settings, settings.snapshots, sync, optimizer, history, warm_up) if settings.snapshots else None
+    steps = len(train_set) // settings.accumulate
+    if run and run.resumed_at:
+        done = run.resumed_at.step * settings.accumulate
+        train_set.batch_sampler.go_on_from(run.resumed_at.epoch - 1, done)
+    for epoch in history.epochs(settings.epochs):
+        first = run.enter(epoch) if run else 0
+        coming = batches(train_set, settings.batch_size, first * settings.accumulate)
+        for step in range(first + 1, steps + 1):
             several = list(islice(coming, settings.accumulate))
+            if run:
+                run.draw_as_before()
             samples = sum(samples_per_rank for _, _, samples_per_rank in several)
             losses = [partial(mean_loss, images, labels, samples) for images, labels, _ in several]
             training_step(optimizer, losses, sync, last=step == steps)
+            if run:
+                run.advance(step, last=step == steps)
+    if run:
+        run.end()
     return history.result()
+
+
+def first_sample(train_set: DataLoader[Batch]) -> Batch:
+    """A batch of one sample of this rank's, on its device; of none, if it has none."""
+    partition = train_set.dataset
+    images, labels = collate(partition.__getitems__([0] if len(partition) else []))
+    return images.to(device()), labels.to(device())

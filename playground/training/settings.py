@@ -11,6 +11,7 @@ from playground.runtime.checks import check_at_least_one, check_choice, check_no
 from playground.runtime.errors import UsageError
 from playground.training.grad_syncs import NET_SYNCS
 from playground.training.models import MODELS
+from playground.training.snapshots.settings import SnapshotSettings
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
@@ -51,6 +52,8 @@ class TrainingSettings:
     """What adds gradients up: a name of `ALL_REDUCES`."""
     bucket_cap: int = BUCKET_CAP
     """Bytes after which a bucket of gradients is full."""
+    snapshots: SnapshotSettings | None = None
+    """When snapshots are taken; None for never."""
 
     def __post_init__(self) -> None:
         check_choice("loader", self.loader, LOADERS)
@@ -72,7 +75,9 @@ class TrainingSettings:
     def is_tutorial(self) -> bool:
         """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
         plain = TrainingSettings(folder=self.folder)
-        return all(getattr(self, name) == getattr(plain, name) for name in ("sync", "all_reduce", "accumulate"))
+        return all(
+            getattr(self, name) == getattr(plain, name) for name in ("sync", "all_reduce", "accumulate", "snapshots")
+        )
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""

@@ -35,6 +35,14 @@ class GradSync:
     def after_step(self, last: bool) -> None:
         """`last` says that what follows is no step: a test, or the end."""
 
+    def go_on_from(self, step: int) -> None:
+        """So many steps have been taken before: another run of the same training took them."""
+
+    @property
+    def keeps_replicas_equal(self) -> bool:
+        """Whether they are equal after every step, and not only now and then."""
+        return True
+
 
 class AverageAfterBackward(GradSync):
     """Gradients are averaged once backward is done: `average(model, **needs)` does that."""
@@ -58,6 +66,13 @@ class AverageParameters(GradSync):
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1) -> None:
         super().__init__(model)
         self.all_reduce, self.sync_every, self.steps = all_reduce, sync_every, 0
+
+    def go_on_from(self, step: int) -> None:
+        self.steps = step
+
+    @property
+    def keeps_replicas_equal(self) -> bool:
+        return self.sync_every == 1
 
     def after_step(self, last: bool) -> None:
         self.steps += 1

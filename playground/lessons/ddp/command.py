@@ -12,6 +12,7 @@ from playground.console.dependent_options import flag_of, typed_options
 from playground.console.names import ALL, names_option, select_names
 from playground.console.options import Finite, RunOptions, pack_options, run_options
 from playground.console.session import Session
+from playground.console.snapshot_options import SnapshotOptions, snapshot_options
 from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
@@ -35,7 +36,7 @@ TRAIN = remote("playground.training.loop:train_with_ddp")
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 MODEL, STEPS, ACCUMULATED = "net", 5, 4
 """The lab's defaults."""
-FOR_TRAINING = ("epochs", "loader", "loader_workers")
+FOR_TRAINING = ("snapshots", "restarts", "epochs", "loader", "loader_workers")
 """Options that the lab does without."""
 cap_type = Finite(0, 1e6, min_open=True)
 
@@ -104,13 +105,15 @@ lab_options = pack_options(
 @run_options(LESSON.default_size)
 @training_options
 @data_options
+@snapshot_options
 @lab_options
 @click.pass_context
 def command(
-    ctx: click.Context, /, run: RunOptions, training: TrainingOptions, data: DataOptions, asked: LabOptions
-) -> None:
+    ctx: click.Context, /, run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions,
+    asked: LabOptions,
+) -> None:  # fmt: skip
     if not any(vars(asked).values()):
-        train_and_show(LESSON, TRAIN, run, data, training)
+        train_and_show(LESSON, TRAIN, run, data, training, survival)
         return
     check_given(ctx, asked.parts)
     if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from playground.console.options import RunOptions, run_options
+from playground.console.snapshot_options import SnapshotOptions, snapshot_options
 from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
@@ -25,11 +26,12 @@ LESSON = LESSONS["sgd"]
 @training_options
 @data_options
 @sync_options
+@snapshot_options
 def command(
-    run: RunOptions, training: TrainingOptions, data: DataOptions, sync: str, sync_every: int, all_reduce: str,
-    bucket_cap_mb: float,
+    run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions, sync: str,
+    sync_every: int, all_reduce: str, bucket_cap_mb: float,
 ) -> None:  # fmt: skip
     train_and_show(
-        LESSON, remote("playground.training.loop:train_by_hand"), run, data, training, sync=sync,
+        LESSON, remote("playground.training.loop:train_by_hand"), run, data, training, survival, sync=sync,
         sync_every=sync_every, all_reduce=all_reduce, bucket_cap=bytes_of(bucket_cap_mb),
     )  # fmt: skip

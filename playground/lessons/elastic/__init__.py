@@ -1,0 +1,1 @@
+"""Training that goes on after failures, and ends with the same bits."""

@@ -1,0 +1,137 @@
+"""The command `elastic`: the same training undisturbed, and with ranks that are killed."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from playground.console.options import RunOptions, options, run_options
+from playground.console.progress import Bar
+from playground.console.session import Session
+from playground.console.text import good, prose
+from playground.console.training import RUN_TRAINING
+from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.lessons import LESSONS
+from playground.lessons.elastic import report
+from playground.lessons.elastic.results import Recovery
+from playground.lessons.elastic.settings import WAYS, Kill, draw_kills, way_of
+from playground.runtime.entry import World
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.rank import Event
+from playground.training.settings import TrainingSettings
+from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, find_steps
+from playground.training.snapshots.settings import SnapshotSettings
+
+LESSON = LESSONS["elastic"]
+COMPARE = LESSON.remote("compare")
+SAMPLES = 6_000
+"""To train on, unless --limit says otherwise."""
+
+elastic_options = options(
+    click.option(
+        "--kills", type=click.IntRange(1, 1000), default=2, show_default=True, metavar="K",
+        help="Number of ranks that are killed, one after the other, each after a step drawn at random.",
+    ),
+    click.option("--way", type=click.Choice(tuple(WAYS)), default="sgd", show_default=True, help="How to average."),
+    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data."),
+    click.option(
+        "--snapshot-every", type=click.IntRange(1), default=10, show_default=True, metavar="STEPS",
+        help="Steps between two snapshots.",
+    ),
+    data_options,
+)  # fmt: skip
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@elastic_options
+def command(
+    run: RunOptions, data: DataOptions, kills: int, way: str, epochs: int, snapshot_every: int
+) -> None:  # fmt: skip
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world = session.world
+    if world.rank_env:
+        raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
+    world.warm_up(RUN_TRAINING, way_of(way), COMPARE)
+    with session.bar() as bar, tempfile.TemporaryDirectory(prefix="playground-elastic-") as folder:
+        prepared = prepare_data(data, bar)
+        if data.limit is None:
+            few = min(SAMPLES, prepared.train)
+            prepared = replace(prepared, limit=few, train=few)
+        asked = TrainingSettings(folder=prepared.folder, epochs=epochs, seed=run.seed)
+        asked.check_batch(world.size)
+        settings = prepared.settings(asked)
+        steps = epochs * math.ceil(prepared.train / settings.batch_size)
+        drawn = draw_kills(kills, world.size, steps, run.seed)
+        story = Story(session, bar, way, replace(settings, snapshots=None), snapshot_every)
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
+        bar.show("training, undisturbed")
+        story.train(Path(folder, "undisturbed"), ())
+        bar.show("training, with ranks that are killed")
+        recoveries = story.train(Path(folder, "killed"), drawn)
+        ends = [story.end_of(Path(folder, name)) for name in ("undisturbed", "killed")]
+        [comparison] = World(1, backend=world.backend, timeout=world.timeout).run(COMPARE, *ends)
+    session.say("", report.recoveries_table(recoveries), "", report.comparison_text(comparison))
+    comparison.check()
+    session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", good(f"{len(drawn)} kills left no trace"), "."))
+    session.print_document({}, way=way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)
+
+
+class Story:
+    """The same training, told with kills and without."""
+
+    def __init__(self, session: Session, bar: Bar, way: str, settings: TrainingSettings, every: int) -> None:
+        self.session, self.bar, self.way, self.settings, self.every = session, bar, way, settings, every
+
+    def train(self, folder: Path, kills: tuple[Kill, ...]) -> list[Recovery]:
+        """Train to the end, with snapshots in `folder`. What each of the kills has cost."""
+        snapshots = SnapshotSettings(folder=folder, every=self.every)
+        settings = replace(self.settings, snapshots=snapshots)
+        witness = Witness()
+        world = self.session.world
+        ranks = World(world.size, backend=world.backend, timeout=world.timeout, restarts=len(kills))
+        ranks.run(
+            RUN_TRAINING, way_of(self.way), settings, (kills,), on_report=witness.hear, on_restart=witness.note_failure
+        )
+        if len(witness.recoveries) != len(kills):
+            raise PlaygroundError(f"{len(witness.recoveries)} of {len(kills)} kills happened: this must not be")
+        return witness.recoveries
+
+    def end_of(self, folder: Path) -> SnapshotFile:
+        """The snapshot of the end."""
+        found = examine(folder, find_steps(folder)[0], read_contents=True)
+        if found.condition != WHOLE or found.size is None:
+            raise PlaygroundError(f"the last snapshot of {folder} is {found.condition}: this must not be")
+        return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)
+
+
+class Witness:
+    """Hears what ranks report, and of their failures, and takes the time."""
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovery] = []
+        self.killed_at = 0.0
+        self.killed_after = self.resumed_after = 0
+        self.failure = ""
+
+    def hear(self, rank: int, event: Event) -> None:
+        if "killed" in event:
+            self.killed_at, self.killed_after, self.resumed_after = time.monotonic(), event["killed"], 0
+        if rank == 0 and "resumed" in event:
+            self.resumed_after = event["resumed"]["total"]
+        if rank == 0 and "stepped" in event and self.failure:
+            self.recoveries.append(
+                Recovery(
+                    failure=self.failure, killed_after=self.killed_after, resumed_after=self.resumed_after,
+                    seconds=time.monotonic() - self.killed_at,
+                )
+            )  # fmt: skip
+            self.failure = ""
+
+    def note_failure(self, failure: PlaygroundError, count: int) -> None:
+        self.failure = failure.headline

@@ -1,0 +1,164 @@
+"""A training run that can be interrupted at any moment, and ends with the same bits.
+
+All that a run is after a step goes into its snapshots: parameters, the optimizer's state, totals, and each rank's
+random numbers. Who gets which sample when is not stored: it follows from the seed and from the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.runtime import report, restart_count
+from playground.training import net
+from playground.training.files import sha256
+from playground.training.history import History
+from playground.training.settings import TrainingSettings
+from playground.training.snapshots.fingerprint import Fingerprint
+from playground.training.snapshots.folder import SnapshotFile
+from playground.training.snapshots.resume import choose_snapshot
+from playground.training.snapshots.settings import SnapshotSettings
+from playground.training.snapshots.snapshots import Snapshots, State, load
+from playground.training.sync import GradSync
+
+MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
+"""Settings that change no number at any step."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """`step` steps of epoch `epoch` (from 1 on) are done, and `total` of all epochs."""
+
+    epoch: int = 1
+    step: int = 0
+    total: int = 0
+
+
+class ResumableRun:
+    """Takes snapshots of a training run, and puts it back where the last one was taken.
+
+    `warm_up` computes gradients that nobody uses: after its first backward DistributedDataParallel rebuilds its
+    buckets, and from then on adds in another order. A run that goes on must not add in that of the start.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        snapshots: SnapshotSettings,
+        sync: GradSync,
+        optimizer: torch.optim.Optimizer,
+        history: History,
+        warm_up: Callable[[], object],
+    ) -> None:
+        self.settings, self.sync, self.optimizer, self.history = snapshots, sync, optimizer, history
+        self.position = Position()
+        self.resumed_at: Position | None = None
+        self.random_numbers: torch.Tensor | None = None
+        """To go on with, until they do."""
+        self.is_due = False
+        fingerprint = identify(settings, sync)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        newest = agree_on_snapshot(snapshots, fingerprint)
+        self.snapshots = Snapshots(snapshots.folder, fingerprint, rank=rank, size=size, keep=snapshots.keep)
+        self.problem = ""
+        if newest:
+            warm_up()
+            self.restore(load(newest, rank))
+            report(resumed=asdict(self.position))
+
+    def restore(self, state: State) -> None:
+        """Be where the run was when it took this snapshot."""
+        own: Mapping[str, Any] = {**state.shared, **state.own}
+        self.position = self.resumed_at = Position(**own["position"])
+        self.model.load_state_dict(own["model"])
+        self.optimizer.load_state_dict(own["optimizer"])
+        self.optimizer.zero_grad()
+        self.history.restore(own["history"])
+        for epoch in self.history.finished:
+            report(finished=epoch)
+        self.sync.go_on_from(self.position.total)
+        self.random_numbers = own["random_numbers"]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, whatever it is wrapped in."""
+        model: nn.Module = getattr(self.sync.model, "module", self.sync.model)
+        return model
+
+    def enter(self, epoch: int) -> int:
+        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done."""
+        if self.resumed_at and self.resumed_at.epoch == epoch:
+            step = self.resumed_at.step
+            self.resumed_at = None
+            if step == 0:
+                self.draw_as_before()
+            return step
+        self.position = Position(epoch, 0, self.position.total)
+        if self.is_due:
+            self.save()
+        return 0
+
+    def draw_as_before(self) -> None:
+        """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
+        if self.random_numbers is not None:
+            torch.set_rng_state(self.random_numbers)
+            self.random_numbers = None
+
+    def advance(self, step: int, last: bool) -> None:
+        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that."""
+        self.position = Position(self.position.epoch, step, self.position.total + 1)
+        self.is_due = self.is_due or self.position.total % self.settings.every == 0
+        if self.is_due and not last:
+            self.save()
+
+    def save(self) -> None:
+        """Take a snapshot here."""
+        self.is_due = False
+        whole = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        own = {
+            "position": asdict(self.position), "history": self.history.state(),
+            "random_numbers": torch.get_rng_state(),
+        }  # fmt: skip
+        state = State(own=own, shared=whole) if self.sync.keeps_replicas_equal else State(own={**own, **whole})
+        self.snapshots.save(self.position.total, state)
+        self.tell_problem()
+
+    def tell_problem(self) -> None:
+        """Report why a snapshot could not be written, once: training goes on."""
+        if self.snapshots.problem != self.problem:
+            self.problem = self.snapshots.problem
+            report(notice=self.problem)
+
+    def end(self) -> None:
+        """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
+        if self.position.step:  # else this is a run that had ended before it went on
+            self.position = Position(self.position.epoch + 1, 0, self.position.total)
+            self.save()
+        self.snapshots.close()
+        self.tell_problem()
+
+
+def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:
+    """What a run must have in common with a snapshot to go on from it."""
+    same = {name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER}
+    return {
+        **same, "averaging": type(sync.model).__name__,
+        "data": sha256(settings.folder / "train-labels-idx1-ubyte"), "model": sha256(Path(net.__file__)),
+    }  # fmt: skip
+
+
+def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint) -> SnapshotFile | None:
+    """The snapshot that rank 0 chooses, on every rank."""
+    chosen: list[SnapshotFile | None] = [None]
+    if dist.get_rank() == 0:
+        restarted = restart_count() > 0
+        size = dist.get_world_size()
+        chosen = [choose_snapshot(settings, fingerprint, size, restarted, lambda line: report(notice=line))]
+    dist.broadcast_object_list(chosen, src=0)
+    return chosen[0]

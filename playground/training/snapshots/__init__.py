@@ -1,0 +1,1 @@
+"""Snapshots of a training run: copied beside the training, written atomically, and whole or not there at all."""

@@ -1,0 +1,55 @@
+"""What two runs must have in common for one to go on where the other ended. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+Fingerprint = Mapping[str, object]
+"""Plain JSON data: settings, data, model. Mappings may be nested; a difference in one is named by its dotted path."""
+MISSING = "missing"
+"""What stands for the value of a key that one of the two does not have."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key of a fingerprint, and its values."""
+
+    key: str
+    saved: object
+    own: object
+
+    def __str__(self) -> str:
+        return f"{self.key} is {describe(self.saved)} in the snapshot and {describe(self.own)} here"
+
+
+def describe(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def to_plain(fingerprint: Fingerprint) -> dict[str, object]:
+    """The fingerprint as it comes back from a file, so that two can be compared: tuples are lists there.
+
+    Raises `TypeError` or `ValueError` for what is not JSON data (NaN is not).
+    """
+    plain: dict[str, object] = json.loads(json.dumps(fingerprint, allow_nan=False))
+    return plain
+
+
+def find_difference(saved: Fingerprint, own: Fingerprint, allowed: Collection[str] = ()) -> Difference | None:
+    """The first key, in the order of `own`, whose values differ and that is not among those `allowed` to."""
+    return compare(to_plain(saved), to_plain(own), allowed, "")
+
+
+def compare(saved: Fingerprint, own: Fingerprint, allowed: Collection[str], path: str) -> Difference | None:
+    for key in [*own, *(key for key in saved if key not in own)]:
+        full, before, now = f"{path}{key}", saved.get(key, MISSING), own.get(key, MISSING)
+        if full in allowed:
+            continue
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            if difference := compare(before, now, allowed, f"{full}."):
+                return difference
+        elif before != now or type(before) is not type(now):
+            return Difference(full, before, now)
+    return None

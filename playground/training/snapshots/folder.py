@@ -1,0 +1,184 @@
+"""The folder of a run's snapshots: what is in it, what of it is whole, and which to go on from. Does not import torch.
+
+    step-00000120/shared.pt    what is the same on all ranks, and shared.json, its manifest
+    step-00000120/rank-0.pt    what is rank 0's own, and rank-0.json; as many as there are ranks
+
+A file's manifest is written after the file. A snapshot is whole when all files of all its ranks match their manifests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from playground.runtime.errors import UsageError
+from playground.training.files import sha256
+from playground.training.snapshots.disk import remove_folders
+from playground.training.snapshots.fingerprint import Fingerprint, find_difference
+from playground.training.snapshots.manifest import SHARED, Manifest, OtherSchema, rank_file, read_manifest
+
+WHOLE, INCOMPLETE, DAMAGED, OTHER_SCHEMA = "whole", "incomplete", "damaged", "of another version"
+
+
+@dataclass(frozen=True)
+class SnapshotFile:
+    """A whole snapshot: where it is, and what it is of."""
+
+    folder: Path
+    step: int
+    size: int
+    """Ranks that wrote it."""
+    fingerprint: Fingerprint
+
+
+@dataclass(kw_only=True)
+class Examined:
+    """What was found in the folder of one step."""
+
+    folder: Path
+    step: int
+    condition: str = WHOLE
+    """`WHOLE`, `INCOMPLETE` (a file is missing: the run was killed, or is writing), `DAMAGED` or `OTHER_SCHEMA`."""
+    defects: list[str] = field(default_factory=list)
+    """Which files, and what is wrong with each."""
+    size: int | None = None
+    """Ranks that wrote it; None if no manifest can be read."""
+    nbytes: int = 0
+    """Of all files whose manifests can be read."""
+    written: float | None = None
+    """When the last of them was, in seconds since 1970."""
+    fingerprint: Fingerprint = field(default_factory=dict)
+
+    def add(self, condition: str, defect: str) -> None:
+        """Note a defect. Damage outweighs what is merely missing, and another version outweighs both."""
+        order = (WHOLE, INCOMPLETE, DAMAGED, OTHER_SCHEMA)
+        self.condition = max(self.condition, condition, key=order.index)
+        self.defects.append(defect)
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def find_steps(folder: Path) -> list[int]:
+    """The steps of which `folder` holds anything, the newest first."""
+    names = [re.fullmatch(r"step-(\d{8,})", each.name) for each in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(name[1]) for name in names if name), reverse=True)
+
+
+def examine(folder: Path, step: int, *, read_contents: bool) -> Examined:
+    """Look at the snapshot of `step` in `folder`. Without `read_contents` only manifests and lengths are checked."""
+    found = Examined(folder=step_folder(folder, step), step=step)
+    manifests: dict[str, Manifest] = {}
+    names = [SHARED, rank_file(0)]
+    for number, name in enumerate(names):
+        if manifest := examine_manifest(found, name):
+            manifests[name] = manifest
+            if found.size is None:
+                found.size, found.fingerprint = manifest.size, manifest.fingerprint
+        if number == 1:  # now it is known how many ranks there are
+            names += [rank_file(rank) for rank in range(1, found.size or 1)]
+    for name, manifest in manifests.items():
+        examine_part(found, name, manifest, read_contents)
+    return found
+
+
+def examine_manifest(found: Examined, name: str) -> Manifest | None:
+    """The manifest of this file; None, and a defect in `found`, if it cannot be read."""
+    try:
+        return read_manifest(found.folder / name)
+    except FileNotFoundError:
+        found.add(INCOMPLETE, f"{name} is missing")
+    except OtherSchema as error:
+        found.add(OTHER_SCHEMA, str(error))
+    except (OSError, ValueError, TypeError, AttributeError):
+        found.add(DAMAGED, f"the manifest of {name} is damaged")
+    return None
+
+
+def examine_part(found: Examined, name: str, manifest: Manifest, read_contents: bool) -> None:
+    """Compare a file with its manifest, and that with the others'."""
+    file = found.folder / name
+    found.nbytes += manifest.nbytes
+    found.written = max(found.written or 0, manifest.written)
+    if manifest.size != found.size or manifest.step != found.step or manifest.fingerprint != found.fingerprint:
+        found.add(INCOMPLETE, f"{name} is of another run")  # one that wrote the same step into the same folder
+    elif (length := length_of(file)) is None:
+        found.add(DAMAGED, f"{name} is missing, its manifest is not")
+    elif length != manifest.nbytes:
+        found.add(DAMAGED, f"{name} has {length:,} of {manifest.nbytes:,} bytes")
+    elif read_contents and sha256(file) != manifest.sha256:
+        found.add(DAMAGED, f"the checksum of {name} differs")
+
+
+def length_of(file: Path) -> int | None:
+    """In bytes; None if there is no such file, or none any more: a rank may be removing it."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
+def find_newest(
+    folder: Path,
+    fingerprint: Fingerprint,
+    size: int | None,
+    say: Callable[[str], None],
+    allowed: Collection[str] = (),
+) -> SnapshotFile | None:
+    """The newest snapshot in `folder` that is whole on all its ranks, every file read; None if there is none.
+
+    Those that are not are named by `say`, and the one before is looked at. `size`: ranks of the run that goes on; None
+    if any number will do. `allowed`: the keys (dotted, if nested) of the fingerprint that may differ. Raises
+    `UsageError` if that snapshot is of another run, or one of another version is newer.
+    """
+    for step in find_steps(folder):
+        found = examine(folder, step, read_contents=True)
+        if found.condition == OTHER_SCHEMA:
+            why = "go on with the version that wrote it, or choose another folder"
+            raise UsageError(f"snapshot {found.folder}: {found.defects[0]}; {why}")
+        if found.condition == WHOLE and found.size is not None:
+            check_same_run(found, fingerprint, size, allowed)
+            return SnapshotFile(found.folder, step, found.size, found.fingerprint)
+        say(f"the snapshot of step {step} is {found.condition} ({'; '.join(found.defects)}): looking for one before it")
+    return None
+
+
+def check_same_run(found: Examined, fingerprint: Fingerprint, size: int | None, allowed: Collection[str]) -> None:
+    """Raise `UsageError` unless a run with this fingerprint and number of ranks can go on from `found`."""
+    may = f"only {', '.join(allowed)} may differ" if allowed else "all must be the same"
+    if difference := find_difference(found.fingerprint, fingerprint, allowed):
+        raise UsageError(
+            f"snapshot {found.folder} is of another run: {difference}; {may}: take the snapshot's, or another folder"
+        )
+    if size is not None and size != found.size:
+        raise UsageError(
+            f"snapshot {found.folder} is of a run with {found.size} ranks, and this one has {size}: take -n "
+            f"{found.size}, or another folder"
+        )
+
+
+def require_unused(folder: Path) -> None:
+    """Raise `UsageError` if there are snapshots in `folder`, for a run that starts anew."""
+    if steps := find_steps(folder):
+        raise UsageError(
+            f"{folder} holds snapshots (up to step {steps[0]}): go on from them, or choose a folder that has none"
+        )
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Remove what is older than `step` and not among the `keep` newest snapshots that are whole, `step` included.
+
+    Call it when `step` is whole: then nobody writes older ones any more. What is newer is left alone: a run that went
+    back on purpose writes it again, and until then has the one it went back to.
+    """
+    old, whole = [], 1
+    for each in (each for each in find_steps(folder) if each < step):
+        condition = examine(folder, each, read_contents=False).condition
+        if condition == WHOLE and whole < keep:
+            whole += 1
+        elif condition != OTHER_SCHEMA:
+            old.append(each)
+    remove_folders(folder, [step_folder(folder, each).name for each in old])

@@ -1,0 +1,48 @@
+"""What a run goes on from: the newest snapshot, one that is named, or none. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from playground.runtime.errors import UsageError
+from playground.training.snapshots.fingerprint import Fingerprint
+from playground.training.snapshots.folder import (
+    WHOLE,
+    SnapshotFile,
+    check_same_run,
+    examine,
+    find_newest,
+    require_unused,
+)
+from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
+
+STEP = re.compile(r"step-(\d{8,})")
+
+
+def choose_snapshot(
+    settings: SnapshotSettings, fingerprint: Fingerprint, size: int, restarted: bool, say: Callable[[str], None]
+) -> SnapshotFile | None:
+    """The snapshot to go on from; None to begin at the start. A run that was `restarted` takes the newest.
+
+    Raises `UsageError` for what belongs to another run, and for a path that is no whole snapshot.
+    """
+    if restarted or settings.resume == AUTO:
+        return find_newest(settings.folder, fingerprint, size, say)
+    if settings.resume == NO:
+        require_unused(settings.folder)
+        return None
+    return find_named(Path(settings.resume), fingerprint, size)
+
+
+def find_named(folder: Path, fingerprint: Fingerprint, size: int) -> SnapshotFile:
+    """The snapshot in this folder of one step."""
+    step = STEP.fullmatch(folder.name)
+    if not step or not folder.is_dir():
+        raise UsageError(f"--resume {folder}: name a snapshot, FOLDER/step-00000100, or take auto or no")
+    found = examine(folder.parent, int(step[1]), read_contents=True)
+    if found.condition != WHOLE or found.size is None:
+        raise UsageError(f"--resume {folder}: it is {found.condition} ({'; '.join(found.defects)}): take another one")
+    check_same_run(found, fingerprint, size, ())
+    return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)

@@ -1,0 +1,66 @@
+"""--snapshots, --resume and --restarts of commands that train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.training.snapshots.folder import find_steps
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def train(run_cli: Run, data_dir: Path, tmp_path: Path) -> Run:
+    """Training of a few steps, with snapshots."""
+
+    def run(command: str, *words: Any) -> Any:
+        data = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256)
+        return run_cli(command, *data, "--snapshots", tmp_path / "snapshots", "--snapshot-every", 1, *words)
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["sgd", "ddp"])
+def test_training_goes_on_where_it_was(command: str, train: Run, tmp_path: Path) -> None:
+    first = json.loads(train(command, "--epochs", 1, "--keep", 2, "--json").out)
+    assert find_steps(tmp_path / "snapshots") == [2, 1]
+    second = json.loads(train(command, "--epochs", 2, "--json").out)
+    assert second["epochs"][0] == first["epochs"][0]
+    assert len(second["epochs"]) == 2
+    shown = train(command, "--epochs", 3)
+    assert "going on after step 0 of epoch 3" in shown.out
+    assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
+
+
+def test_resume_no_refuses_a_folder_in_use(train: Run) -> None:
+    assert train("sgd", "--epochs", 1, "--resume", "no").code == 0
+    shown = train("sgd", "--epochs", 1, "--resume", "no")
+    assert shown.code == 2
+    assert "holds snapshots (up to step 2)" in shown.err
+
+
+def test_another_run_is_refused_by_what_differs(train: Run) -> None:
+    assert train("sgd", "--epochs", 1).code == 0
+    shown = train("sgd", "--epochs", 1, "--lr", 0.5)
+    assert shown.code == 2
+    assert "lr is 0.01 in the snapshot and 0.5 here" in shown.err
+
+
+@pytest.mark.parametrize("option", ["--resume=no", "--keep=2", "--snapshot-every=3"])
+def test_options_about_snapshots_want_snapshots(option: str, run_cli: Run) -> None:
+    shown = run_cli("sgd", option)
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{option.partition('=')[0]} has no effect without --snapshots" in shown.err
+
+
+def test_a_folder_that_cannot_be_made_is_named(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256, "--epochs", 1)
+    shown = run_cli("sgd", *words, "--snapshots", tmp_path / "file" / "snapshots")
+    assert shown.code == 2
+    assert str(tmp_path / "file") in shown.err

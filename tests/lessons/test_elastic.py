@@ -1,0 +1,95 @@
+"""Ranks are killed, training goes on, and the last snapshots have the same bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from playground.lessons.elastic.lesson import bytes_of, tensors_in
+from playground.lessons.elastic.results import Comparison
+from playground.lessons.elastic.settings import Kill, draw_kills
+from playground.runtime import PlaygroundError, UsageError
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def elastic(run_cli: Run, data_dir: Path) -> Run:
+    """The command, on a few digits."""
+
+    def run(*words: Any) -> Any:
+        return run_cli("elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, *words)
+
+    return run
+
+
+@pytest.mark.parametrize(("way", "size"), [("sgd", 2), ("ddp", 3)])
+def test_kills_leave_no_trace(way: str, size: int, elastic: Run) -> None:
+    shown = elastic("--way", way, "-n", size, "--kills", 2, "--snapshot-every", 1, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert document["comparison"]["differing"] == 0
+    assert document["comparison"]["nbytes"] > size * 5056 + 2 * 87_360  # random numbers, parameters and momentum
+    assert len(document["recoveries"]) == 2
+    for recovery in document["recoveries"]:
+        assert recovery["failure"].endswith(f"of {size} was killed by SIGKILL")
+        assert recovery["killed_after"] - 2 <= recovery["resumed_after"] < recovery["killed_after"]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(10))
+def test_many_random_kills_leave_no_trace(seed: int, elastic: Run) -> None:
+    way, size = ("sgd", "ddp")[seed % 2], 1 + seed % 4
+    words = ("--way", way, "-n", size, "--limit", 600, "--epochs", 5, "--kills", 20, "--snapshot-every", 1 + seed % 5)
+    shown = elastic(*words, "--seed", seed, "--json")
+    assert (shown.code, json.loads(shown.out)["comparison"]["differing"]) == (0, 0)
+
+
+def test_as_text(elastic: Run) -> None:
+    shown = elastic("-n", 2, "--kills", 1)
+    assert shown.code == 0
+    assert "0 bytes differ" in shown.out
+    assert "Shown: 2 ranks trained on after failures, to the same bits; 1 kills left no trace." in " ".join(
+        shown.out.split()
+    )
+
+
+def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
+    shown = elastic("--kills", 5)
+    assert (shown.code, shown.out) == (2, "")
+    assert "--kills 5 in a training of 5 steps: choose fewer" in shown.err
+
+
+def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    shown = elastic()
+    assert (shown.code, shown.out) == (2, "")
+    assert "elastic kills ranks and starts new ones" in shown.err
+
+
+def test_kills_come_one_after_the_other() -> None:
+    kills = draw_kills(9, 3, 10, seed=1)
+    assert [kill.step for kill in kills] == list(range(1, 10))
+    assert {kill.rank for kill in kills} <= {0, 1, 2}
+    assert draw_kills(2, 3, 10, seed=1) == draw_kills(2, 3, 10, seed=1)
+    with pytest.raises(UsageError):
+        draw_kills(10, 3, 10, seed=1)
+    assert Kill(1, 2) == Kill(1, 2)
+
+
+def test_bytes_that_differ_are_no_success() -> None:
+    Comparison(tensors=1, nbytes=4, differing=0).check()
+    with pytest.raises(PlaygroundError, match="3 of 4 bytes differ"):
+        Comparison(tensors=1, nbytes=4, differing=3).check()
+
+
+def test_every_tensor_is_compared() -> None:
+    state = {"a": torch.ones(2), "b": [{"c": torch.zeros(1)}, 3, "d", (torch.ones(1),)]}
+    assert [tensor.tolist() for tensor in tensors_in(state)] == [[1.0, 1.0], [0.0], [1.0]]
+    assert bytes_of(torch.ones(2, 2).t()).tolist() == [0, 0, 128, 63] * 4

@@ -1,0 +1,164 @@
+"""Training that is killed and goes on ends with the same bits as training that nobody has disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from playground import launch
+from playground.lessons.elastic.settings import Kill
+from playground.runtime import UsageError
+from playground.runtime.remote import remote
+from playground.training.results import TrainingResult
+from playground.training.runner import run_training
+from playground.training.settings import TrainingSettings
+from playground.training.snapshots.folder import find_steps, step_folder
+from playground.training.snapshots.settings import SnapshotSettings
+
+BY_HAND, WITH_DDP = (remote(f"playground.lessons.elastic.lesson:{name}") for name in ("by_hand", "with_ddp"))
+"""Training as sgd and ddp do it, whose ranks are killed."""
+
+
+@pytest.fixture
+def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
+    """Two epochs of five steps, and a test after each."""
+    return TrainingSettings(
+        folder=digits_folder, epochs=2, batch_size=32, limit=150,
+        snapshots=SnapshotSettings(folder=tmp_path / "snapshots", every=2),
+    )  # fmt: skip
+
+
+def train(size: int, lesson: Any, settings: TrainingSettings, kills: list[Kill]) -> list[TrainingResult]:
+    """Train; the n-th time that the world is started, the n-th of `kills` happens."""
+    return launch(
+        run_training, size, args=(lesson, settings, (kills,)), restarts=len(kills),
+        on_restart=lambda failure, count: None,
+    )  # fmt: skip
+
+
+def snapshots_of(settings: TrainingSettings, **changes: Any) -> SnapshotSettings:
+    assert settings.snapshots
+    return replace(settings.snapshots, **changes)
+
+
+def last_snapshot(settings: TrainingSettings) -> dict[str, Any]:
+    """What every file of the newest snapshot holds; times are no result."""
+    assert settings.snapshots
+    folder = step_folder(settings.snapshots.folder, find_steps(settings.snapshots.folder)[0])
+    found = {file.name: torch.load(file, weights_only=True) for file in sorted(folder.glob("*.pt"))}
+    for part in found.values():
+        if "history" in part:
+            part["history"].pop("seconds")
+            for epoch in part["history"]["finished"]:
+                del epoch["seconds"], epoch["samples_per_second"]
+    return found
+
+
+def assert_same_bits(one: Any, other: Any, where: str = "") -> None:
+    """Two nested structures of plain data and tensors are equal, bit by bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same_bits(one[key], other[key], f"{where} {key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for number, (mine, its) in enumerate(zip(one, other, strict=True)):
+            assert_same_bits(mine, its, f"{where} {number}")
+    else:
+        assert one == other, where
+
+
+def compare(size: int, lesson: Any, settings: TrainingSettings, tmp_path: Path, kills: list[Kill]) -> None:
+    """Both runs, and all that their last snapshots hold."""
+    undisturbed = replace(settings, snapshots=snapshots_of(settings, folder=tmp_path / "undisturbed"))
+    expected = train(size, lesson, undisturbed, [])
+    disturbed = train(size, lesson, settings, kills)
+    assert_same_bits(last_snapshot(undisturbed), last_snapshot(settings))
+    assert [epoch.loss for epoch in disturbed[0].epochs] == [epoch.loss for epoch in expected[0].epochs]
+
+
+@pytest.mark.parametrize(
+    ("size", "lesson", "kills", "options"),
+    [
+        (2, BY_HAND, [Kill(1, 4)], {}),
+        (3, WITH_DDP, [Kill(0, 6), Kill(2, 8)], {}),
+        (3, BY_HAND, [Kill(2, 1), Kill(1, 10)], {"sync": "overlapped", "all_reduce": "ring"}),
+        (2, BY_HAND, [Kill(0, 9)], {"sync": "parameters", "sync_every": 3}),
+        (2, WITH_DDP, [Kill(1, 5)], {"accumulate": 5, "epochs": 6}),
+    ],
+    ids=["sgd", "ddp", "overlapped", "local SGD", "accumulate"],
+)
+def test_the_end_has_the_same_bits(
+    size: int, lesson: Any, kills: list[Kill], options: dict[str, Any], settings: TrainingSettings, tmp_path: Path
+) -> None:
+    compare(size, lesson, replace(settings, **options), tmp_path, kills)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(10))
+def test_random_kills_leave_the_same_bits(seed: int, settings: TrainingSettings, tmp_path: Path) -> None:
+    random = Random(seed)
+    size, lesson = random.randint(1, 4), random.choice((BY_HAND, WITH_DDP))
+    kills = [Kill(random.randrange(size), random.randint(1, 10)) for _ in range(5)]
+    compare(size, lesson, settings, tmp_path, kills)
+
+
+def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tmp_path: Path) -> None:
+    longer = replace(settings, epochs=3)
+    train(2, BY_HAND, settings, [])
+    train(2, BY_HAND, longer, [])
+    at_once = replace(longer, snapshots=snapshots_of(settings, folder=tmp_path / "at once"))
+    train(2, BY_HAND, at_once, [])
+    assert_same_bits(last_snapshot(longer), last_snapshot(at_once))
+    again = train(2, BY_HAND, longer, [])
+    assert len(again[0].epochs) == 3
+
+
+def test_a_snapshot_by_name(settings: TrainingSettings) -> None:
+    train(1, BY_HAND, settings, [])
+    expected = last_snapshot(settings)
+    assert settings.snapshots
+    folder = settings.snapshots.folder
+    named = replace(settings, snapshots=snapshots_of(settings, resume=str(step_folder(folder, 8))))
+    train(1, BY_HAND, named, [])
+    assert_same_bits(last_snapshot(settings), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.5}, r"lr is 0.01 in the snapshot and 0.5 here"),
+        ({"batch_size": 16}, r"batch_size is 32 in the snapshot and 16 here"),
+        ({"resume": "no"}, r"holds snapshots \(up to step 10\)"),
+        ({"resume": "nowhere"}, r"--resume nowhere: name a snapshot"),
+    ],
+)
+def test_what_belongs_to_another_run_is_refused(
+    change: dict[str, Any], message: str, settings: TrainingSettings
+) -> None:
+    train(1, BY_HAND, settings, [])
+    if "resume" in change:
+        change = {"snapshots": snapshots_of(settings, **change)}
+    with pytest.raises(UsageError, match=message):
+        train(1, BY_HAND, replace(settings, **change), [])
+
+
+def test_another_number_of_ranks_is_refused(settings: TrainingSettings) -> None:
+    train(1, BY_HAND, settings, [])
+    with pytest.raises(UsageError, match="is of a run with 1 ranks, and this one has 2"):
+        train(2, BY_HAND, settings, [])
+
+
+def test_snapshots_change_nothing(settings: TrainingSettings, world: Callable[..., Any]) -> None:
+    plain = world(2).run(run_training, BY_HAND, replace(settings, snapshots=None), ((),))
+    assert [epoch.loss for epoch in train(2, BY_HAND, settings, [])[0].epochs] == [
+        epoch.loss for epoch in plain[0].epochs
+    ]
