@@ -45,8 +45,8 @@ NOT_RUN = {
 }
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
-    "bert", "data-parallel", "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "prove", "ladder",
-    "ladder --bucket-cap-mb 25",
+    "bert", "bert --only same-losses", "bert --way ddp --only train --dropout 0.1", "data-parallel",
+    "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "prove", "ladder", "ladder --bucket-cap-mb 25",
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits", "ddp --only buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
 )  # fmt: skip
