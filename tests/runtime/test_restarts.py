@@ -24,6 +24,7 @@ import playground
 from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
 from playground.runtime import restart_count, server
 from playground.runtime.entry import World
+from playground.runtime.kept import end_worlds, keep_worlds
 from playground.runtime.restarts import run_with_restarts
 from playground.runtime.work import Work
 
@@ -405,7 +406,11 @@ def kill_the_server_once(rank: int, size: int) -> int:
 @pytest.mark.stress
 def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
     seen = Restarts()
-    assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
+    end_worlds()  # those that are kept come from this server, too
+    try:
+        assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
+    finally:
+        keep_worlds()
     assert "the fork server it came from was killed" in seen.headlines[0]
 
 
