@@ -30,7 +30,7 @@ from playground.training.history import History
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
-from playground.training.resumable import ResumableRun
+from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
@@ -43,12 +43,16 @@ def train_by_hand(rank: int, size: int, settings: TrainingSettings) -> TrainingR
 
 def train_with_ddp(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
     """What the lesson ddp does, with gradients accumulated over several batches."""
-    return prepare_and_train(settings, lambda model, settings: GradSync(DistributedDataParallel(model)))
+    return prepare_and_train(settings, sync_with_ddp)
 
 
 def sync_by_hand(model: nn.Module, settings: TrainingSettings) -> GradSync:
     broadcast_parameters(model)
     return build_grad_sync(model, settings)
+
+
+def sync_with_ddp(model: nn.Module, settings: TrainingSettings) -> GradSync:
+    return GradSync(DistributedDataParallel(model))
 
 
 def prepare_and_train(
@@ -85,25 +89,20 @@ def train(
         images, labels = first_sample(train_set)
         backward(optimizer, [lambda: F.nll_loss(model(images), labels, reduction="sum")], sync)
 
-    run = ResumableRun(settings, settings.snapshots, sync, optimizer, history, warm_up) if settings.snapshots else None
+    run = open_run(settings, sync, optimizer, history, warm_up)
     steps = len(train_set) // settings.accumulate
-    if run and run.resumed_at:
-        done = run.resumed_at.step * settings.accumulate
-        train_set.batch_sampler.go_on_from(run.resumed_at.epoch - 1, done)
+    train_set.batch_sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
     for epoch in history.epochs(settings.epochs):
-        first = run.enter(epoch) if run else 0
-        coming = batches(train_set, settings.batch_size, first * settings.accumulate)
-        for step in range(first + 1, steps + 1):
+        done = run.enter(epoch)
+        coming = batches(train_set, settings.batch_size, done * settings.accumulate)
+        for step in range(done + 1, steps + 1):
             several = list(islice(coming, settings.accumulate))
-            if run:
-                run.draw_as_before()
+            run.draw_as_before()
             samples = sum(samples_per_rank for _, _, samples_per_rank in several)
             losses = [partial(mean_loss, images, labels, samples) for images, labels, _ in several]
             training_step(optimizer, losses, sync, last=step == steps)
-            if run:
-                run.advance(step, last=step == steps)
-    if run:
-        run.end()
+            run.advance(step, last=step == steps)
+    run.end()
     return history.result()
 
 

@@ -40,7 +40,26 @@ class Position:
     total: int = 0
 
 
-class ResumableRun:
+class UnsavedRun:
+    """A training run that takes no snapshots, and begins at the start."""
+
+    position = Position()
+
+    def enter(self, epoch: int) -> int:
+        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done."""
+        return 0
+
+    def draw_as_before(self) -> None:
+        """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
+
+    def advance(self, step: int, last: bool) -> None:
+        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that."""
+
+    def end(self) -> None:
+        """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
+
+
+class ResumableRun(UnsavedRun):
     """Takes snapshots of a training run, and puts it back where the last one was taken.
 
     `warm_up` computes gradients that nobody uses: after its first backward DistributedDataParallel rebuilds its
@@ -57,8 +76,6 @@ class ResumableRun:
         warm_up: Callable[[], object],
     ) -> None:
         self.settings, self.sync, self.optimizer, self.history = snapshots, sync, optimizer, history
-        self.position = Position()
-        self.resumed_at: Position | None = None
         self.random_numbers: torch.Tensor | None = None
         """To go on with, until they do."""
         self.is_due = False
@@ -75,7 +92,7 @@ class ResumableRun:
     def restore(self, state: State) -> None:
         """Be where the run was when it took this snapshot."""
         own: Mapping[str, Any] = {**state.shared, **state.own}
-        self.position = self.resumed_at = Position(**own["position"])
+        self.position = Position(**own["position"])
         self.model.load_state_dict(own["model"])
         self.optimizer.load_state_dict(own["optimizer"])
         self.optimizer.zero_grad()
@@ -92,26 +109,20 @@ class ResumableRun:
         return model
 
     def enter(self, epoch: int) -> int:
-        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done."""
-        if self.resumed_at and self.resumed_at.epoch == epoch:
-            step = self.resumed_at.step
-            self.resumed_at = None
-            if step == 0:
-                self.draw_as_before()
-            return step
-        self.position = Position(epoch, 0, self.position.total)
+        if epoch > self.position.epoch:
+            self.position = Position(epoch, 0, self.position.total)
+        if self.position.step == 0:
+            self.draw_as_before()
         if self.is_due:
             self.save()
-        return 0
+        return self.position.step
 
     def draw_as_before(self) -> None:
-        """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
         if self.random_numbers is not None:
             torch.set_rng_state(self.random_numbers)
             self.random_numbers = None
 
     def advance(self, step: int, last: bool) -> None:
-        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that."""
         self.position = Position(self.position.epoch, step, self.position.total + 1)
         self.is_due = self.is_due or self.position.total % self.settings.every == 0
         if self.is_due and not last:
@@ -136,12 +147,24 @@ class ResumableRun:
             report(notice=self.problem)
 
     def end(self) -> None:
-        """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
-        if self.position.step:  # else this is a run that had ended before it went on
+        if self.position.epoch == len(self.history.finished):  # else it went on beyond the last epoch, and took no step
             self.position = Position(self.position.epoch + 1, 0, self.position.total)
             self.save()
         self.snapshots.close()
         self.tell_problem()
+
+
+def open_run(
+    settings: TrainingSettings,
+    sync: GradSync,
+    optimizer: torch.optim.Optimizer,
+    history: History,
+    warm_up: Callable[[], object],
+) -> UnsavedRun:
+    """The run that `settings` ask for, at its start or where it goes on."""
+    if settings.snapshots is None:
+        return UnsavedRun()
+    return ResumableRun(settings, settings.snapshots, sync, optimizer, history, warm_up)
 
 
 def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tm
     assert_same_bits(last_snapshot(longer), last_snapshot(at_once))
     again = train(2, BY_HAND, longer, [])
     assert len(again[0].epochs) == 3
+
+
+def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(settings: TrainingSettings) -> None:
+    """Asked for fewer epochs than it has begun, it takes no step, and the epoch it was in is not finished."""
+    train(1, BY_HAND, settings, [])
+    folder = snapshots_of(settings).folder
+    shutil.rmtree(step_folder(folder, 10))  # the end; what is left is within the second epoch
+    before = find_steps(folder)
+    shorter = train(1, BY_HAND, replace(settings, epochs=1), [])
+    assert len(shorter[0].epochs) == 1
+    assert find_steps(folder) == before == [8, 6]
+    assert [find_epoch(folder, step) for step in before] == [2, 2]
+
+
+def find_epoch(folder: Path, step: int) -> int:
+    """The epoch in which that snapshot was taken."""
+    part = torch.load(step_folder(folder, step) / "rank-0.pt", weights_only=True)
+    return int(part["position"]["epoch"])
 
 
 def test_a_snapshot_by_name(settings: TrainingSettings) -> None:

@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.elastic.results import Comparison
 from playground.lessons.elastic.settings import Kill
 from playground.runtime import report, restart_count
-from playground.training.loop import prepare_and_train, sync_by_hand
+from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.folder import SnapshotFile
@@ -40,11 +38,7 @@ def by_hand(rank: int, size: int, settings: TrainingSettings, kills: Sequence[Ki
 
 def with_ddp(rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]) -> TrainingResult:
     """Train as the lesson ddp does. Each time the world is started, the next of `kills` happens."""
-    return prepare_and_train(settings, lambda model, _: Mortal(wrap(model), rank, kills))
-
-
-def wrap(model: nn.Module) -> GradSync:
-    return GradSync(DistributedDataParallel(model))
+    return prepare_and_train(settings, lambda model, settings: Mortal(sync_with_ddp(model, settings), rank, kills))
 
 
 class Mortal(GradSync):

@@ -62,10 +62,16 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def step_of(folder: Path) -> int | None:
+    """The step that a folder is named after, as `step_folder` names it; None for any other name."""
+    name = re.fullmatch(r"step-(\d{8,})", folder.name)
+    return int(name[1]) if name else None
+
+
 def find_steps(folder: Path) -> list[int]:
     """The steps of which `folder` holds anything, the newest first."""
-    names = [re.fullmatch(r"step-(\d{8,})", each.name) for each in folder.iterdir()] if folder.is_dir() else []
-    return sorted((int(name[1]) for name in names if name), reverse=True)
+    steps = map(step_of, folder.iterdir() if folder.is_dir() else ())
+    return sorted((step for step in steps if step is not None), reverse=True)
 
 
 def examine(folder: Path, step: int, *, read_contents: bool) -> Examined:

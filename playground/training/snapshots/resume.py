@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from playground.training.snapshots.folder import (
     examine,
     find_newest,
     require_unused,
+    step_of,
 )
 from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
-
-STEP = re.compile(r"step-(\d{8,})")
 
 
 def choose_snapshot(
@@ -38,10 +36,10 @@ def choose_snapshot(
 
 def find_named(folder: Path, fingerprint: Fingerprint, size: int) -> SnapshotFile:
     """The snapshot in this folder of one step."""
-    step = STEP.fullmatch(folder.name)
-    if not step or not folder.is_dir():
+    step = step_of(folder)
+    if step is None or not folder.is_dir():
         raise UsageError(f"--resume {folder}: name a snapshot, FOLDER/step-00000100, or take auto or no")
-    found = examine(folder.parent, int(step[1]), read_contents=True)
+    found = examine(folder.parent, step, read_contents=True)
     if found.condition != WHOLE or found.size is None:
         raise UsageError(f"--resume {folder}: it is {found.condition} ({'; '.join(found.defects)}): take another one")
     check_same_run(found, fingerprint, size, ())
