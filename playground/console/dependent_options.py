@@ -5,6 +5,7 @@ One line beside the options states each dependency:
     only_with("epochs", train=(True,))                               # --epochs needs --train
     only_with("gather", "plot", train=(False,))                      # --gather and --plot do not go with --train
     only_with("bucket_cap_mb", sync=("bucketed", "overlapped"))      # --bucket-cap-mb needs one of these --sync
+    only_with("keep", snapshots=ANY)                                 # --keep needs --snapshots, whatever its value
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ import click
 from click.core import ParameterSource
 
 from playground.runtime.errors import UsageError
+
+
+class AnyValue(tuple[object, ...]):
+    """Stands for all values that an option may be given."""
+
+    def __contains__(self, value: object) -> bool:
+        return value is not None
+
+
+ANY = AnyValue()
 
 
 def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
@@ -50,7 +61,7 @@ def check_effect(ctx: click.Context, names: tuple[str, ...], other: str, values:
 
 def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
     """The rest of the refusal: beside what there is no effect, and what to do."""
-    if value is False:
+    if value is False or value is None:
         return f"without {flag}: add {flag} or leave it out"
     if value is True:
         return f"with {flag}: leave one of them out"

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
+
 from playground.console import terminal
 from playground.runtime.rank import Event
 
@@ -38,6 +40,11 @@ class Bar:
         if total != task.total or done < task.completed:  # other work, and not the next phase of the same
             self.progress.reset(task.id, total=total, completed=int(done))
         self.progress.update(task.id, description=phase, completed=done, total=total)
+
+    def announce(self, line: str) -> None:
+        """Say on stderr what takes time, and show it."""
+        click.echo(line, err=True)
+        self.show(line)
 
     def __call__(self, rank: int, event: Event) -> None:
         """Take a report, as `World.run` hands it on."""

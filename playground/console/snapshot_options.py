@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from playground.console.dependent_options import flag_of, typed_options
+from playground.console.dependent_options import ANY, only_with
 from playground.console.options import pack_options
 from playground.console.paths import FilePath
-from playground.runtime.errors import UsageError
 from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
 
-OF_SNAPSHOTS = ("snapshot_every", "keep", "resume")
-"""Options that have an effect beside --snapshots only."""
 MOST_RESTARTS = 1000
 
 
@@ -38,22 +33,6 @@ class SnapshotOptions:
         return SnapshotSettings(
             folder=self.snapshots.absolute(), every=self.snapshot_every, keep=self.keep, resume=self.resume
         )
-
-
-def check_beside_snapshots(command: Any) -> Any:
-    """A decorator: raise `UsageError` for options about snapshots of a run that takes none."""
-
-    @functools.wraps(command)
-    def checked(*args: Any, **values: Any) -> Any:
-        ctx = click.get_current_context()
-        for name in typed_options(ctx):
-            if name in OF_SNAPSHOTS and ctx.params["snapshots"] is None:
-                raise UsageError(
-                    f"{flag_of(ctx, name)} has no effect without --snapshots DIR: add that, or leave it out"
-                )
-        return command(*args, **values)
-
-    return checked
 
 
 snapshot_options = pack_options(
@@ -78,6 +57,6 @@ snapshot_options = pack_options(
         "--restarts", type=click.IntRange(0, MOST_RESTARTS), default=0, show_default=True, metavar="K",
         help="How often to start all ranks anew after a failure.",
     ),
-    check_beside_snapshots,
+    only_with("snapshot_every", "keep", "resume", snapshots=ANY),
 )  # fmt: skip
 """Gives a command the argument `survival`: its `SnapshotOptions`."""

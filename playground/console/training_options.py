@@ -169,17 +169,12 @@ class PreparedData:
 def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:
     """Get the data onto this host, with `as_files` each training image as a file of its own, too; what takes long is
     shown by `bar`. Raises `NoData`, and `UsageError` for a limit beyond the data."""
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-        bar.show(line)
-
-    source = prepare.prepare(asked.dataset, asked.folder, asked.mirror, say)
+    source = prepare.prepare(asked.dataset, asked.folder, asked.mirror, bar.announce)
     train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
     if asked.limit and asked.limit > train:
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
     if as_files:
-        prepare_image_files(source.folder, asked.limit, say)
+        prepare_image_files(source.folder, asked.limit, bar.announce)
     return PreparedData(
         folder=source.folder, name=source.name, limit=asked.limit, train=asked.limit or train, test=test,
         why=source.why,

@@ -34,12 +34,21 @@ def host_id() -> str:
     if SIMULATED_HOSTS in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return f"simulated host {rank * read_integer(SIMULATED_HOSTS, os.environ, 1, size + 1) // size}"
-    boot, network = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
+    return namespace_id("net")
+
+
+def namespace_id(kind: str) -> str:
+    """What this machine, since it was started, and this process's namespace of that kind ("net", "pid") are told from
+    others by.
+
+    Source: namespaces(7)
+    """
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path(f"/proc/self/ns/{kind}")
     return " ".join(
         [
             socket.gethostname(),
             boot.read_text().strip() if boot.exists() else "",
-            str(network.stat().st_ino) if network.exists() else "",
+            str(namespace.stat().st_ino) if namespace.exists() else "",
         ]
     )
 

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playground.runtime import signals
@@ -33,6 +32,7 @@ from playground.runtime.connections import (
     keep_alive,
     shut_down_connections,
 )
+from playground.runtime.host import namespace_id
 from playground.runtime.process_end import describe_end
 from playground.runtime.store import connect_as_client
 
@@ -291,7 +291,4 @@ def is_silent(link: socket.socket) -> bool:
 
 def machine() -> str:
     """This machine, or this container, if it has process numbers of its own."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return " ".join([socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")])
-    return socket.gethostname()
+    return namespace_id("pid")

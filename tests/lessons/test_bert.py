@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import by_hand
 
 from playground.lessons.bert import memory, overlap, speed
 from playground.lessons.bert.lesson import same_losses, train
@@ -301,9 +302,7 @@ def test_weights_of_a_folder_are_trained_with_their_own_defaults(bert: Run, tmp_
 
 
 def test_a_world_that_is_joined_trains_by_ddp_only(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"
-    }.items():  # fmt: skip
+    for name, value in by_hand(0, 1, "29500").items():
         monkeypatch.setenv(name, value)
     shown = bert()
     assert (shown.code, shown.out) == (2, "")

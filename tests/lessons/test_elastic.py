@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import by_hand
 
 from playground.lessons.elastic.lesson import bytes_of, tensors_in
 from playground.lessons.elastic.results import Comparison
@@ -66,7 +67,7 @@ def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
 
 
 def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+    for name, value in by_hand(0, 1, "29500").items():
         monkeypatch.setenv(name, value)
     shown = elastic()
     assert (shown.code, shown.out) == (2, "")

@@ -161,16 +161,11 @@ def command(run: RunOptions, asked: BertOptions) -> None:
 
 def prepare(asked: BertOptions, gpus: bool, bar: Bar) -> tuple[WeightsSource, PairsSource]:
     """The weights and the pairs, on this host; what takes long is said."""
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-        bar.show(line)
-
-    weights = find_weights(asked.weights, gpus, say)
+    weights = find_weights(asked.weights, gpus, bar.announce)
     if weights.config and asked.max_length:
         weights.config.check_length(asked.max_length)
     tokenizer = read_wordpiece(weights.folder) if weights.folder else None
-    return weights, prepare_pairs(asked.dataset, asked.data_dir, tokenizer, say)
+    return weights, prepare_pairs(asked.dataset, asked.data_dir, tokenizer, bar.announce)
 
 
 def make_settings(
@@ -209,8 +204,8 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
 
 def ending(session: Session, found: dict[str, Any]) -> Prose:
     """What has been shown. Raises `PlaygroundError` if the replicas of ddp are no longer one model."""
-    shown = prose(f"Shown: {LESSON.conclude(session.world.size)}")
-    verdicts = [
-        replicas_verdict(training.replicas_max_difference) for training in found.get("train", ()) if training.way == DDP
-    ]
-    return prose(*shown.parts, *(part for verdict in verdicts for part in ("; ", good(verdict))), ".")
+    shown = f"Shown: {LESSON.conclude(session.world.size)}"
+    for training in found.get("train", ()):
+        if training.way == DDP:
+            return prose(shown, "; ", good(replicas_verdict(training.replicas_max_difference)), ".")
+    return prose(shown, ".")

@@ -11,11 +11,9 @@ from torch import nn
 
 from playground.lessons.bert.results import Progress, Training
 from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
+from playground.measurement.interleave import Heartbeat
 from playground.runtime import report
 from playground.training.replicas import largest_difference
-
-SIGN_OF_LIFE = 0.2
-"""Seconds between two reports of progress, so that they cost nothing."""
 
 
 class History:
@@ -28,7 +26,8 @@ class History:
         """This rank's losses since the last report."""
         self.losses: list[float] = []
         """Those of all ranks together, up to then."""
-        self.started = self.reported = self.alive = time.monotonic()
+        self.started = self.reported = time.monotonic()
+        self.heartbeat = Heartbeat()
 
     def add(self, loss: torch.Tensor) -> None:
         """Count a step: this rank's part of its mean loss."""
@@ -36,9 +35,7 @@ class History:
         step = len(self.losses) + len(self.own)
         if step % self.settings.report_every == 0 or step == self.settings.steps:
             self.report_losses()
-        if time.monotonic() - self.alive > SIGN_OF_LIFE:
-            self.alive = time.monotonic()
-            report(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
+        self.heartbeat.beat(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
 
     def report_losses(self) -> None:
         """Average what came since the last report over the ranks, and report it."""

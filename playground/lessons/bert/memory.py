@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,6 @@ from playground.measurement.interleave import Heartbeat
 from playground.runtime import device
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 
-MODEL = ("parameters", "gradients", "optimizer state")
-"""What a device that has the model holds before there is any sample, by label."""
-
 
 def memory(rank: int, size: int, settings: BertSettings) -> list[Held]:
     """What each device holds at its peak. DataParallel's first device alone has all of the gradients and Adam's state;
@@ -37,17 +35,17 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
     Raises `UsageError` if one sample per worker is too many.
     """
     probe, per_rank = Probe(rank, size, settings), settings.workers // size
-    held = probe.account_of(per_rank).held_by_label[probe.devices[0]]
+    account_of = functools.cache(probe.account_of)
+    held = account_of(per_rank).held_by_label[probe.devices[0]]
 
     def peak(samples: int) -> int:
         """Of the fullest device of any rank, with so many samples on every worker."""
-        fullest = torch.tensor(max(probe.account_of(per_rank * samples).peak.values()), device=device())
+        fullest = torch.tensor(max(account_of(per_rank * samples).peak.values()), device=device())
         dist.all_reduce(fullest, op=dist.ReduceOp.MAX)
         return int(fullest)
 
-    model = {label: held[label] for label in MODEL if label in held}
-    samples = largest_batch(peak, settings.memory_cap, model=model, limit=len(probe.data) // settings.workers)
-    account = probe.account_of(per_rank * samples)
+    samples = largest_batch(peak, settings.memory_cap, model=held, limit=len(probe.data) // settings.workers)
+    account = account_of(per_rank * samples)
     fullest = max(probe.devices, key=account.peak.__getitem__)
     return LargestBatch(
         way=settings.way, workers=settings.workers, batch_size=samples * settings.workers, fullest=str(fullest),

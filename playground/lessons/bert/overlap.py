@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from random import Random
 from statistics import median
 
 import torch
@@ -15,12 +14,11 @@ from playground.lessons.bert.results import Averaging, PartReady
 from playground.lessons.bert.settings import BertSettings
 from playground.lessons.ladder.clock import Clock
 from playground.lessons.ladder.messages import count_messages
-from playground.lessons.ladder.summary import summarize
+from playground.lessons.ladder.summary import summarize, time_in_turn
 from playground.lessons.ladder.timed_replica import TimedReplica
-from playground.measurement.interleave import interleave
+from playground.measurement.interleave import Heartbeat
 from playground.runtime import device
 from playground.training.bert import Model
-from playground.training.replicas import all_gather_stacked
 
 WARM_UP, STEPS = 3, 10
 """Rounds that are not counted, and rounds that are."""
@@ -37,7 +35,9 @@ def ready(rank: int, size: int, settings: BertSettings) -> list[PartReady]:
         parts[part] = parts.get(part, 0) + param.nbytes
         param.register_post_accumulate_grad_hook(lambda param, part=part: clock.take(part))
     shares: dict[str, list[float]] = {part: [] for part in parts}
+    heartbeat = Heartbeat()
     for number in range(WARM_UP + STEPS):
+        heartbeat.beat()
         batch = next(coming)
         loss = F.cross_entropy(model(*batch.inputs), batch.labels)
         clock.start()
@@ -80,18 +80,15 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
     new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
     batch = next(coming)
     messages, replicas = [], []
-    for name in ("sparse-embeddings", "ddp"):
-        messages.append(count_messages(name, start, dist.all_reduce, settings.bucket_cap, batch.inputs))
-        replicas.append(TimedReplica(name, start, dist.all_reduce, settings.bucket_cap, new_adam, mean_loss))
-        replicas[-1].step(batch.inputs, batch.labels, settings.batch_size / size)
 
     def take_step(replica: TimedReplica) -> list[float]:
         return replica.step(batch.inputs, batch.labels, settings.batch_size / size)
 
-    calls = [call for replica in replicas for call in (partial(take_step, replica), replica.average_alone)]
-    timed = interleave(calls, range(WARM_UP + STEPS), Random(settings.seed))
-    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
-    seconds = all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, WARM_UP:]).cpu()
+    for name in ("sparse-embeddings", "ddp"):
+        messages.append(count_messages(name, start, dist.all_reduce, settings.bucket_cap, batch.inputs))
+        replicas.append(TimedReplica(name, start, dist.all_reduce, settings.bucket_cap, new_adam, mean_loss))
+        take_step(replicas[-1])
+    seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
     return [
         Averaging(
             way=rung.rung, seconds=rung.p50, exposed=rung.exposed, alone=rung.alone, hidden=rung.hidden,

@@ -21,27 +21,27 @@ def speed(rank: int, size: int, settings: BertSettings) -> Speed:
 
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
-    step, heartbeat = Step(rank, size, settings), Heartbeat()
-    for _ in range(WARM_UP):
-        step()
-    seconds = []
-    for _ in range(STEPS):
-        heartbeat.beat()
-        seconds.append(timed(step)())
-    per_step = median(slowest(seconds))
+    per_step = median(slowest(time_steps(Step(rank, size, settings))))
     return Speed(
         way=settings.way, workers=settings.workers, seconds=per_step,
         samples_per_second=settings.batch_size / per_step,
     )  # fmt: skip
 
 
+def time_steps(step: Step) -> list[float]:
+    """Seconds of some steps on this rank, after the first few."""
+    heartbeat, seconds = Heartbeat(), []
+    for _ in range(WARM_UP + STEPS):
+        heartbeat.beat()
+        seconds.append(timed(step)())
+    return seconds[WARM_UP:]
+
+
 def utilisation(rank: int, size: int, settings: BertSettings) -> list[Use]:
     """The share of a step in which each device computes. The rest of it the device waits: for the first one, which
     collects and updates; for copies and messages; for Python."""
     step, devices = Step(rank, size, settings), devices_of(settings)
-    for _ in range(WARM_UP):
-        step()
-    seconds = median(timed(step)() for _ in range(STEPS))
+    seconds = median(time_steps(step))
     with track_utilisation(devices) as use:
         for _ in range(LOOKED_ON):
             step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -37,9 +36,3 @@ def devices_of(settings: BertSettings) -> list[torch.device]:
     if settings.way == DDP:
         return [torch.device(device().type, device().index or 0)]
     return [torch.device(name) for name in settings.devices]
-
-
-def times(count: int, call: Callable[[], object]) -> None:
-    """Call it so often."""
-    for _ in range(count):
-        call()

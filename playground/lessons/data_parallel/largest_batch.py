@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from playground.runtime.errors import UsageError
 
+OF_THE_MODEL = ("parameters", "gradients", "optimizer state")
+"""Labels of what a device holds that has the model, however small the batch."""
 GROWTH = 4
 """A probe has at most so many times as many samples as fit for certain: a step too large is really taken."""
 
@@ -17,8 +19,8 @@ def largest_batch(
 
     `peak(batch)` takes a training step with so many samples, and says what the fullest device held: more with more
     samples. That is nearly a straight line, so a line through two probes says where to look; that the batch fits and
-    the next one does not is then seen, not predicted. `model` is what a device holds before there is any sample, by
-    label, for the error message alone.
+    the next one does not is then seen, not predicted. `model` is what a device that has the model holds after a step,
+    by label: what of it is `OF_THE_MODEL` is for the error message alone.
 
     Raises `UsageError` if not even the smallest batch fits.
     """
@@ -49,9 +51,10 @@ def predict(peaks: Mapping[int, int], fits: int, cap: int) -> int:
 
 def explain(cap: int, model: Mapping[str, int], smallest: int, needed: int) -> str:
     """That the cap is too small, what the model alone needs, and what would do."""
-    parts = ", ".join(f"{label} {count:,}" for label, count in model.items())
+    needs = {label: model[label] for label in OF_THE_MODEL if label in model}
+    parts = ", ".join(f"{label} {count:,}" for label, count in needs.items())
     samples = "one sample" if smallest == 1 else f"{smallest} samples"
     return (
-        f"a memory cap of {cap:,} bytes is too small: the model alone needs {sum(model.values()):,} ({parts}), "
+        f"a memory cap of {cap:,} bytes is too small: the model alone needs {sum(needs.values()):,} ({parts}), "
         f"with {samples} {needed:,}: allow at least as many"
     )

@@ -20,9 +20,6 @@ from playground.measurement.interleave import Heartbeat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
-OF_THE_MODEL = ("parameters", "gradients", "optimizer state")
-"""What there is however small the batch."""
-
 
 def largest_batches(rank: int, size: int, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
     """The largest batch with which no device holds more than the cap, found by steps that are really taken.
@@ -53,8 +50,7 @@ def find_largest(settings: DataParallelSettings, way: Way, cap: int) -> LargestB
         return max(accounts[batch_size].peak.values())
 
     held = track_step(model, optimizer, partial(loss_on, *sample), devices).held_by_label[devices[0]]
-    of_the_model = {label: held[label] for label in OF_THE_MODEL if label in held}
-    batch = largest_batch(peak, cap, model=of_the_model, limit=MAX_BATCH_SIZE)
+    batch = largest_batch(peak, cap, model=held, limit=MAX_BATCH_SIZE)
     peaks = accounts[batch].peak
     fullest = max(devices, key=peaks.__getitem__)
     return LargestBatch(

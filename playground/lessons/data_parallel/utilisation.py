@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from playground.lessons.data_parallel.memory import track_memory
+from playground.measurement.interleave import synchronize
 
 
 class Utilisation:
@@ -68,11 +69,11 @@ def track_operations(use: Utilisation) -> Iterator[None]:
 @contextlib.contextmanager
 def track_kernels(use: Utilisation) -> Iterator[None]:
     """Have torch's profiler record the kernels of every GPU."""
-    synchronize(use)
+    synchronize([*use.busy])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         start = time.perf_counter()
         yield
-        synchronize(use)
+        synchronize([*use.busy])
         use.seconds = time.perf_counter() - start
     events = [event for event in profiler.events() if is_computing(event)]
     for device in use.busy:
@@ -80,11 +81,6 @@ def track_kernels(use: Utilisation) -> Iterator[None]:
             (event.time_range.start, event.time_range.end) for event in events if event.device_index == device.index
         ]
         use.busy[device] = covered(spans) / 1e6  # the profiler counts microseconds
-
-
-def synchronize(use: Utilisation) -> None:
-    for device in use.busy:
-        torch.cuda.synchronize(device)
 
 
 def is_computing(event: Any) -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from random import Random
 
 import torch
 import torch.distributed as dist
@@ -27,15 +26,15 @@ from playground.algorithms import load_all_reduce
 from playground.lessons.ladder.messages import count_messages
 from playground.lessons.ladder.results import LadderResult
 from playground.lessons.ladder.settings import LadderSettings, candidates
-from playground.lessons.ladder.summary import parts_by_rank, summarize
+from playground.lessons.ladder.summary import parts_by_rank, summarize, time_in_turn
 from playground.lessons.ladder.timed_replica import TimedReplica
 from playground.measurement import environment
-from playground.measurement.interleave import Heartbeat, interleave
+from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, host
 from playground.runtime.agreement import require_same_on_all_ranks
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.models import MODELS
-from playground.training.replicas import all_gather_stacked, broadcast_parameters
+from playground.training.replicas import broadcast_parameters
 from playground.training.zipf import ZipfSequences
 
 WARM_UP = 3
@@ -64,11 +63,7 @@ def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
 
     for replica in replicas:
         rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
-    calls = [call for replica in replicas for call in (partial(rounds.step, replica), replica.average_alone)]
-    timed = interleave(calls, coming, Random(settings.seed))  # the same order on every rank
-
-    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
-    seconds = all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, WARM_UP - 1 :]).cpu()
+    seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
     return LadderResult(
         rungs=summarize(replicas, messages, seconds), parts=parts_by_rank(replicas, seconds),
         environment=environment.describe(),

@@ -1,16 +1,38 @@
-"""From the seconds of every rank, round and part of a step to the figures of each rung. All ranks must take part."""
+"""Replicas timed in turn, and from the seconds of every rank, round and part of a step to the figures of each rung. All
+ranks must take part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from random import Random
 
 import torch
 
 from playground.lessons.ladder.messages import Messages
 from playground.lessons.ladder.results import PARTS, RungResult, StepParts
 from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.measurement.interleave import interleave
 from playground.runtime import device
 from playground.training.replicas import all_gather_stacked, flat, largest_difference
+
+
+def time_in_turn(
+    replicas: Sequence[TimedReplica],
+    step: Callable[[TimedReplica], list[float]],
+    rounds: Iterable[object],
+    seed: int,
+    warm_up: int,
+) -> torch.Tensor:
+    """Let every replica take a step and average alone, once in each of `rounds`, and time both.
+
+    Returns [rank, replica, round, `PARTS` and then averaging alone], float64, the same on every rank, without the first
+    `warm_up` rounds.
+    """
+    calls = [call for replica in replicas for call in (partial(step, replica), replica.average_alone)]
+    timed = interleave(calls, rounds, Random(seed))  # the same order on every rank
+    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
+    return all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, warm_up:]).cpu()
 
 
 def summarize(
@@ -18,7 +40,7 @@ def summarize(
 ) -> list[RungResult]:
     """Of each replica, in order; the last is the one in DistributedDataParallel.
 
-    `seconds` [rank, replica, round, `PARTS` and then averaging alone], float64, are the same on every rank.
+    `seconds` are those of `time_in_turn`.
     """
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
     p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))

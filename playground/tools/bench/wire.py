@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import UsageError, device
+from playground.runtime.connections import address_towards
 
 LOOPBACK = "127.0.0.1"
 PIECE = 512 * 1024
@@ -53,11 +54,7 @@ def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
 
 def own_address() -> str:
     """The address of this host on the way to rank 0's; where ranks met at a file, what its own name leads to."""
-    towards = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    family, _, _, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # a datagram socket: this asks for the route, and sends nothing
-        return str(probe.getsockname()[0])
+    return address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname())
 
 
 def connect(rank: int, peer: int, address: str) -> socket.socket:
