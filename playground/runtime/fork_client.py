@@ -31,6 +31,8 @@ class ForkServerClient:
     def __init__(self, path: list[str], modules: list[str]) -> None:
         self.launcher = os.getpid()
         self.ready = False
+        self.lost = False
+        """Whether it has let go of a rank without a word: it is dead, even if the kernel is still closing its files."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as ours:
             self.requests, theirs = socket.socketpair()
             ours.enter_context(self.requests)
@@ -91,7 +93,7 @@ class ForkServerClient:
 
     def is_running(self) -> bool:
         """Whether it can be asked: by this process, and not by one that has been forked from it."""
-        if self.launcher != os.getpid() or self.state() in ENDED:
+        if self.lost or self.launcher != os.getpid() or self.state() in ENDED:
             return False
         return not wait([self.requests], 0)  # hung up: it is being ended, which takes the kernel a while
 
@@ -134,6 +136,7 @@ class ForkServerClient:
     def read_exit_code(self, status: int, unknown: int) -> int:
         """The exit code of a process that the server has waited for; `unknown` if it died before."""
         message = os.read(status, MESSAGE.size)
+        self.lost = self.lost or not message
         return int(MESSAGE.unpack(message)[0]) if message else unknown
 
 

@@ -146,6 +146,16 @@ def test_a_server_that_was_killed_is_named_and_replaced(begin: Begin) -> None:
         assert again.is_running()
 
 
+def test_a_server_that_let_go_of_a_rank_without_a_word_is_not_asked_again(begin: Begin) -> None:
+    """Though nothing else says yet that it is dead: the kernel is still closing its files, one after the other."""
+    client = begin()
+    status, theirs = os.pipe()
+    os.close(theirs)
+    with open(status, "rb"):
+        assert client.read_exit_code(status, unknown=255) == 255
+    assert not client.is_running()
+
+
 def test_nobody_waits_for_the_answer_of_a_server_killed_in_the_midst_of_it(begin: Begin) -> None:
     killed = "import os; os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), 9))"
     with pytest.raises(ForkServerFailed, match="was killed by SIGKILL"):
