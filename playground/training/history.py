@@ -67,8 +67,10 @@ class History:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Go on counting from there; the epochs that had been finished are reported again."""
         self.finished = [Epoch(**epoch) for epoch in state["finished"]]
+        for epoch in self.finished:
+            report(finished=epoch)
         self.total, self.steps, self.seconds = state["total"].to(self.device), state["steps"], state["seconds"]
 
     def result(self) -> TrainingResult:

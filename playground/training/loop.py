@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.runtime import device
+from playground.training import net
 from playground.training.data import (
     Batch,
     Images,
@@ -26,14 +28,19 @@ from playground.training.data import (
     partition_test_set,
     training_images,
 )
+from playground.training.files import sha256
 from playground.training.history import History
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
+from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
+
+MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
+"""Settings that change no number at any step."""
 
 
 def train_by_hand(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
@@ -89,7 +96,7 @@ def train(
         images, labels = first_sample(train_set)
         backward(optimizer, [lambda: F.nll_loss(model(images), labels, reduction="sum")], sync)
 
-    run = open_run(settings, sync, optimizer, history, warm_up)
+    run = open_run(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
     steps = len(train_set) // settings.accumulate
     train_set.batch_sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
     for epoch in history.epochs(settings.epochs):
@@ -111,3 +118,12 @@ def first_sample(train_set: DataLoader[Batch]) -> Batch:
     partition = train_set.dataset
     images, labels = collate(partition.__getitems__([0] if len(partition) else []))
     return images.to(device()), labels.to(device())
+
+
+def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:
+    """What a run must have in common with a snapshot to go on from it."""
+    same = {name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER}
+    return {
+        **same, "averaging": type(sync.model).__name__,
+        "data": sha256(settings.folder / "train-labels-idx1-ubyte"), "model": sha256(Path(net.__file__)),
+    }  # fmt: skip

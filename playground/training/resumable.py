@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +15,13 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.runtime import report, restart_count
-from playground.training import net
-from playground.training.files import sha256
 from playground.training.history import History
-from playground.training.settings import TrainingSettings
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.snapshots.folder import SnapshotFile
 from playground.training.snapshots.resume import choose_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.snapshots.snapshots import Snapshots, State, load
 from playground.training.sync import GradSync
-
-MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
-"""Settings that change no number at any step."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +61,20 @@ class ResumableRun(UnsavedRun):
 
     def __init__(
         self,
-        settings: TrainingSettings,
-        snapshots: SnapshotSettings,
+        settings: SnapshotSettings,
+        fingerprint: Fingerprint,
         sync: GradSync,
         optimizer: torch.optim.Optimizer,
         history: History,
         warm_up: Callable[[], object],
     ) -> None:
-        self.settings, self.sync, self.optimizer, self.history = snapshots, sync, optimizer, history
+        self.settings, self.sync, self.optimizer, self.history = settings, sync, optimizer, history
         self.random_numbers: torch.Tensor | None = None
         """To go on with, until they do."""
         self.is_due = False
-        fingerprint = identify(settings, sync)
         rank, size = dist.get_rank(), dist.get_world_size()
-        newest = agree_on_snapshot(snapshots, fingerprint)
-        self.snapshots = Snapshots(snapshots.folder, fingerprint, rank=rank, size=size, keep=snapshots.keep)
+        newest = agree_on_snapshot(settings, fingerprint)
+        self.snapshots = Snapshots(settings.folder, fingerprint, rank=rank, size=size, keep=settings.keep)
         self.problem = ""
         if newest:
             warm_up()
@@ -97,8 +89,6 @@ class ResumableRun(UnsavedRun):
         self.optimizer.load_state_dict(own["optimizer"])
         self.optimizer.zero_grad()
         self.history.restore(own["history"])
-        for epoch in self.history.finished:
-            report(finished=epoch)
         self.sync.go_on_from(self.position.total)
         self.random_numbers = own["random_numbers"]
 
@@ -155,25 +145,18 @@ class ResumableRun(UnsavedRun):
 
 
 def open_run(
-    settings: TrainingSettings,
+    snapshots: SnapshotSettings | None,
+    identify: Callable[[], Fingerprint],
     sync: GradSync,
     optimizer: torch.optim.Optimizer,
     history: History,
     warm_up: Callable[[], object],
 ) -> UnsavedRun:
-    """The run that `settings` ask for, at its start or where it goes on."""
-    if settings.snapshots is None:
+    """The run that is asked for, at its start or where it goes on. `identify` says what it must have in common with a
+    snapshot to go on from that."""
+    if snapshots is None:
         return UnsavedRun()
-    return ResumableRun(settings, settings.snapshots, sync, optimizer, history, warm_up)
-
-
-def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:
-    """What a run must have in common with a snapshot to go on from it."""
-    same = {name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER}
-    return {
-        **same, "averaging": type(sync.model).__name__,
-        "data": sha256(settings.folder / "train-labels-idx1-ubyte"), "model": sha256(Path(net.__file__)),
-    }  # fmt: skip
+    return ResumableRun(snapshots, identify(), sync, optimizer, history, warm_up)
 
 
 def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint) -> SnapshotFile | None:
