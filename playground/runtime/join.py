@@ -93,6 +93,7 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
     A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
     """
     watch.attended.set()
+    watch.look_once_more()
     if not (isinstance(error, Exception) or watch.known.is_set()):
         watch.closing.set()
         return error
