@@ -57,9 +57,17 @@ ALLOWED = {
     "algorithms": {"algorithms", "runtime"},
     "training": {"training", "algorithms", "runtime"},
     "measurement": {"measurement", "runtime"},
-    "console": {"console", "training", "algorithms", "runtime"},
+    "analysis": {"analysis", "recording", "algorithms"},
+    "figures": {
+        "figures", "player", "analysis", "recording", "lessons", "training", "algorithms", "measurement", "runtime",
+    },
+    "recording": {"recording", "training", "algorithms", "runtime"},
+    "console": {"console", "recording", "figures", "training", "algorithms", "runtime"},
     "lessons": {"lessons", "console", "training", "algorithms", "measurement", "runtime"},
-    "tools": {"tools", "console", "training", "algorithms", "measurement", "runtime"},
+    "tools": {
+        "tools", "console", "training", "algorithms", "measurement", "recording", "analysis", "figures", "player",
+        "runtime",
+    },  # fmt: skip
     "testing": {"testing", "runtime"},
     "": {"runtime", "console"},
     "__main__": {"app"},

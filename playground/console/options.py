@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -68,6 +69,12 @@ wide_option = click.option(
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
+see_option = click.option(
+    "--see", type=FilePath(), metavar="FILE",
+    help="Record what the ranks do, and paint it: .html plays it, .svg and .png are pictures, .txt says it in words, "
+    ".json is a trace for Perfetto, .playground keeps the recording for `see`.",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -80,6 +87,7 @@ class RunOptions:
     init_method: str | None = None
     wide: bool = False
     as_json: bool = False
+    see: Path | None = None
 
 
 def run_options(default_size: int) -> Callable[[Any], Any]:
@@ -102,6 +110,7 @@ def run_options(default_size: int) -> Callable[[Any], Any]:
         ),
         wide_option,
         json_option,
+        see_option,
     )  # fmt: skip
 
 

@@ -31,6 +31,10 @@ class Session:
             run.size, default_size=default_size, min_size=min_size, backend=run.backend, timeout=run.timeout,
             init_method=run.init_method, restarts=restarts,
         )  # fmt: skip
+        if run.see:
+            from playground.console.see import Recordings
+
+            self.world.around = Recordings(run.see).around
 
     def say(self, *texts: str | Prose | Table) -> None:
         """Print each on lines of its own, if this process is the one that shows results and text is wanted."""

@@ -99,6 +99,8 @@ class RankRecording:
     """Whether it ends before the rank had told that it ends: the rank was killed, or the file is not whole."""
     clock_bound: float = 0.0
     """Seconds by which its times may be off rank 0's clock."""
+    cores: int | None = None
+    """CPU cores that it could use; the ranks of one host share them. None if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

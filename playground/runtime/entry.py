@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from playground.runtime import backends, host, server
@@ -15,14 +16,22 @@ from playground.runtime.remote import Remote
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart
 
+Around = Callable[["World", Callable[..., Any]], contextlib.AbstractContextManager[Callable[..., Any]]]
+"""Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""
+
+
+@contextlib.contextmanager
+def run_as_it_is(world: World, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    yield fn
+
 
 class World:
     """The ranks a program runs on: new ones on this host, or, if the environment says that it is itself a rank of a
     world somebody started, the ranks of that world.
 
     `size` None stands for `default_size`; a world that is joined brings its own. `restarts` is how often new ranks take
-    the place of a world that failed, in each `run`; whoever started a world that is joined decides that, too. Raises
-    `UsageError` if there can be no such world; nothing is started before `run`.
+    the place of a world that failed, in each `run`; whoever started a world that is joined decides that, too. `around`
+    is what every `run` happens in. Raises `UsageError` if there can be no such world; nothing is started before `run`.
     """
 
     def __init__(
@@ -35,7 +44,9 @@ class World:
         timeout: float = DEFAULT_TIMEOUT,
         init_method: str | None = None,
         restarts: int = 0,
+        around: Around = run_as_it_is,
     ) -> None:
+        self.around = around
         self.backend, self.timeout, self.init_method, self.restarts = backend, timeout, init_method, restarts
         self.rank_env = rank_env_from(init_method=init_method)
         check_restarts(restarts, joined=self.rank_env is not None)
@@ -80,6 +91,13 @@ class World:
         Raises what `launch` raises. `on_report` and `on_restart` are those of `launch`, too; a world that is joined has
         no restarts of ours.
         """
+        with self.around(self, fn) as fn:
+            return self.run_ranks(fn, *args, on_report=on_report, on_restart=on_restart)
+
+    def run_ranks(
+        self, fn: Callable[..., Any], *args: Any, on_report: Progress | None, on_restart: OnRestart
+    ) -> list[Any]:
+        """As `run`, with nothing around it."""
         if self.rank_env is None:
             return launch(
                 fn, self.size, backend=self.backend, args=args, timeout=self.timeout,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
-NOT_THEIRS = (*(os.path.join(PACKAGE, room, "") for room in ("runtime", "testing")), "<frozen importlib")
+NOT_THEIRS = (*(os.path.join(PACKAGE, room, "") for room in ("runtime", "testing", "recording")), "<frozen importlib")
 """Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]

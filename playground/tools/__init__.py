@@ -34,5 +34,10 @@ TOOLS = {
             purpose="list and verify the snapshots of a training run, measure what one costs",
             command=remote("playground.tools.snapshots.command:command"),
         ),
+        Tool(
+            name="see",
+            purpose="look at a recorded run, and draw the figures of tutorials from runs of your own",
+            command=remote("playground.tools.see.command:command"),
+        ),
     )
 }

@@ -41,7 +41,10 @@ class Runner:
         """What each rank returned, in a world with as many ranks as the way takes."""
         world = self.session.world
         if world.rank_env is None:
-            world = World(settings.ranks, backend=world.backend, timeout=world.timeout, init_method=world.init_method)
+            world = World(
+                settings.ranks, backend=world.backend, timeout=world.timeout, init_method=world.init_method,
+                around=world.around,
+            )  # fmt: skip
         self.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
         return world.run(RUN_TRAINING, code, settings, on_report=on_report or self.bar)
 

@@ -17,6 +17,7 @@ from playground.console.options import (
     json_option,
     options,
     plot_option,
+    see_option,
     seed_option,
     timeout_option,
     wide_option,
@@ -78,6 +79,7 @@ data_parallel_options = options(
     plot_option("each device's memory"),
     wide_option,
     json_option,
+    see_option,
     only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
     only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,)),
 )  # fmt: skip
@@ -88,7 +90,7 @@ data_parallel_options = options(
 def command(
     devices: str, gather: str | None, output_device: str | None, batch_size: int, steps: int, optimizer: str,
     memory_cap: int | None, train: bool, epochs: int, data: DataOptions, timeout: float, seed: int, plot: Path | None,
-    wide: bool, as_json: bool,
+    wide: bool, as_json: bool, see: Path | None,
 ) -> None:  # fmt: skip
     server.preload(SPLIT.module, COPYING.module, CLAIMS.module, LARGEST_BATCHES.module)
     server.warm_up()
@@ -98,7 +100,7 @@ def command(
         batch_size=batch_size, steps=steps, optimizer=optimizer, seed=seed,
     )  # fmt: skip
     backend = backend_for(settings.device_type).name
-    run = RunOptions(backend=backend, timeout=timeout, seed=seed, wide=wide, as_json=as_json)
+    run = RunOptions(backend=backend, timeout=timeout, seed=seed, wide=wide, as_json=as_json, see=see)
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
@@ -146,7 +148,8 @@ def run_parts(
 ) -> None:
     """Run the parts of the lesson, and show each as soon as it has been run. `batches` have been found before."""
     world = session.world
-    ranks = World(len(settings.devices), backend=world.backend, timeout=world.timeout)  # one per device
+    devices = len(settings.devices)  # a rank for each
+    ranks = World(devices, backend=world.backend, timeout=world.timeout, around=world.around)
 
     with session.bar() as bar:
 

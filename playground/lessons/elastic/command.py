@@ -75,7 +75,7 @@ def command(
         bar.show("training, with ranks that are killed")
         recoveries = story.train(Path(folder, "killed"), drawn)
         ends = [story.end_of(Path(folder, name)) for name in ("undisturbed", "killed")]
-        [comparison] = World(1, backend=world.backend, timeout=world.timeout).run(COMPARE, *ends)
+        [comparison] = World(1, backend=world.backend, timeout=world.timeout, around=world.around).run(COMPARE, *ends)
     session.say("", report.recoveries_table(recoveries), "", report.comparison_text(comparison))
     comparison.check()
     session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", good(f"{len(drawn)} kills left no trace"), "."))
@@ -94,7 +94,9 @@ class Story:
         settings = replace(self.settings, snapshots=snapshots)
         witness = Witness()
         world = self.session.world
-        ranks = World(world.size, backend=world.backend, timeout=world.timeout, restarts=len(kills))
+        ranks = World(
+            world.size, backend=world.backend, timeout=world.timeout, restarts=len(kills), around=world.around
+        )
         ranks.run(
             RUN_TRAINING, way_of(self.way), settings, (kills,), on_report=witness.hear, on_restart=witness.note_failure
         )

@@ -14,6 +14,7 @@ from playground.console.options import (
     json_option,
     pack_options,
     plot_option,
+    see_option,
     timeout_option,
     wide_option,
 )
@@ -64,7 +65,10 @@ scale_options = pack_options(
 @plot_option("which algorithm is the fastest for which size and number of ranks")
 @wide_option
 @json_option
-def command(settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool) -> None:
+@see_option
+def command(
+    settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool, see: Path | None
+) -> None:
     """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
 
     By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. To
@@ -78,7 +82,9 @@ def command(settings: ScaleSettings, timeout: float, plot: Path | None, wide: bo
     """
     if settings.machine and "timeout" in typed_options(click.get_current_context()):
         raise UsageError("--timeout has no effect with --alpha and --beta, which start no ranks: leave it out")
-    run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json)
+    if settings.machine and see:
+        raise UsageError("--see has no effect with --alpha and --beta, which start no ranks: leave it out")
+    run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json, see=see)
     session = Session(TOOL.name, run, default_size=1 if settings.machine else DEFAULT_RANKS)
     if plot and session.world.is_main:
         plots.check(plot)

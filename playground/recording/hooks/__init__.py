@@ -1,0 +1,25 @@
+"""What stands between a rank's calls and what they call while a recording is made, and at no other time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from playground.recording.hooks import algorithms, distributed, steps
+from playground.recording.hooks.buckets import BucketHooks
+from playground.recording.hooks.groups import Groups
+from playground.recording.hooks.training import TrainingHooks
+from playground.recording.recorder import Recorder
+
+
+@contextlib.contextmanager
+def installed(recorder: Recorder) -> Iterator[None]:
+    """Have everything recorded that this rank does in this block."""
+    groups = Groups()
+    with (
+        distributed.recorded(recorder, groups),
+        algorithms.recorded(recorder, groups),
+        steps.recorded(recorder),
+        TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
+    ):
+        yield

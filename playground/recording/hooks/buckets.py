@@ -1,0 +1,124 @@
+"""Buckets of gradients, of DistributedDataParallel and of ours, from when they leave until their sum is there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from playground.recording.hooks.algorithms import RecordedCollectiveWork
+from playground.recording.hooks.groups import Groups
+from playground.recording.hooks.works import RecordedWork
+from playground.recording.layout import NONE
+from playground.recording.recorder import Recorder
+from playground.recording.recording import BUCKET, COLLECTIVE
+
+HOOK_ID = 20170
+"""Of our hooks of a process group, among others'."""
+CALLED = {
+    "ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "ALLGATHER": "all_gather", "BARRIER": "barrier",
+    "ALLGATHER_BASE": "all_gather_into_tensor", "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+}  # fmt: skip
+"""What DistributedDataParallel calls in C++, by the names of its Python functions."""
+
+
+class BucketHooks:
+    def __init__(self, recorder: Recorder, groups: Groups) -> None:
+        self.recorder, self.groups = recorder, groups
+        self.here = threading.local()
+        """`buckets`: how many have left since backward began; `backward`: whether this thread is in backward."""
+        self.listened_to: list[Any] = []
+        self.under_way: dict[tuple[int, int], int] = {}
+        """Numbers of the events of calls that have been issued: by group and operation."""
+
+    @contextlib.contextmanager
+    def during_backward(self) -> Iterator[None]:
+        self.here.buckets, self.here.backward = 0, True
+        try:
+            yield
+        finally:
+            self.here.backward = False
+
+    def begin(self, flat: torch.Tensor) -> int:
+        """The next bucket leaves."""
+        index = getattr(self.here, "buckets", 0)
+        self.here.buckets = index + 1
+        return self.recorder.begin(
+            BUCKET, f"bucket {index}", flat.nbytes, flat.shape, self.groups.ranks_of(None),
+            source=self.recorder.sources.find(),
+        )  # fmt: skip
+
+    def wrap_start_next(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of `OverlappedAverage`: starts the all-reduce of a bucket."""
+
+        @functools.wraps(real)
+        def start_next(average: Any) -> None:
+            number = self.begin(average.remaining[0].flat)
+            self.recorder.open(number)
+            real(average)
+            self.recorder.leave(number)
+            work = average.works[-1]
+            if isinstance(work, RecordedCollectiveWork):
+                work.work.future.add_done_callback(lambda _: self.recorder.end(number))
+            elif isinstance(work, RecordedWork):
+                work.pending = [*work.pending, (number, ())]
+            else:  # an all-reduce that was bound before the recording began
+                average.works[-1] = RecordedWork(self.recorder, work, [(number, ())])
+
+        return start_next
+
+    def wrap_average_together(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Averages the gradients of one bucket, and waits for it."""
+
+        @functools.wraps(real)
+        def average_together(grads: Any, all_reduce: Any) -> None:
+            flat = torch.empty(sum(grad.numel() for grad in grads), dtype=grads[0].dtype, device="meta")
+            number = self.recorder.open(self.begin(flat))
+            real(grads, all_reduce)
+            self.recorder.close(number)
+
+        return average_together
+
+    def listen(self, group: Any) -> None:
+        """Hear of what is called in C++, as DistributedDataParallel does. (Older versions of torch do not tell.)"""
+        if group in self.listened_to or not hasattr(group, "register_pre_hook"):
+            return
+        self.listened_to.append(group)
+        group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
+        group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+
+    def remove(self) -> None:
+        """Listen no more."""
+        for group in self.listened_to:
+            with contextlib.suppress(RuntimeError):  # it may have been destroyed
+                group.unregister_pre_hook(HOOK_ID)
+                group.unregister_post_hook(HOOK_ID)
+        self.listened_to.clear()
+
+    def before_call(self, group: Any, call: Any) -> None:
+        if self.recorder.thread.is_inside or call.name.name not in CALLED:
+            return  # of a function that is recorded as it is called, or a message of our algorithms
+        tensors = call.input_tensors
+        if getattr(self.here, "backward", False) and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
+            number = self.begin(tensors[0])
+        else:
+            number = self.recorder.begin(
+                COLLECTIVE, CALLED[call.name.name], sum(tensor.nbytes for tensor in tensors),
+                tensors[0].shape if len(tensors) == 1 else (), self.groups.ranks_of(group),
+                NONE if call.root < 0 else self.groups.ranks_of(group)[call.root], source=self.recorder.sources.find(),
+            )  # fmt: skip
+        self.under_way[id(group), call.op_id] = number
+
+    def after_call(self, group: Any, call: Any) -> None:
+        """The call has been issued; it is over when its future is."""
+        number = self.under_way.pop((id(group), call.op_id), None)
+        if number is None:
+            return
+        if call.work is None:
+            self.recorder.end(number)
+        else:
+            call.work.get_future().add_done_callback(lambda _: self.recorder.end(number))

@@ -1,0 +1,97 @@
+"""The recordings of all ranks as one. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from playground.recording.clocks import Clock
+from playground.recording.container import Members, read_members
+from playground.recording.layout import EVENTS, TABLES, VALUES, file_name
+from playground.recording.rank_file import SECOND, EventReader, RankTables, read_tables
+from playground.recording.recording import RankRecording, Recording, Source
+from playground.runtime.errors import UsageError
+
+RUN = "run.json"
+"""The member that says what was run."""
+TEXT = "text/"
+"""What the names of the members begin with that are files of the program."""
+
+
+def read_recording(path: str | Path) -> Recording:
+    """The recording in a file, or in a folder that ranks have written to and nobody has packed.
+
+    Of one that was cut off, and of ranks that were killed, it is what is whole. Raises `UsageError` if it is no
+    recording, is damaged or was written by a newer version, or if clocks of its ranks that differ were never compared;
+    `OSError` if it cannot be read.
+    """
+    members = read_members(Path(path))
+    try:
+        return merge(members)
+    except (ValueError, KeyError, IndexError, TypeError, struct.error) as error:
+        raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
+
+
+def merge(members: Members) -> Recording:
+    """What a container or a folder holds, on one clock. Raises as `read_recording`."""
+    files = members.files
+    run = json.loads(files.get(RUN, b"{}"))
+    present = [int(name.removeprefix("rank-").partition(".")[0]) for name in files if name.endswith(f".{TABLES}")]
+    size = run.get("size", max(present, default=-1) + 1)
+    ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
+    require_compared(ranks)
+    sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
+    return Recording(
+        command=tuple(run.get("command", ())), backend=run.get("backend", ""), versions=run.get("versions", {}),
+        began=next(rank.about.time for rank in ranks if rank.about), ranks=merge_ranks(ranks, sources, members),
+        sources=tuple(sources), texts=texts_in(files),
+    )  # fmt: skip
+
+
+def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:
+    """The ranks' parts, their times counted from the moment at which the first of them began."""
+    host = ranks[0].about.host_id if ranks[0].about else None
+    clocks = [Clock(tuple(rank.samples), bool(rank.about and rank.about.host_id == host)) for rank in ranks]
+    began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
+    numbers = {source: number for number, source in enumerate(sources)}
+    readers = [
+        EventReader(number, rank, [numbers[source] for source, _ in rank.sources], clock, began)
+        for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
+    ]
+    return tuple(read_rank(reader, members) for reader in readers)
+
+
+def read_rank(reader: EventReader, members: Members) -> RankRecording:
+    """One rank's part."""
+    rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
+    if about is None:
+        return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
+    records, values = (members.files.get(file_name(rank, kind), b"") for kind in (EVENTS, VALUES))
+    events, dropped = reader.read(records, values)
+    return RankRecording(
+        rank=rank, host=about.host, device=about.device, events=tuple(events), dropped=dropped,
+        is_cut_off=members.is_cut_off or ended is None,
+        clock_bound=reader.clock.bound(ended or reader.last_start(records)) / SECOND, cores=about.cores,
+    )  # fmt: skip
+
+
+def texts_in(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The files of the program, by the names that sources have."""
+    found = {name.removeprefix(TEXT): text for name, text in files.items() if name.startswith(TEXT)}
+    return {name: text.decode(errors="replace") for name, text in found.items()}
+
+
+def require_compared(ranks: Sequence[RankTables]) -> None:
+    """Raise `UsageError` if no rank has begun, or if one on another host than rank 0's has not compared its clock with
+    rank 0's."""
+    if not any(rank.about for rank in ranks):
+        raise UsageError("the recording ends before its first rank begins: record the run anew")
+    first = ranks[0].about
+    for number, rank in enumerate(ranks):
+        if first and rank.about and rank.about.host_id != first.host_id and not rank.samples:
+            raise UsageError(
+                f"the clock of rank {number} on {rank.about.host} was never compared with that of rank 0 on "
+                f"{first.host}, so that their times do not belong together: record the run anew"
+            )

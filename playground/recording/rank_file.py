@@ -1,0 +1,141 @@
+"""What a rank has written, read back. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from playground.recording import tables
+from playground.recording.clocks import Clock, ClockSample
+from playground.recording.layout import HEADER, LANES, MAGIC, NONE, RECORD, SPAN
+from playground.recording.recording import KINDS, Event, Source
+from playground.runtime.errors import UsageError
+
+INFINITE = float("inf")
+SECOND = 1e9
+"""In nanoseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAbout:
+    """What a rank says of itself when its recording begins."""
+
+    time: float
+    """Seconds since 1970."""
+    clock: int
+    """The same moment on the rank's own clock, in nanoseconds."""
+    host: str
+    """The host's name."""
+    host_id: str
+    """What tells it from others, whatever they are called."""
+    device: str
+    cores: int
+
+
+@dataclass
+class RankTables:
+    """What a rank said of itself, and what its records refer to."""
+
+    about: RankAbout | None = None
+    """None if it never began."""
+    names: list[str] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    sources: list[tuple[Source, str]] = field(default_factory=list)
+    """Each with the path of its file."""
+    samples: list[ClockSample] = field(default_factory=list)
+    ended: int | None = None
+    """When it told that it ends, on its own clock."""
+
+
+def read_tables(content: bytes) -> RankTables:
+    """As much of them as is whole."""
+    read = RankTables()
+    for line in content.split(b"\n")[:-1]:
+        about, value, *more = json.loads(line)
+        if about == tables.NAME:
+            read.names.append(value)
+        elif about == tables.SHAPE:
+            read.shapes.append(tuple(value))
+        elif about == tables.GROUP:
+            read.groups.append(tuple(value))
+        elif about == tables.SOURCE:
+            *source, path = value
+            read.sources.append((Source(*source), path))
+        elif about == tables.CLOCK:
+            read.samples.append(ClockSample(value, *more))
+        elif about == tables.START:
+            read.about = RankAbout(**value)
+        elif about == tables.END:
+            read.ended = value
+    return read
+
+
+@dataclass(frozen=True)
+class EventReader:
+    """Makes events of a rank's records."""
+
+    rank: int
+    tables: RankTables
+    sources: Sequence[int]
+    """The numbers that its sources have in the whole recording."""
+    clock: Clock
+    began: float
+    """When the recording began, in nanoseconds on rank 0's clock."""
+
+    def seconds(self, time: int) -> float:
+        """Since the recording began, at a time on the rank's own clock."""
+        return (self.clock.to_rank_0(time) - self.began) / SECOND
+
+    def read(self, content: bytes, values: bytes) -> tuple[list[Event], int]:
+        """The events that are whole, in the order in which they began, and the number of those that were dropped."""
+        if len(content) < HEADER.size:
+            return [], 0
+        magic, capacity, dropped, _ = HEADER.unpack_from(content)
+        if magic != MAGIC:
+            raise UsageError(f"the events of rank {self.rank} are none: record the run anew")
+        end = min(HEADER.size + capacity * RECORD.size, len(content) // RECORD.size * RECORD.size)
+        return list(self.events(content[HEADER.size : end], values)), dropped
+
+    def last_start(self, content: bytes) -> int:
+        """When the last event began, on the rank's own clock; 0 if there is none."""
+        whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
+        return max((record[0] for record in RECORD.iter_unpack(whole)), default=0)
+
+    def events(self, records: bytes, values: bytes) -> Iterator[Event]:
+        found = [(place, record) for place, record in enumerate(RECORD.iter_unpack(records)) if record[-1]]
+        found.sort(key=lambda each: (each[1][0], each[0]))
+        numbers = {place: number for number, (place, _) in enumerate(found)}
+        awaits = defaultdict(list)
+        for place, record in found:
+            awaits[record[9]].append(numbers[place])
+        for number, (place, record) in enumerate(found):
+            yield self.to_event(number, numbers, record, tuple(awaits.get(place, ())), values)
+
+    def to_event(
+        self, number: int, numbers: Mapping[int, int], record: tuple[int, ...], awaits: tuple[int, ...], values: bytes
+    ) -> Event:
+        """A record as an event. `numbers` are those of events by their places in the file, to which records refer."""
+        start, end, nbytes, offset, span, parent, peer, message, tag, _, source, shape, name, group, lane, kind = record
+        return Event(
+            number=number, rank=self.rank, kind=KINDS[kind - 1], name=self.tables.names[name],
+            start=self.seconds(start), end=self.seconds(end) if end else INFINITE, lane=LANES[lane],
+            parent=numbers.get(parent), peer=optional(peer), nbytes=nbytes, shape=self.tables.shapes[shape],
+            group=self.tables.groups[group], message=optional(message), tag=tag, offset=optional(offset),
+            awaits=awaits, source=None if source == NONE else self.sources[source], values=read_values(span, values),
+        )  # fmt: skip
+
+
+def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
+    """What an event's tensor held; None if that was not recorded, or is missing."""
+    if span == NONE:
+        return None
+    first, count = divmod(span, SPAN)
+    content = memoryview(values)[8 * first : 8 * (first + count)]
+    return tuple(content.cast("d")) if len(content) == 8 * count else None
+
+
+def optional(number: int) -> int | None:
+    return None if number == NONE else number

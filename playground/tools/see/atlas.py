@@ -1,0 +1,61 @@
+"""All figures, or some, from runs that are each made once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from playground.figures.paint import paint_scene
+from playground.figures.results import Evidence
+from playground.figures.runs import RUNS
+from playground.figures.table import FIGURES, Figure
+
+ROOT = Path(__file__).parents[3]
+"""The folder that the package lies in."""
+Show = Callable[[str, int, int], None]
+"""Is called with what is being done, how many runs are done, and of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaintedFigure:
+    """A figure that is on the disk."""
+
+    name: str
+    shows: str
+    run: str
+    file: Path
+
+
+def paint_figures(files: dict[str, Path], show: Show) -> list[PaintedFigure]:
+    """Paint figures, given by name, into these files, in the order of the runs they are drawn from.
+
+    Raises `UsageError` for a file that cannot be written, and what `launch` raises.
+    """
+    chosen = [FIGURES[name] for name in files]
+    runs = [*dict.fromkeys(figure.run for figure in chosen)]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, run in enumerate(runs):
+            show(f"running {run}", number, len(runs))
+            evidence = RUNS[run].make(Path(folder))
+            paint_from(evidence, [figure for figure in chosen if figure.run == run], files)
+    return [
+        PaintedFigure(name=figure.name, shows=figure.shows, run=figure.run, file=files[figure.name])
+        for figure in chosen
+    ]
+
+
+def paint_from(evidence: Evidence, figures: Sequence[Figure], files: dict[str, Path]) -> None:
+    for figure in figures:
+        paint_scene(figure.draw(evidence), files[figure.name])
+
+
+def all_files(folder: Path) -> dict[str, Path]:
+    """Where all figures go to in a folder, as SVG."""
+    return {figure.name: folder / f"{figure.name}_{figure.file}.svg" for figure in FIGURES.values()}
+
+
+def chapter_files(root: Path = ROOT) -> dict[str, Path]:
+    """Where the pictures of the chapters' READMEs are, by the figure's name."""
+    return {figure.name: root / figure.chapter / "figure.svg" for figure in FIGURES.values() if figure.chapter}

@@ -1,0 +1,103 @@
+"""Recorded training: forward, backward and step, gradients as they get ready, and the buckets that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from playground import launch
+from playground.algorithms import load_all_reduce
+from playground.recording.merge import read_recording
+from playground.recording.recorded import Recorded
+from playground.recording.recording import BUCKET, COMPUTE, GRADIENT, PHASE, Event, RankRecording
+from playground.testing import World
+from playground.training.sync import GradSync, new_grad_sync
+
+Worlds = Callable[..., World]
+STEPS = 2
+BUCKETS = {"ddp": 1, "bucketed": 2, "overlapped": 2}
+"""How many there are."""
+
+
+def train(rank: int, size: int, way: str, all_reduce: str) -> None:
+    torch.manual_seed(1)
+    model: nn.Module = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
+    if way == "ddp":
+        model = DistributedDataParallel(model, bucket_cap_mb=1)
+        sync = GradSync(model)
+    else:
+        sync = new_grad_sync(way, model, load_all_reduce(all_reduce), bucket_cap=40_000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(torch.ones(STEPS, 100), num_workers=0):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        sync.after_backward()
+        optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(1, 100))
+
+
+WAYS = [("ddp", "backend"), ("bucketed", "backend"), ("overlapped", "backend"), ("overlapped", "ring")]
+
+
+def train_in_all_ways(rank: int, size: int, folder: Path) -> None:
+    for number, way in enumerate(WAYS):
+        Recorded(train, folder / str(number))(rank, size, *way)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    launch(train_in_all_ways, 2, args=(folder,))
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=map(" ".join, WAYS))
+def test_every_step_is_told(number: int, recorded: Path) -> None:
+    way, all_reduce = WAYS[number]
+    for rank in read_recording(recorded / str(number) / "0").ranks:
+        steps = [event for event in rank.events if event.kind == PHASE and event.name == "training step"]
+        assert len(steps) == STEPS
+        for step in steps:
+            check_step(rank, step, way)
+        assert [event.name for event in rank.events if event.kind == COMPUTE][-1] == "inference"
+        calls = [event for event in rank.events if event.name == "all_reduce (ring)"]
+        assert bool(calls) == (all_reduce == "ring")
+        assert all(rank.events[event.parent or 0].kind == BUCKET for event in calls)
+        assert all(event.end < float("inf") for event in rank.events)
+
+
+def check_step(rank: RankRecording, step: Event, way: str) -> None:
+    """That all that happens in a step is there, in its order."""
+    inside = [event for event in rank.events if step.start <= event.start <= step.end]
+    parts = [event for event in inside if event.kind == COMPUTE and event.parent == step.number]
+    assert [event.name for event in parts] == ["forward", "backward", "step"]
+    gradients = [event.name for event in inside if event.kind == GRADIENT]
+    assert sorted(gradients) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert {name.split(".")[0] for name in gradients[:2]} == {"2"}  # the last layer's are ready first
+    buckets = [event for event in inside if event.kind == BUCKET]
+    assert [event.name for event in buckets] == [f"bucket {number}" for number in range(BUCKETS[way])]
+    assert sum(event.nbytes for event in buckets) == 4 * 2 * (100 * 100 + 100)
+    assert all(event.end <= step.end for event in buckets)
+    if way != "bucketed":  # which averages when backward is done
+        assert all(parts[1].start <= event.start <= parts[1].end for event in buckets)
+
+
+def join_with_uneven_inputs(rank: int, size: int) -> int:
+    """torch hands the work of an all-reduce of its own on to C++."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    with model.join():
+        for _ in range(2 + rank):
+            model(torch.ones(1, 4)).sum().backward()
+    return 1
+
+
+def test_works_that_torch_keeps_to_itself(world: Worlds, tmp_path: Path) -> None:
+    assert world(2).run(Recorded(join_with_uneven_inputs, tmp_path)) == [1, 1]
+    assert all(event.end < float("inf") for event in read_recording(tmp_path / "0").events())
