@@ -85,27 +85,34 @@ class World:
         *args: Any,
         on_report: Progress | None = None,
         on_restart: OnRestart = log_restart,
+        grace: float | None = None,
     ) -> list[Any]:
         """What `fn(rank, size, *args)` returned on each rank, in rank order.
 
-        Raises what `launch` raises. `on_report` and `on_restart` are those of `launch`, too; a world that is joined has
-        no restarts of ours.
+        Raises what `launch` raises. `on_report`, `on_restart` and `grace` are those of `launch`, too; a world that is
+        joined has no restarts of ours.
         """
         with self.around(self, fn) as fn:
-            return self.run_ranks(fn, *args, on_report=on_report, on_restart=on_restart)
+            return self.run_ranks(fn, *args, on_report=on_report, on_restart=on_restart, grace=grace)
 
     def run_ranks(
-        self, fn: Callable[..., Any], *args: Any, on_report: Progress | None, on_restart: OnRestart
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        on_report: Progress | None,
+        on_restart: OnRestart,
+        grace: float | None,
     ) -> list[Any]:
         """As `run`, with nothing around it."""
         if self.rank_env is None:
             return launch(
                 fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
                 init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
+                grace=grace,
             )  # fmt: skip
         from playground.runtime.join import join
 
         return join(
             self.rank_env, fn, backend=self.backend, args=args, timeout=self.timeout,
-            on_report=on_report if self.is_main else None,
+            on_report=on_report if self.is_main else None, grace=grace,
         )  # fmt: skip
