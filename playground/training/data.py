@@ -145,14 +145,15 @@ class EqualSteps(Sampler[list[int]]):
 
 
 def partition_dataset(
-    data: Dataset[Batch], batch_size: int = 128, seed: int = 1234, num_workers: int = 0
+    data: Dataset[Batch], batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
 ) -> DataLoader[Batch]:
-    """This rank's part of `data`, in batches: its share of every global batch of `batch_size`.
+    """This rank's part of `data`, in batches: its share of every global batch of `batch_size`, of which each rank of
+    the group has one.
 
     With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes fetch the
     batches, ahead of the rank; with 0 it does that itself.
     """
-    rank, size, samples = dist.get_rank(), dist.get_world_size(), len(data)
+    rank, size, samples = dist.get_rank(group), dist.get_world_size(group), len(data)
     sizes = [part / samples for part in shares(samples, batch_size, size)]
     partition = DataPartitioner(data, sizes, seed).use(rank)
     steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
@@ -160,7 +161,7 @@ def partition_dataset(
 
 
 def batches(
-    train_set: DataLoader[Batch], batch_size: int, done: int = 0
+    train_set: DataLoader[Batch], batch_size: int, done: int = 0, group: Any = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
     """This rank's (images, labels, samples per rank) of every global batch, on its device. `done` of them are left out.
 
@@ -168,7 +169,7 @@ def batches(
     losses divided by it is this rank's part of the mean loss: averaged over the ranks, the mean over all samples, also
     where the parts are of different sizes, or empty.
     """
-    here, size = device(), dist.get_world_size()
+    here, size = device(), dist.get_world_size(group)
     left = len(train_set.dataset.data) - done * batch_size  # of the whole set, of which this rank has a part
     for images, labels in train_set:
         batch = min(batch_size, left)
