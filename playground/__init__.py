@@ -17,7 +17,8 @@ From a script, a test or a notebook:
     launch(fn, 2)    # runs fn(rank, size) on two ranks, returns [result of rank 0, result of rank 1]
 
 A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is started anew,
-three times at most, and `restart_count()` tells a rank how often it was. What `launch` raises is a `PlaygroundError`:
+three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM and
+SIGUSR1 give the ranks 30 s to store where they are: see `preempted()`. What `launch` raises is a `PlaygroundError`:
 
     UsageError           what was asked cannot be done; nothing was started
     RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback
@@ -25,6 +26,7 @@ three times at most, and `restart_count()` tells a rank how often it was. What `
     RankTimeout          no rank gave a sign of life for `timeout` seconds: .stacks says where each one stands
     RendezvousTimeout    the ranks did not find each other in time
     ForkServerFailed     the process that ranks come from was killed, is stopped, or could not start one
+    Preempted            the ranks have ended because they were asked to: .signal, and the .step they have stored
 
 Importing this package does not import torch.
 """
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
         ForkServerFailed,
         PeerDisconnected,
         PlaygroundError,
+        Preempted,
         RankFailed,
         RankTimeout,
         RendezvousTimeout,
         UsageError,
         launch,
+        preempted,
         report,
         restart_count,
     )
@@ -55,11 +59,13 @@ __all__ = [
     "ForkServerFailed",
     "PeerDisconnected",
     "PlaygroundError",
+    "Preempted",
     "RankFailed",
     "RankTimeout",
     "RendezvousTimeout",
     "UsageError",
     "launch",
+    "preempted",
     "report",
     "restart_count",
 ]

@@ -112,8 +112,8 @@ def main() -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 128 + the signal's number if
-    one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, nobody to read the output 141)."""
+    """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
+    signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, nobody to read the output 141)."""
     try:
         terminal.replace_unencodable()
         signals.handle_termination()

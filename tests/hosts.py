@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ PREFIX = "playground"
 BURST = ("burst", "256kb", "latency", "50ms")
 """More than the 64 KiB that a cable may be handed at once, lest they be dropped."""
 RUN_AS = 'hostname "$0" && exec "$@"'
+RUN_WITH_DISK = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
+AGENTS = ("last_call_timeout=1", "keep_alive_interval=1", "keep_alive_max_attempt=3", "join_timeout=120")
+"""For torchrun's agents: how soon a host that is gone is given up, and a round begins with fewer than could come."""
 
 
 class Host:
@@ -50,9 +54,11 @@ class Host:
 
     def start(self, *words: object, **environ: str) -> subprocess.Popen[str]:
         """Start a program here, in a session of its own."""
-        place = ("ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", RUN_AS, self.name)
+        place = ("ip", "netns", "exec", self.namespace, "unshare", "--uts", "--mount", "sh", "-c")
+        disk = self.network.disk_of(self)
+        run_as = (RUN_WITH_DISK if disk else RUN_AS, self.name, *disk)
         program = subprocess.Popen(
-            [*place, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*place, *run_as, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env={**os.environ, **environ},
         )  # fmt: skip
         self.started.append(program)
@@ -66,6 +72,25 @@ class Host:
             "--node-rank", self.number, "--nproc-per-node", ranks, "--local-addr", self.address,
             "--master-addr", first.address, "--master-port", 29500, "-m", "playground", *words, **environ,
         )  # fmt: skip
+
+    def join_elastic(
+        self, nodes: str, ranks: int, *words: object, agents: Sequence[str] = AGENTS, **environ: str
+    ) -> subprocess.Popen[str]:
+        """Start `python -m playground words…` on so many ranks here, in a world of as many hosts as `nodes` says (2:2)
+        that goes on when one is replaced. The first host serves the rendezvous."""
+        first, here = self.network.hosts[0], f"is_host={int(self.number == 0)}"
+        return self.start(
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", ranks,
+            "--max-restarts", 5, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29400",
+            "--rdzv-id", "test", "--rdzv-conf", ",".join([*agents, here]), "--local-addr", self.address,
+            "-m", "playground", *words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **environ,
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        """Kill every process here at once."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cut(self) -> None:
         """Pull the cable."""
@@ -88,6 +113,7 @@ class Network:
 
     def __init__(self, size: int, rate: str | None = None) -> None:
         remove_forgotten()
+        self.mount: Path | None = None
         Network.made += 1
         self.prefix = f"{PREFIX}-{os.getpid()}-{Network.made}"
         self.switch = f"{self.prefix}-switch"
@@ -101,6 +127,21 @@ class Network:
         except BaseException:
             self.remove()
             raise
+
+    def give_own_disks(self, folder: Path) -> None:
+        """From now on, each host sees at `folder` a folder of its own. Here that lies beside it, with the host's name
+        at the end."""
+        self.mount = folder
+        for place in (folder, *(self.real_folder(host) for host in self.hosts)):
+            place.mkdir(parents=True)
+
+    def real_folder(self, host: Host) -> Path:
+        assert self.mount
+        return self.mount.with_name(f"{self.mount.name}-{host.name}")
+
+    def disk_of(self, host: Host) -> tuple[str, ...]:
+        """The folder that a host's programs see and where they see it, if it has a disk of its own."""
+        return (str(self.real_folder(host)), str(self.mount)) if self.mount else ()
 
     def remove(self) -> None:
         for host in self.hosts:

@@ -36,10 +36,15 @@ NOT_RUN = {
     "python -m playground bert --weights FOLDER --data-dir multinli_1.0": "somebody's weights, and MultiNLI",
     "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
     "python -m playground ladder --model bert": "half a minute",
+    "python -m playground chaos --kills 5 -- sgd --dataset digits --limit 1200 --epochs 3 "
+    "--snapshot-every 2": "it shows something else each time",
+    "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "half a minute",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
     "-m playground sgd": "two machines",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
     "-m playground hello": "two machines",
+    "torchrun --nnodes 2:2 --nproc-per-node 4 $AGENTS --rdzv-conf $SOON -m playground sgd --snapshots "
+    "/local/snapshots": "two machines",
     "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
     "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
 }

@@ -84,7 +84,8 @@ class Machine:
     gamma: float = 0
     """Seconds per byte added."""
     cores: int | None = None
-    """Of the one host that all ranks share; None on a cluster."""
+    """That all ranks share; None on a cluster, where each has its own. What a message costs a core is what it costs
+    inside a node, if there are any."""
     ranks_per_node: int = 1
     inner_alpha: float = 0
     """Seconds per message inside a node."""
@@ -93,8 +94,12 @@ class Machine:
 
     def seconds(self, cost: Cost) -> float:
         """Seconds that an all-reduce of this cost takes here."""
-        path = self.seconds_of(cost.between) + cost.inside.seconds(self.inner_alpha, self.inner_beta, self.gamma)
-        return path if self.cores is None else max(path, self.seconds_of(cost.total) / self.cores)
+        inside = cost.inside.seconds(self.inner_alpha, self.inner_beta, self.gamma)
+        path = self.seconds_of(cost.between) + inside
+        if self.cores is None:
+            return path
+        alpha, beta = (self.inner_alpha, self.inner_beta) if self.ranks_per_node > 1 else (self.alpha, self.beta)
+        return max(path, cost.total.seconds(alpha, beta, self.gamma) / self.cores)
 
     def seconds_of(self, counts: Counts) -> float:
         """Seconds that this takes one rank, or one core."""

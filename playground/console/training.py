@@ -7,14 +7,20 @@ from typing import Any
 import click
 
 from playground.console.epochs import EpochPrinter
+from playground.console.failures import NoticePrinter, echo_restarts
 from playground.console.lesson import Lesson
 from playground.console.options import RunOptions
+from playground.console.preemption import resumable_if_preempted
 from playground.console.session import Session
 from playground.console.snapshot_options import SnapshotOptions
 from playground.console.text import good, prose
-from playground.console.training_options import DataOptions, TrainingOptions, prepare_data
+from playground.console.training_options import (
+    DataOptions,
+    TrainingOptions,
+    describe_logical_ranks,
+    prepare_data,
+)
 from playground.console.unfinished import FinishedEpochs
-from playground.runtime.errors import PlaygroundError
 from playground.runtime.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.training.grad_syncs import RUNGS
@@ -35,9 +41,9 @@ def train_and_show(
     """Train as the lesson's own `run` does or, where its loop will not do, as `general` does.
 
     `sync`: further fields of `TrainingSettings`. Training whose ranks fail is started anew, as often as `survival`
-    allows, and goes on from its snapshots, if it takes any. Training that diverges is a result like any other, with a
-    word about it on stderr. Training that is stopped leaves its document, with the epochs it had finished, and its exit
-    code.
+    allows, and goes on from its snapshots, if it takes any: later, too, if it is asked to end for now. Training that
+    diverges is a result like any other, with a word about it on stderr. Training that is stopped leaves its document,
+    with the epochs it had finished, and its exit code.
     """
     session = Session(lesson.name, run, default_size=lesson.default_size, restarts=survival.restarts)
     world = session.world
@@ -51,21 +57,22 @@ def train_and_show(
         prepared = prepare_data(data, bar, as_files=asked.loader == "paths")
         asked.check_accumulation(prepared.train)
         settings = prepared.settings(asked)
-        session.say(f"{lesson.name}: {world}", f"data: {prepared}")
-        finished, printer = FinishedEpochs(), EpochPrinter(session, bar)
+        session.say(f"{lesson.name}: {world}", f"data: {prepared}", *describe_logical_ranks(settings, world.size))
+        finished, printer, notices = FinishedEpochs(), EpochPrinter(session, bar), NoticePrinter()
 
         def on_report(rank: int, event: Event) -> None:
             finished.keep(rank, event)
             printer(rank, event)
-            if rank == 0 and "notice" in event:
-                click.echo(event["notice"], err=True)
+            notices(rank, event)
 
-        def on_restart(failure: PlaygroundError, count: int) -> None:
-            click.echo(f"{failure.headline}; restart {count} of {survival.restarts}", err=True)
-
-        with finished.printed_if_stopped(session, dataset=prepared.summary):
+        on_restart = echo_restarts(survival.restarts)
+        stopped = finished.printed_if_stopped(session, dataset=prepared.summary)
+        with stopped, resumable_if_preempted(session, survival, survival.snapshots):
             bar.show(f"starting {world.size} ranks")
-            [result, *_] = world.run(RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart)
+            [result, *_] = world.run(
+                RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart,
+                grace=survival.grace_of_ranks,
+            )  # fmt: skip
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:

@@ -19,6 +19,8 @@ from playground.training.grad_syncs import NET_SYNCS
 from playground.training.image_files import prepare_image_files
 from playground.training.settings import LOADERS, MAX_LOADER_WORKERS, TrainingSettings
 
+MAX_LOGICAL_RANKS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
@@ -136,6 +138,16 @@ sync_options = options(
 )  # fmt: skip
 
 
+def logical_ranks_option(**more: Any) -> Any:
+    """The option, with `more` for click."""
+    return click.option(
+        "--logical-ranks", type=click.IntRange(1, MAX_LOGICAL_RANKS), metavar="V",
+        help="Cut the data into V shards and carry V / N of them on each rank: every bit is the same for any N that "
+        "divides V, also if N changes after a restart. One thread per rank.",
+        **more,
+    )  # fmt: skip
+
+
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
 
@@ -164,6 +176,14 @@ class PreparedData:
     def summary(self) -> dict[str, object]:
         """As JSON shows it."""
         return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
+
+
+def describe_logical_ranks(settings: TrainingSettings, size: int) -> list[str]:
+    """A line about them for the head of a run on `size` ranks; none if there are none."""
+    if settings.logical_ranks is None:
+        return []
+    shards = settings.shards_per_rank(size)
+    return [f"logical ranks: {settings.logical_ranks}, {shards} on each rank, which computes on one thread"]
 
 
 def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:

@@ -2,7 +2,7 @@
 
 `launch` starts a world on this host; `join` enters one that torchrun, Slurm or a person started. Inside a rank,
 `device()` says where tensors live, `report()` tells the launcher how far the rank is, and `restart_count()` says how
-often the world has been started anew after a failure.
+often the world has been started anew after a failure, and `preempted()` whether it is asked to end soon.
 """
 
 from playground.runtime.backends import device
@@ -11,24 +11,28 @@ from playground.runtime.errors import (
     ForkServerFailed,
     PeerDisconnected,
     PlaygroundError,
+    Preempted,
     RankFailed,
     RankTimeout,
     RendezvousTimeout,
     UsageError,
 )
 from playground.runtime.launch import launch
+from playground.runtime.preemption import preempted
 from playground.runtime.rank import report
 
 __all__ = [
     "ForkServerFailed",
     "PeerDisconnected",
     "PlaygroundError",
+    "Preempted",
     "RankFailed",
     "RankTimeout",
     "RendezvousTimeout",
     "UsageError",
     "device",
     "launch",
+    "preempted",
     "report",
     "restart_count",
 ]

@@ -74,20 +74,22 @@ class World:
         *args: Any,
         on_report: Progress | None = None,
         on_restart: OnRestart = log_restart,
+        grace: float | None = None,
     ) -> list[Any]:
         """What `fn(rank, size, *args)` returned on each rank, in rank order.
 
-        Raises what `launch` raises. `on_report` and `on_restart` are those of `launch`, too; a world that is joined has
-        no restarts of ours.
+        Raises what `launch` raises. `on_report`, `on_restart` and `grace` are those of `launch`, too; a world that is
+        joined has no restarts of ours.
         """
         if self.rank_env is None:
             return launch(
                 fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
                 init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
+                grace=grace,
             )  # fmt: skip
         from playground.runtime.join import join
 
         return join(
             self.rank_env, fn, backend=self.backend, args=args, timeout=self.timeout,
-            on_report=on_report if self.is_main else None,
+            on_report=on_report if self.is_main else None, grace=grace,
         )  # fmt: skip

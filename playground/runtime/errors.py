@@ -7,6 +7,7 @@
 | 1         | `RankTimeout`       | a world stayed silent past its timeout             |
 | 1         | `RendezvousTimeout` | the ranks did not find each other in time          |
 | 1         | `ForkServerFailed`  | the process that ranks come from gave none         |
+| 75        | `Preempted`         | a signal asked all to end; they can go on later    |
 
 Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
 """
@@ -64,6 +65,23 @@ class PeerDisconnected(RankFailed):
     joined, the reason names it."""
 
 
+class Preempted(PlaygroundError):
+    """Raised by every rank: `signal` (its name) asked them to end, and they have stored where they are, after `step`.
+
+    `hint` says how to go on from there. The exit code is EX_TEMPFAIL of sysexits.h: what asked is to try again.
+    """
+
+    exit_code = 75
+
+    def __init__(self, signal: str, step: int) -> None:
+        super().__init__(signal, step)
+        self.signal, self.step = signal, step
+        self.hint = ""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, [f"preempted by {self.signal} after step {self.step}", self.hint]))
+
+
 class RankTimeout(PlaygroundError):
     """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands."""
 
@@ -87,5 +105,6 @@ def format_stacks(stacks: dict[int, str]) -> str:
 
 for _error in (
     PlaygroundError, UsageError, ForkServerFailed, RendezvousTimeout, RankFailed, PeerDisconnected, RankTimeout,
+    Preempted,
 ):  # fmt: skip
     _error.__module__ = "playground"  # users import them from there, and tracebacks say so

@@ -40,7 +40,7 @@ REFUSED = -1
 """In the place of a process id: there will be no rank. The reason follows, as text."""
 MAX_FDS = 64
 """That come with a request."""
-LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
 """A terminal or a job manager sends them to every process of a group. The server is started with them blocked: the
 launcher alone hears them, and decides."""
 inherited: list[int] = []
@@ -174,7 +174,7 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which may end a single rank
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})  # which may end a single rank
             self.requests.close()
             for descriptor in (self.wakeups, self.wakeup, *self.statuses.values()):
                 os.close(descriptor)

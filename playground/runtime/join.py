@@ -22,6 +22,7 @@ from playground.runtime.agreement import all_gather_object
 from playground.runtime.environment import RankEnv
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.peers import Loss, PeerWatch
+from playground.runtime.preemption import heed_signals, raise_if_preempted, run_until_preempted
 from playground.runtime.rank import Progress, failure, report_to
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen
 from playground.runtime.torchelastic import await_reaped, write_error_file
@@ -43,8 +44,12 @@ def join(
     args: tuple[Any, ...] = (),
     timeout: float = DEFAULT_TIMEOUT,
     on_report: Progress | None = None,
+    grace: float | None = None,
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank order.
+
+    With a `grace`, SIGTERM and SIGUSR1 leave the function so many seconds before they end this process: see
+    `preempted()`. All ranks are to agree on it, and to raise `Preempted` together.
 
     Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the process must end at
     once (`os._exit`): a process group whose peers are gone cannot be taken down in order. If the function is stuck
@@ -55,8 +60,8 @@ def join(
         report_to(partial(on_report, env.rank))
     watch = PeerWatch(env, timeout, lambda: abandon(watch))
     try:
-        return init_process(
-            env.rank, env.size, partial(run_watched, watch, fn), backend,
+        results = init_process(
+            env.rank, env.size, partial(run_watched, watch, grace, fn), backend,
             args=args, rendezvous=env.rendezvous, listener=bind_store(env), timeout=timeout,
             local_rank=env.local_rank, local_size=env.local_size, joined=True, before_leaving=partial(share, watch),
         )  # fmt: skip
@@ -64,6 +69,8 @@ def join(
         if (failed := explain(error, watch)) is error:
             raise
         raise failed from error
+    raise_if_preempted(results)
+    return results
 
 
 def bind_store(env: RankEnv) -> socket.socket | None:
@@ -73,10 +80,11 @@ def bind_store(env: RankEnv) -> socket.socket | None:
     return listen(env.rendezvous.host, env.rendezvous.port)
 
 
-def run_watched(watch: PeerWatch, fn: Callable[..., Any], rank: int, size: int, *args: Any) -> Any:
+def run_watched(watch: PeerWatch, grace: float | None, fn: Callable[..., Any], rank: int, size: int, *args: Any) -> Any:
     """`fn(rank, size, *args)`, under watch."""
     watch.start()
-    return fn(rank, size, *args)
+    with heed_signals(grace):
+        return run_until_preempted(fn, rank, size, *args)
 
 
 def share(watch: PeerWatch, result: Any) -> list[Any]:
@@ -93,6 +101,7 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
     A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
     """
     watch.attended.set()
+    watch.look_once_more()
     if not (isinstance(error, Exception) or watch.known.is_set()):
         watch.closing.set()
         return error

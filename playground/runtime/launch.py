@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from playground.runtime import backends, kept, rank as rank_process, server
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.limits import check_open_files
 from playground.runtime.output import open_pipes
+from playground.runtime.preemption import PreemptionNotice, raise_if_preempted
 from playground.runtime.rank import Progress
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
@@ -41,6 +43,7 @@ def launch(
     fresh: bool = False,
     restarts: int = 0,
     on_restart: OnRestart = log_restart,
+    grace: float | None = None,
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
@@ -59,30 +62,44 @@ def launch(
     `on_restart(failure, count)` is called with the `PlaygroundError` and the count of the world to come (by default it
     logs a warning, one line); what it raises ends the launch. After the last one, the failure is raised.
 
+    With a `grace`, in seconds, the first SIGTERM or SIGUSR1 does not end the launch: `preempted()` in a rank names it
+    from then on, and there is no restart any more. The ranks store where they are, and raise `Preempted` or return. A
+    second signal, or no end within that time, does end it. (Only where `launch` is called in the main thread, and only
+    for signals that the program does not handle itself.)
+
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
     `RankFailed` for the first rank that raised or died; `RankTimeout`, with every unfinished rank's Python stack, when
-    the timeout passes. However it ends, Ctrl-C included, no rank outlives the call; if this process is killed, they end
-    by themselves.
+    the timeout passes; `Preempted` when all ranks have ended and one of them has raised it. However it ends, Ctrl-C
+    included, no rank outlives the call; if this process is killed, they end by themselves.
     """
     __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback
     try:
         server.leave_if_imported()
         check(size, backend, timeout)
         check_restarts(restarts)
-        work = prepare_work(fn, args, timeout + HEAD_START)
-        attempt = partial(
-            run_world, size=size, backend=backend, timeout=timeout, init_method=init_method, fresh=fresh,
-            on_report=on_report or (lambda rank, event: None),
-        )  # fmt: skip
-        return run_with_restarts(attempt, work, restarts, on_restart)
+        work = replace(prepare_work(fn, args, timeout + HEAD_START), preemptible=grace is not None)
+        with PreemptionNotice(grace) as notice:
+            attempt = partial(
+                run_world, size=size, backend=backend, timeout=timeout, init_method=init_method, fresh=fresh,
+                on_report=on_report or (lambda rank, event: None), notice=notice,
+            )  # fmt: skip
+            return run_with_restarts(attempt, work, restarts, partial(tell_of_restart, notice, on_restart))
     except PlaygroundError as error:
         failure = error
     raise failure.with_traceback(None)  # where the launcher stood is no help
 
 
+def tell_of_restart(notice: PreemptionNotice, on_restart: OnRestart, failure: PlaygroundError, count: int) -> None:
+    """Call `on_restart`; raise the failure if there is to be no restart, because somebody wants the launch to end."""
+    if notice.signal:
+        raise failure
+    on_restart(failure, count)
+
+
 def run_world(
-    work: Work, *, size: int, backend: str, timeout: float, init_method: str | None, fresh: bool, on_report: Progress
-) -> list[Any]:
+    work: Work, *, size: int, backend: str, timeout: float, init_method: str | None, fresh: bool, on_report: Progress,
+    notice: PreemptionNotice,
+) -> list[Any]:  # fmt: skip
     """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
     ranks: list[Rank] = []
     try:
@@ -92,12 +109,13 @@ def run_world(
             start(ranks, size, backend, init_method, PORT_LIMIT if work.restart_count else 0.0)
         for rank in ranks:
             rank.assign(work)
-        watch(ranks, timeout, on_report)
+        watch(ranks, timeout, on_report, notice)
         results = [pickle.loads(rank.result or b"") for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
         else:
             release(ranks)
+        raise_if_preempted(results)
         return results
     finally:
         stop(ranks)

@@ -51,10 +51,10 @@ LINK_TIMEOUT = 2.0
 """Seconds that connecting to a rank of another host may take."""
 HEARD_TIMEOUT = 0.7
 """Seconds for which a rank that leaves waits for the others to hear of the loss. torchrun grants little more."""
-
 STUCK_TIME = 3.0
 """Seconds that the main thread may take, after a loss, to get out of what it is doing."""
-
+KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
+"""How no process ends that was asked to end."""
 SILENT = re.compile(r"timed out|No route to host|unreachable")
 """What the system says of a connection whose other end has not answered."""
 
@@ -151,10 +151,18 @@ class PeerWatch:
         except (dist.DistStoreError, dist.DistNetworkError) as error:
             if not (self.closing.is_set() or signals.stopping.is_set()):
                 self.learn(self.noticed or self.blame_store(str(error)))
+            elif self.noticed and not self.takes_leave:
+                self.learn(self.noticed)
         finally:
             for key in list(self.selector.get_map().values()):
                 self.forget(key)
             self.selector.close()
+
+    def look_once_more(self) -> None:
+        """After a signal that ends this process: wait until the thread has seen whether it was sent because of a
+        loss."""
+        if signals.stopping.is_set() and self.thread.ident:
+            self.thread.join(2 * POLL)
 
     def introduce(self) -> None:
         """Tell the others where this process is, learn where theirs are, and begin to observe them."""
@@ -192,10 +200,11 @@ class PeerWatch:
         """Take in what has happened to the peers, and what others say of it."""
         assert self.store
         ends = [self.read_end(key) for key, _ in self.selector.select(POLL) if key.data]
-        self.noticed = next((loss for _, loss in ends if loss), None)
-        if signals.stopping.is_set():  # whoever started the ranks ends them, one after the other
+        if signals.stopping.is_set():  # whoever started the ranks ends them, one after the other: after a loss, maybe
             self.closing.set()
-        elif self.store.check(["loss"]):
+            ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
+        self.noticed = next((loss for _, loss in ends if loss), None)
+        if self.store.check(["loss"]):
             self.learn(Loss(**json.loads(self.store.get("loss"))))
         else:
             self.judge(ends)

@@ -5,8 +5,8 @@
 | `("up",)`                    | `Work`: run this                                     |
 | `("report", event)`          | `"where"`: answer with `("stack", text)`             |
 | `("result", pickled, clean)` | `"leave"`: every rank has its result, you may go     |
-| `("failed", error)`          | end of file: the launcher is gone, go at once        |
-| `("paused", flag)`           |                                                     |
+| `("failed", error)`          | a signal: it asks you to end soon (`preempted()`)    |
+| `("paused", flag)`           | end of file: the launcher is gone, go at once        |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
 fails only because it is gone, and the first failure to be told is the first that happened. A rank that has handed in
@@ -19,6 +19,7 @@ import contextlib
 import os
 import pickle
 import re
+import signal
 import socket
 import sys
 import threading
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from playground.runtime.coverage import count_lines
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.output import redirect
+from playground.runtime.preemption import ask_to_end, begin_unasked, leave_to_launcher, run_until_preempted
 from playground.runtime.rendezvous import Rendezvous
 from playground.runtime.work import Work, call
 
@@ -85,7 +87,10 @@ class Launcher:
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
                 self.tell("stack", "".join(traceback.format_list(user_frames(traceback.extract_stack(frame)))))
+            elif isinstance(order, signal.Signals):
+                ask_to_end(order)
             else:
+                begin_unasked()  # here, in the order of the line: it may be asked before it begins
                 self.work.put(None if order == "leave" else order)
 
     def assignments(self) -> Iterator[Work]:
@@ -143,8 +148,8 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         member.form_group(work.timeout)
         fn, args = work.load()
         state.begin()
-        with count_lines(work.coverage):
-            result = call(fn, rank, size, *args)
+        with count_lines(work.coverage), leave_to_launcher(work.preemptible):
+            result = run_until_preempted(call, fn, rank, size, *args)
         launcher.submit(result, state.is_unchanged())
     if member:
         member.leave()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.work import Work
 
 OnRestart = Callable[[PlaygroundError, int], None]
@@ -20,12 +20,13 @@ OnRestart = Callable[[PlaygroundError, int], None]
 def run_with_restarts(run: Callable[[Work], list[Any]], work: Work, restarts: int, on_restart: OnRestart) -> list[Any]:
     """What `run(work)` returns, called again after each failure: `restarts` times at most, then the failure is raised.
 
-    The work tells the ranks which restart it belongs to. A `UsageError` is raised at once: no restart changes it.
+    The work tells the ranks which restart it belongs to. A `UsageError` is raised at once, since no restart changes it,
+    and so is `Preempted`.
     """
     for count in range(restarts):
         try:
             return run(replace(work, restart_count=count))
-        except UsageError:
+        except (UsageError, Preempted):
             raise
         except PlaygroundError as error:
             failure = error

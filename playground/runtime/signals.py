@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -16,6 +18,8 @@ DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 """Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in the background.)"""
 stopping = threading.Event()
 """Set at once when such a signal comes, wherever the main thread is, in a program that has called `exit_after`."""
+postponed: dict[int, float] = {}
+"""Signals that first leave such a program some time, in seconds: what it does until then is its own affair."""
 
 
 def handle_termination() -> None:
@@ -73,8 +77,18 @@ def exit_after(seconds: float) -> None:
 
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:
-    while (number := os.read(signals, 1)[0]) not in (signal.SIGINT, *TERMINATING):
-        pass
+    first, end = 0, math.inf
+    while number := read_signal(signals, end):
+        if (grace := postponed.get(number)) is not None:
+            first, end = first or number, min(end, time.monotonic() + grace)
+        elif number in (signal.SIGINT, *TERMINATING):
+            break
     stopping.set()
     time.sleep(seconds)
-    os._exit(128 + number)
+    os._exit(128 + (number or first))
+
+
+def read_signal(signals: int, end: float) -> int:
+    """The number of the next signal; 0 if none has come when the monotonic clock shows `end`."""
+    seconds = None if end == math.inf else max(0.0, end - time.monotonic())
+    return os.read(signals, 1)[0] if select.select([signals], [], [], seconds)[0] else 0

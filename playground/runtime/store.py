@@ -12,8 +12,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from playground.runtime.attempts import agree_on_attempt
 from playground.runtime.backends import BACKENDS
-from playground.runtime.environment import restart_count
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
 
@@ -28,6 +28,8 @@ NOBODY = "nobody"
 """A word and not an empty one: torch's older store takes 0.2 s to hand out what is empty."""
 READ_GRACE = 0.5
 """Seconds for which rank 0, when it has given up, goes on serving the store: all others read there who is missing."""
+attempts: list[int] = []
+"""The numbers of the worlds that this process has entered at a store that torchrun serves, the newest last."""
 
 
 def connect(
@@ -37,7 +39,7 @@ def connect(
 
     The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
     `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
-    Raises `RendezvousTimeout` if nobody serves the store in time.
+    Raises `RendezvousTimeout` if nobody serves the store in time, and, at torchrun's, if rank 0 does not come in time.
     """
     import torch.distributed as dist
 
@@ -57,24 +59,36 @@ def connect(
             if not serves
             else f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {first_line(error)}"
         ) from error
+    if rendezvous.served:
+        return store
+    try:
+        attempt, everyone = agree_on_attempt(store, rank, size, timeout)
+    except dist.DistNetworkError as error:
+        raise lost_store(rendezvous, rank, size) from error
+    except RuntimeError as error:
+        raise RendezvousTimeout(
+            f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {rendezvous.place}: rank 0 did not come"
+        ) from error
+    attempts.append(attempt)
+    if not everyone:
+        tell_missing(of_this_attempt(store), rank, size)
     return of_this_attempt(store)
 
 
 def connect_as_client(rendezvous: Rendezvous, size: int, timeout: timedelta) -> dist.Store:
-    """The same store, which somebody serves already, by a connection of one's own: what one thread waits for does not
-    hold up another. Raises torch's errors."""
+    """The store that this process has connected to, by a connection of its own: what one thread waits for does not hold
+    up another. Raises torch's errors."""
     import torch.distributed as dist
 
-    return of_this_attempt(
-        dist.TCPStore(rendezvous.host, rendezvous.port, size, timeout=timeout, wait_for_workers=False)
-    )
+    store = dist.TCPStore(rendezvous.host, rendezvous.port, size, timeout=timeout, wait_for_workers=False)
+    return store if rendezvous.served else of_this_attempt(store)
 
 
 def of_this_attempt(store: dist.Store) -> dist.Store:
     """Its part for this start of the world: torchrun's store may have seen an earlier one."""
     import torch.distributed as dist
 
-    return dist.PrefixStore(f"attempt {restart_count()}", store)
+    return dist.PrefixStore(f"attempt {attempts[-1]}", store)
 
 
 def choose_interface(rendezvous: Rendezvous) -> None:
@@ -99,19 +113,26 @@ def await_everyone(store: dist.Store, rendezvous: Rendezvous, rank: int, size: i
     try:
         store.wait(["missing"], timeout)
     except dist.DistNetworkError as error:
-        raise RendezvousTimeout(
-            f"rank {rank} of {size} lost the store at {rendezvous.place}: whoever served it has gone"
-        ) from error
+        raise lost_store(rendezvous, rank, size) from error
     except RuntimeError:  # a file's store has no error of its own
-        absent = [str(other) for other in range(size) if not store.check([f"rank {other} is here"])]
-        who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent[:MAX_NAMED])}{', …' * (len(absent) > MAX_NAMED)}"
-        store.set("missing", who)  # whoever gives up first says it for all
+        tell_missing(store, rank, size)
         if rank == 0:
             time.sleep(READ_GRACE)
     if (who := store.get("missing").decode()) != NOBODY:
         raise RendezvousTimeout(
             f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {rendezvous.place}: {who} did not come"
         )
+
+
+def tell_missing(store: dist.Store, rank: int, size: int) -> None:
+    """Tell everyone which ranks, besides this one, have not come. Whoever gives up first says it for all."""
+    absent = [str(other) for other in range(size) if other != rank and not store.check([f"rank {other} is here"])]
+    who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent[:MAX_NAMED])}{', …' * (len(absent) > MAX_NAMED)}"
+    store.set("missing", who)
+
+
+def lost_store(rendezvous: Rendezvous, rank: int, size: int) -> RendezvousTimeout:
+    return RendezvousTimeout(f"rank {rank} of {size} lost the store at {rendezvous.place}: whoever served it has gone")
 
 
 def leave_together(store: dist.Store, rank: int, size: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from playground.runtime.backends import Backend
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.output import Output
+from playground.runtime.preemption import PreemptionNotice
 from playground.runtime.rank import Event, Progress
 from playground.runtime.server import LOST_BY_THE_SERVER, UNGUARDED, check_server
 from playground.runtime.work import Work
@@ -85,7 +87,7 @@ class Rank:
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
-    def order(self, order: Work | str) -> None:
+    def order(self, order: Work | signal.Signals | str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 
@@ -107,11 +109,18 @@ def describe_exit(code: int | None, backend: Backend) -> str:
     return backend.deaths.get(-code, f"was killed by {names.get(-code, f'signal {-code}')}")
 
 
-def watch(ranks: list[Rank], timeout: float, on_report: Progress) -> None:
-    """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for too long."""
+def watch(ranks: list[Rank], timeout: float, on_report: Progress, notice: PreemptionNotice) -> None:
+    """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for too long.
+
+    A signal of which `notice` is given is passed on to the ranks.
+    """
     limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
     while not all(rank.result for rank in ranks):
-        if not listen(ranks, limit, on_report) and not any(rank.paused for rank in ranks):
+        heard = listen(ranks, min(limit, notice.seconds_left), on_report, notice.ears)
+        if number := notice.take():
+            for rank in ranks:
+                rank.order(number)
+        if not heard and not any(rank.paused for rank in ranks):
             raise RankTimeout(len(ranks), limit, collect_stacks(ranks))
         if any(rank.failure for rank in ranks):
             raise first_failure(ranks)
@@ -120,14 +129,14 @@ def watch(ranks: list[Rank], timeout: float, on_report: Progress) -> None:
         rank.relay_output()
 
 
-def listen(ranks: list[Rank], seconds: float, on_report: Progress) -> bool:
+def listen(ranks: list[Rank], seconds: float, on_report: Progress, others: Sequence[int] = ()) -> bool:
     """Wait for word from any rank, take in what there is; False if `seconds` passed in silence.
 
-    What a rank prints is word from it, and passed on as it comes.
+    What a rank prints is word from it, and passed on as it comes. So are descriptors in `others` that are ready.
     """
     lines: dict[Any, Rank] = {rank.line: rank for rank in ranks if not rank.vanished}
     ends: dict[Any, Rank] = {rank.process.sentinel: rank for rank in ranks if not rank.vanished}
-    ready = wait_relaying(ranks, [*lines, *ends], seconds)
+    ready = wait_relaying(ranks, [*lines, *ends, *others], seconds)
     events: list[tuple[int, Event]] = []
     for line in lines.keys() & set(ready):
         rank = lines[line]

@@ -35,6 +35,8 @@ class Work:
     """The settings of coverage.py, where it counts the launcher's lines."""
     restart_count: int = 0
     """How often it has been given to a world that failed."""
+    preemptible: bool = False
+    """Whether the launcher passes on the signals that ask the ranks to end soon."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""

@@ -7,6 +7,7 @@ import inspect
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -99,6 +100,7 @@ class Member:
             words = self.backend.explain_init_failure(error)
             raise RankFailed(self.rank, self.size, f"could not enter the world: {words}") from error
         self.group = dist.group.WORLD
+        self.store.add(self.group_name, 1)
         members[:] = [self]
 
     def environment(self) -> dict[str, str]:
@@ -121,7 +123,8 @@ class Member:
         `call` is what the function passes to `init_process_group`. If it looks for the others where the environment
         says, that is at our store, which is served already: returned is the call that uses it.
         """
-        if dist.group.WORLD is self.group:
+        if self.group is not None and dist.group.WORLD is self.group:
+            self.await_group()
             self.destroy_groups()
         moved = any(os.environ.get(name) != value for name, value in self.address.items())
         if moved or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
@@ -132,7 +135,17 @@ class Member:
     def open_store(self) -> dist.Store:
         """A part of the store that no process group has used yet."""
         self.groups_formed += 1
-        return dist.PrefixStore(f"group {self.groups_formed}", self.store)
+        return dist.PrefixStore(self.group_name, self.store)
+
+    @property
+    def group_name(self) -> str:
+        """Of the group that was formed last, in the store. There is counted by how many ranks."""
+        return f"group {self.groups_formed}"
+
+    def await_group(self) -> None:
+        """Wait until our group stands on every rank: to close its sockets would break off connecting elsewhere."""
+        while self.store.add(self.group_name, 0) < self.size:
+            time.sleep(0.001)
 
     def drop_groups(self) -> None:
         """Leave all process groups, ours or not."""

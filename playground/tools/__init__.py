@@ -34,5 +34,10 @@ TOOLS = {
             purpose="list and verify the snapshots of a training run, measure what one costs",
             command=remote("playground.tools.snapshots.command:command"),
         ),
+        Tool(
+            name="chaos",
+            purpose="kill processes of a training at random, and compare its end with an undisturbed one",
+            command=remote("playground.tools.chaos.command:command"),
+        ),
     )
 }

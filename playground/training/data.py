@@ -153,11 +153,17 @@ def partition_dataset(
     With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes fetch the
     batches, ahead of the rank; with 0 it does that itself.
     """
-    rank, size, samples = dist.get_rank(group), dist.get_world_size(group), len(data)
+    partition, steps = part_of(data, batch_size, seed, dist.get_rank(group), dist.get_world_size(group))
+    return RankLoader(partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
+
+
+def part_of(data: Dataset[Batch], batch_size: int, seed: int, rank: int, size: int) -> tuple[Partition, EqualSteps]:
+    """The samples of a rank in a world of `size`, and the batches it takes them in."""
+    samples = len(data)
     sizes = [part / samples for part in shares(samples, batch_size, size)]
     partition = DataPartitioner(data, sizes, seed).use(rank)
     steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
-    return RankLoader(partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
+    return partition, steps
 
 
 def batches(

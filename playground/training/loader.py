@@ -50,7 +50,8 @@ class RankLoader(DataLoader[T]):
 
     def __iter__(self) -> Any:
         if self.started and self.persistent_workers:
-            torch.empty((), dtype=torch.int64).random_()  # what a new iterator draws, and one that goes on does not
+            # what a new iterator draws, and one that goes on does not
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         self.started = True
         with warnings.catch_warnings():
             # Of more workers than cores: they are as many as was asked for. Of a fork beside threads: those are the

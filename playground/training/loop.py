@@ -19,22 +19,21 @@ from torch.utils.data import DataLoader
 
 from playground.runtime import device
 from playground.training import net
-from playground.training.data import (
-    Batch,
-    Images,
-    batches,
-    collate,
-    partition_dataset,
-    partition_test_set,
-    training_images,
-)
+from playground.training.data import Batch, Images, collate, training_images
 from playground.training.files import sha256
 from playground.training.history import History
+from playground.training.logical_ranks import AverageOverShards, seed_shard
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
+from playground.training.shards import (
+    carried_shards,
+    partition_among_shards,
+    partition_test_set_among_shards,
+    shard_batches,
+)
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
@@ -55,10 +54,13 @@ def train_with_ddp(rank: int, size: int, settings: TrainingSettings) -> Training
 
 def sync_by_hand(model: nn.Module, settings: TrainingSettings) -> GradSync:
     broadcast_parameters(model)
+    if settings.logical_ranks:
+        return AverageOverShards(model, settings.shards_per_rank(dist.get_world_size()))
     return build_grad_sync(model, settings)
 
 
 def sync_with_ddp(model: nn.Module, settings: TrainingSettings) -> GradSync:
+    settings.check_for_ddp()
     return GradSync(DistributedDataParallel(model))
 
 
@@ -67,9 +69,9 @@ def prepare_and_train(
 ) -> TrainingResult:
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
-    images = training_images(settings)
-    train_set = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
-    test_set = partition_test_set(Images(settings.folder, "t10k"))
+    images, shards = training_images(settings), settings.shards_per_rank(dist.get_world_size())
+    train_set = partition_among_shards(images, settings.batch_size, settings.seed, settings.loader_workers, shards)
+    test_set = partition_test_set_among_shards(Images(settings.folder, "t10k"), shards)
     sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
     return train(sync, train_set, test_set, settings)
 
@@ -79,34 +81,44 @@ def train(
 ) -> TrainingResult:
     """Train `sync.model` for `settings.epochs` epochs. Every rank returns the same.
 
-    Raises `UsageError` if batches would be left over whose gradients no step takes.
+    A rank runs forward and backward for each of its shards, of which it has one if there are no logical ranks. Raises
+    `UsageError` if batches would be left over whose gradients no step takes.
     """
     settings.check_accumulation(len(train_set.dataset.data))
     torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
-    model, history = sync.model, History(sync.model, train_set, test_set)
+    shards = settings.shards_per_rank(dist.get_world_size())
+    model, history = sync.model, History(sync.model, train_set, test_set, shards)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
 
-    def mean_loss(images: torch.Tensor, labels: torch.Tensor, samples: float) -> torch.Tensor:
+    def mean_loss(
+        when: tuple[int, int], number: int, images: torch.Tensor, labels: torch.Tensor, samples: float
+    ) -> torch.Tensor:
+        if settings.logical_ranks:
+            seed_shard(settings.seed, *when, carried_shards(shards)[number])
         output = model(images)
         loss = F.nll_loss(output, labels, reduction="sum")
-        history.add(loss, output, labels)
+        history.add(loss, output, labels, number)
         return loss / samples
 
     def warm_up() -> None:
         images, labels = first_sample(train_set)
-        backward(optimizer, [lambda: F.nll_loss(model(images), labels, reduction="sum")], sync)
+        backward(optimizer, shards * [lambda: F.nll_loss(model(images), labels, reduction="sum")], sync)
 
     run = open_run(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
-    steps = len(train_set) // settings.accumulate
+    batches_per_step = settings.accumulate * shards
+    steps = len(train_set) // batches_per_step
     train_set.batch_sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
     for epoch in history.epochs(settings.epochs):
         done = run.enter(epoch)
-        coming = batches(train_set, settings.batch_size, done * settings.accumulate)
+        coming = shard_batches(train_set, settings.batch_size, done * settings.accumulate, shards)
         for step in range(done + 1, steps + 1):
-            several = list(islice(coming, settings.accumulate))
+            several = list(islice(coming, batches_per_step))
             run.draw_as_before()
-            samples = sum(samples_per_rank for _, _, samples_per_rank in several)
-            losses = [partial(mean_loss, images, labels, samples) for images, labels, _ in several]
+            samples = sum(samples_per_rank for _, _, samples_per_rank in several[::shards])
+            losses = [
+                partial(mean_loss, (epoch, step), place % shards, images, labels, samples)
+                for place, (images, labels, _) in enumerate(several)
+            ]
             training_step(optimizer, losses, sync, last=step == steps)
             run.advance(step, last=step == steps)
     run.end()

@@ -6,22 +6,29 @@ random numbers. Who gets which sample when is not stored: it follows from the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.runtime import report, restart_count
-from playground.training.history import History
+from playground.runtime import PlaygroundError, Preempted, device, report
+from playground.runtime.agreement import all_gather_object
+from playground.training.appointments import Appointments
+from playground.training.redistribution import describe_change, redistribute, require_equal_replicas
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.snapshots.folder import SnapshotFile
-from playground.training.snapshots.resume import choose_snapshot
+from playground.training.snapshots.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots
+from playground.training.snapshots.marker import remove_marker
 from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import Snapshots, State, load
+from playground.training.snapshots.snapshots import State
 from playground.training.sync import GradSync
+
+DRAWS_FROM: Mapping[str, Any] = {"cpu": torch, "cuda": torch.cuda}
+"""Where the random numbers for each kind of device come from."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +40,43 @@ class Position:
     total: int = 0
 
 
+class RunHistory(Protocol):
+    """What a training loop counts while it goes on."""
+
+    @property
+    def finished(self) -> Sized:
+        """The epochs that are done, each with its test; always empty where it is steps alone that are counted."""
+
+    def state(self) -> Mapping[str, object]:
+        """What has been counted so far: tensors and plain data."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+
+    def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What this rank goes on counting from, when ranks of another number have counted `states`."""
+
+
 class UnsavedRun:
     """A training run that takes no snapshots, and begins at the start."""
 
     position = Position()
 
     def enter(self, epoch: int) -> int:
-        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done."""
+        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done.
+
+        Raises `Preempted` as `advance` does.
+        """
         return 0
 
     def draw_as_before(self) -> None:
         """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
 
     def advance(self, step: int, last: bool) -> None:
-        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that."""
+        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that.
+
+        Raises `Preempted`, on all ranks, when they have agreed to end here and their snapshot is written.
+        """
 
     def end(self) -> None:
         """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
@@ -65,26 +95,45 @@ class ResumableRun(UnsavedRun):
         fingerprint: Fingerprint,
         sync: GradSync,
         optimizer: torch.optim.Optimizer,
-        history: History,
+        history: RunHistory,
         warm_up: Callable[[], object],
     ) -> None:
         self.settings, self.sync, self.optimizer, self.history = settings, sync, optimizer, history
-        self.random_numbers: torch.Tensor | None = None
+        self.random_numbers: Mapping[str, torch.Tensor] = {}
         """To go on with, until they do."""
         self.is_due = False
-        rank, size = dist.get_rank(), dist.get_world_size()
-        newest = agree_on_snapshot(settings, fingerprint)
-        self.snapshots = Snapshots(settings.folder, fingerprint, rank=rank, size=size, keep=settings.keep)
+        self.asked_by = 0
+        """The number of the signal by which the ranks are asked to end; 0 if they are not."""
+        self.saved: Position | None = None
+        """Where the newest snapshot was taken."""
+        size = dist.get_world_size()
+        sharers = find_sharers(settings.folder)
+        newest = agree_on_snapshot(settings, fingerprint, sharers)
+        if newest:
+            require_equal_replicas(newest.snapshot, size, sync.keeps_replicas_equal)
+        self.snapshots = open_snapshots(settings, fingerprint, sharers)
         self.problem = ""
         if newest:
             warm_up()
-            self.restore(load(newest, rank))
-            report(resumed=asdict(self.position))
+            self.go_on_from(newest.snapshot, load_states(newest, sharers))
+        remove_marker(settings.folder)
+        self.appointments = Appointments(self.position.total, settings.seconds)
+
+    def go_on_from(self, snapshot: SnapshotFile, states: Sequence[State]) -> None:
+        """Be where the run was when its ranks took this snapshot, though there were more or fewer of them."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if size == snapshot.size:
+            self.restore(states[rank])
+        else:
+            self.restore(redistribute(states, rank, snapshot, self.history.combine))
+            if not snapshot.fingerprint.get("logical_ranks"):
+                report(notice=describe_change(snapshot, size, self.position.epoch))
+        report(resumed=asdict(self.position))
 
     def restore(self, state: State) -> None:
         """Be where the run was when it took this snapshot."""
         own: Mapping[str, Any] = {**state.shared, **state.own}
-        self.position = Position(**own["position"])
+        self.position = self.saved = Position(**own["position"])
         self.model.load_state_dict(own["model"])
         self.optimizer.load_state_dict(own["optimizer"])
         self.optimizer.zero_grad()
@@ -101,30 +150,45 @@ class ResumableRun(UnsavedRun):
     def enter(self, epoch: int) -> int:
         if epoch > self.position.epoch:
             self.position = Position(epoch, 0, self.position.total)
+            self.meet(at_once=True)  # the test may have taken long
         if self.position.step == 0:
             self.draw_as_before()
-        if self.is_due:
-            self.save()
+        self.save_if_due()
         return self.position.step
 
     def draw_as_before(self) -> None:
-        if self.random_numbers is not None:
-            torch.set_rng_state(self.random_numbers)
-            self.random_numbers = None
+        for kind, state in self.random_numbers.items():
+            DRAWS_FROM[kind].set_rng_state(state)
+        self.random_numbers = {}
 
     def advance(self, step: int, last: bool) -> None:
         self.position = Position(self.position.epoch, step, self.position.total + 1)
-        self.is_due = self.is_due or self.position.total % self.settings.every == 0
-        if self.is_due and not last:
+        self.is_due = self.is_due or self.settings.is_due_after(self.position.total)
+        self.meet()
+        if not last:
+            self.save_if_due()
+
+    def meet(self, at_once: bool = False) -> None:
+        """Where the ranks have an appointment: agree on whether to take a snapshot, and whether to end after it."""
+        agreed = self.appointments.keep(self.position.total, at_once)
+        self.asked_by = self.asked_by or agreed.signal
+        self.is_due = self.is_due or agreed.save or self.asked_by > 0
+
+    def save_if_due(self) -> None:
+        """Take a snapshot if it is time for one; if the ranks are to end, they do it here."""
+        if self.is_due:
             self.save()
+        if self.asked_by:
+            self.leave()
 
     def save(self) -> None:
         """Take a snapshot here."""
-        self.is_due = False
+        self.is_due, self.saved = False, self.position
         whole = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        kinds = ("cpu", device().type)
         own = {
             "position": asdict(self.position), "history": self.history.state(),
-            "random_numbers": torch.get_rng_state(),
+            "random_numbers": {kind: of.get_rng_state() for kind, of in DRAWS_FROM.items() if kind in kinds},
         }  # fmt: skip
         state = State(own=own, shared=whole) if self.sync.keeps_replicas_equal else State(own={**own, **whole})
         self.snapshots.save(self.position.total, state)
@@ -134,11 +198,21 @@ class ResumableRun(UnsavedRun):
         """Report why a snapshot could not be written, once: training goes on."""
         if self.snapshots.problem != self.problem:
             self.problem = self.snapshots.problem
-            report(notice=self.problem)
+            report(problem=self.problem)
+
+    def leave(self) -> NoReturn:
+        """End here, as all ranks have agreed, when what was saved is on the disk: of all of them, or it is no use."""
+        self.snapshots.close()
+        self.tell_problem()
+        name, step = signal.Signals(self.asked_by).name, self.position.total
+        if any(all_gather_object(self.snapshots.problem and self.snapshots.written != step)):
+            raise PlaygroundError(f"{name} came after step {step}, and its snapshot could not be written")
+        raise Preempted(name, step)
 
     def end(self) -> None:
         if self.position.epoch == len(self.history.finished):  # else it went on beyond the last epoch, and took no step
             self.position = Position(self.position.epoch + 1, 0, self.position.total)
+        if self.position != self.saved:
             self.save()
         self.snapshots.close()
         self.tell_problem()
@@ -149,7 +223,7 @@ def open_run(
     identify: Callable[[], Fingerprint],
     sync: GradSync,
     optimizer: torch.optim.Optimizer,
-    history: History,
+    history: RunHistory,
     warm_up: Callable[[], object],
 ) -> UnsavedRun:
     """The run that is asked for, at its start or where it goes on. `identify` says what it must have in common with a
@@ -157,14 +231,3 @@ def open_run(
     if snapshots is None:
         return UnsavedRun()
     return ResumableRun(snapshots, identify(), sync, optimizer, history, warm_up)
-
-
-def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint) -> SnapshotFile | None:
-    """The snapshot that rank 0 chooses, on every rank."""
-    chosen: list[SnapshotFile | None] = [None]
-    if dist.get_rank() == 0:
-        restarted = restart_count() > 0
-        size = dist.get_world_size()
-        chosen = [choose_snapshot(settings, fingerprint, size, restarted, lambda line: report(notice=line))]
-    dist.broadcast_object_list(chosen, src=0)
-    return chosen[0]

@@ -20,6 +20,8 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 LOADERS = ("batch", "per-sample", "paths")
 """Ways to fetch samples: whole batches; as tutorials do, one by one; and each from a file of its own."""
 MAX_LOADER_WORKERS = 64
+BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "logical_ranks", "snapshots")
+"""Settings that the tutorial's loop knows nothing of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,9 @@ class TrainingSettings:
     """What adds gradients up: a name of `ALL_REDUCES`."""
     bucket_cap: int = BUCKET_CAP
     """Bytes after which a bucket of gradients is full."""
+    logical_ranks: int | None = None
+    """Fixed shards of the data, with which no bit depends on the number of ranks; None for as many as there are ranks,
+    added up as `sync` says."""
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 
@@ -60,6 +65,9 @@ class TrainingSettings:
         check_choice("sync", self.sync, NET_SYNCS)
         check_choice("all_reduce", self.all_reduce, ALL_REDUCES)
         check_at_least_one(self, "epochs", "batch_size", "accumulate", "sync_every", "bucket_cap")
+        if self.logical_ranks is not None:
+            check_at_least_one(self, "logical_ranks")
+            self.check_beside_logical_ranks()
         check_not_negative(self, "lr", "momentum")
         if not 0 <= self.loader_workers <= MAX_LOADER_WORKERS:
             raise UsageError(f"loader_workers {self.loader_workers}: it must be between 0 and {MAX_LOADER_WORKERS}")
@@ -71,17 +79,46 @@ class TrainingSettings:
                 f"every step"
             )
 
+    def check_beside_logical_ranks(self) -> None:
+        """Raise `UsageError` for settings that logical ranks take the place of."""
+        plain = TrainingSettings(folder=self.folder)
+        for name in ("sync", "all_reduce", "accumulate"):
+            if getattr(self, name) != getattr(plain, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)} does not go with --logical-ranks, which adds "
+                    f"the gradients of a step in an order of its own: leave one of them out"
+                )
+
+    def check_for_ddp(self) -> None:
+        """Raise `UsageError` for what DistributedDataParallel cannot do."""
+        if self.logical_ranks is not None:
+            raise UsageError(
+                f"--logical-ranks {self.logical_ranks} does not go with DistributedDataParallel: the order in which "
+                f"it adds gradients depends on the number of ranks; take sgd"
+            )
+
+    def shards_per_rank(self, size: int) -> int:
+        """How many shards of the data each of `size` ranks carries: one, if there are no logical ranks.
+
+        Raises `UsageError` if logical ranks cannot be shared out evenly.
+        """
+        shards, rest = divmod(self.logical_ranks or size, size)
+        if rest and self.logical_ranks:
+            raise UsageError(
+                f"--logical-ranks {self.logical_ranks} for {size} ranks: each carries as many, so the number of ranks "
+                f"must be one of {divisors_of(self.logical_ranks)}"
+            )
+        return shards
+
     @property
     def is_tutorial(self) -> bool:
         """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
         plain = TrainingSettings(folder=self.folder)
-        return all(
-            getattr(self, name) == getattr(plain, name) for name in ("sync", "all_reduce", "accumulate", "snapshots")
-        )
+        return all(getattr(self, name) == getattr(plain, name) for name in BEYOND_TUTORIAL)
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""
-        MODELS["net"].check_batch(self.batch_size, size)
+        MODELS["net"].check_batch(self.batch_size, size * self.shards_per_rank(size))
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""
@@ -92,12 +129,16 @@ class TrainingSettings:
         """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no step takes."""
         batches = math.ceil(samples / self.batch_size)
         if batches % self.accumulate:
-            divisors = ", ".join(str(number) for number in range(1, batches + 1) if batches % number == 0)
             raise UsageError(
                 f"--accumulate {self.accumulate} does not divide the {batches} batches of an epoch: choose one of "
-                f"{divisors}, or another --batch-size or --limit"
+                f"{divisors_of(batches)}, or another --batch-size or --limit"
             )
 
     def on_all_ranks(self) -> dict[str, object]:
         """What must be the same on every rank: everything but the folder, which is each host's own."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+
+def divisors_of(number: int) -> str:
+    """All of them, as text."""
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

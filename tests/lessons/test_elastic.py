@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from processes import by_hand
 
-from playground.lessons.elastic.lesson import bytes_of, tensors_in
-from playground.lessons.elastic.results import Comparison
 from playground.lessons.elastic.settings import Kill, draw_kills
-from playground.runtime import PlaygroundError, UsageError
+from playground.runtime import UsageError
 
 Run = Callable[..., Any]
 
@@ -82,15 +79,3 @@ def test_kills_come_one_after_the_other() -> None:
     with pytest.raises(UsageError):
         draw_kills(10, 3, 10, seed=1)
     assert Kill(1, 2) == Kill(1, 2)
-
-
-def test_bytes_that_differ_are_no_success() -> None:
-    Comparison(tensors=1, nbytes=4, differing=0).check()
-    with pytest.raises(PlaygroundError, match="3 of 4 bytes differ"):
-        Comparison(tensors=1, nbytes=4, differing=3).check()
-
-
-def test_every_tensor_is_compared() -> None:
-    state = {"a": torch.ones(2), "b": [{"c": torch.zeros(1)}, 3, "d", (torch.ones(1),)]}
-    assert [tensor.tolist() for tensor in tensors_in(state)] == [[1.0, 1.0], [0.0], [1.0]]
-    assert bytes_of(torch.ones(2, 2).t()).tolist() == [0, 0, 128, 63] * 4

@@ -15,13 +15,14 @@ from simulation import Simulation, Sizes
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import Cost, Counts, Machine, Task
+from playground.algorithms.hosts import Hosts
 from playground.algorithms.messages import Messages, observed
 from playground.algorithms.pipelined_ring import PIECE
 from playground.algorithms.transport import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.testing import World
-from playground.tools.scale import command, fit, predict, report as show, settings
+from playground.tools.scale import command, fit, plan, predict, report as show, settings
 from playground.tools.scale.predict import COSTS
 from playground.tools.scale.results import Point, Sample
 
@@ -130,36 +131,46 @@ def test_messages_between_three_nodes_of_four(name: str, between: int) -> None:
     assert COSTS[name](Task(12, 1024, 4)).between.messages == between
 
 
+def one_host(size: int) -> Hosts:
+    return Hosts.from_ids([0] * size)
+
+
 @pytest.mark.parametrize("cores", [1, 2, 64])
 def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
+    on_one_host = plan.plan_for(one_host(8), plan.effort(0.0), cores, cores)
     samples = [
         Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
-        for name in ONE_LEVEL for size in (2, 4) for nbytes in fit.FITTED_SIZES
+        for name in ONE_LEVEL for size in (2, 4) for nbytes in plan.FITTED_SIZES
     ]  # fmt: skip
-    found = fit.fit(samples, cores)
+    found = fit.fit(samples, on_one_host)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
-    assert fit.error(found, Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)) == pytest.approx(1)
+    half = Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)
+    assert fit.error(found, half, on_one_host) == pytest.approx(1)
 
 
 def test_no_parameter_is_negative() -> None:
-    works = [Counts(1, 0, 0), Counts(1, 100, 1), Counts(1, 200, 5)]
-    assert min(fit.least_squares(works, [1.0, 0.5, 0.25])) >= 0
+    terms = [(1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 100.0, 1.0, 0.0, 0.0), (1.0, 200.0, 5.0, 0.0, 0.0)]
+    found = fit.least_squares(terms, [1.0, 0.5, 0.25])
+    assert min(found) >= 0
+    assert found[3:] == [0, 0]
 
 
 def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
-    key, other = ("ring", 2, 4), ("ring", 1, 4)
+    key, other = ("ring", 2, 4, 1), ("ring", 1, 4, 1)
     rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
-    assert fit.samples_of(rounds) == [Sample(*key, 4.0), Sample(*other, 1.0)]
+    assert fit.samples_of(rounds) == [Sample("ring", 2, 4, 4.0), Sample("ring", 1, 4, 1.0)]
 
 
 @pytest.mark.parametrize("size", range(settings.MIN_RANKS, settings.MAX_RANKS + 1))
 def test_what_is_held_out_is_not_fitted(size: int) -> None:
-    fitted, held_out = fit.groups(size)
+    groups = plan.plan_for(one_host(size), plan.effort(0.0), 2, 2).groups
+    fitted = {len(group.ranks) for group in groups if group.fitted}
+    held_out = {len(group.ranks) for group in groups if group.held_out}
     assert fitted
     assert size in held_out
-    assert not set(fitted) & set(held_out)
-    assert not set(fit.FITTED_SIZES) & set(fit.HELD_OUT_SIZES)
+    assert not fitted & held_out
+    assert not set(plan.FITTED_SIZES) & set(plan.HELD_OUT_SIZES)
 
 
 def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
@@ -213,8 +224,8 @@ def test_json_by_hand(run_cli: Run) -> None:
 
 def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MEASURED", 0.0)
-    monkeypatch.setattr(fit, "FITTED_SIZES", [4, 4096])
-    monkeypatch.setattr(fit, "HELD_OUT_SIZES", [1024])
+    monkeypatch.setattr(plan, "FITTED_SIZES", (4, 4096))
+    monkeypatch.setattr(plan, "HELD_OUT_SIZES", (1024,))
     document = json.loads(run_cli("scale", "-n", 4, "--json").out)
     assert document["world_size"] == 4
     assert document["parameters"]["alpha"] > 0
@@ -232,12 +243,12 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_measured_host_as_text() -> None:
     """What the model is told by its own predictions, it predicts; all of it is shown."""
     true = Machine(8e-5, 2.5e-10, 3e-10, 2)
-    plan = fit.plan_for(8, 0.0)
+    measured = plan.plan_for(one_host(8), plan.effort(0.0), 2, 2)
     samples = [
-        Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
-        for name in plan.names for part in (plan.fitted, plan.held_out) for size in part for nbytes in part[size]
+        Sample(name, len(group.ranks), nbytes, predict.seconds(true, len(group.ranks), nbytes)[name])
+        for name in measured.names for group in measured.groups for nbytes in group.sizes
     ]  # fmt: skip
-    result = fit.evaluate(samples, plan, cores=2)
+    result = fit.evaluate(samples, measured)
     assert result.fit is not None
     assert result.fit.worst_error < 1e-6
     assert {(point.size, point.fitted) for point in result.fit.points} == {(2, True), (4, True), (3, False), (8, False)}
@@ -262,10 +273,10 @@ def test_errors_by_algorithm() -> None:
     assert table.rows == [("ring", "20", "30"), ("all-to-all", "50", "50"), ("all", "25", "50")]
 
 
-@pytest.mark.parametrize(("size", "local"), [(3, 3), (17, 17), (8, 4)])
-def test_what_cannot_be_measured(size: int, local: int) -> None:
-    with pytest.raises(UsageError, match="measuring takes 4 to 16 on one host"):
-        settings.ScaleSettings().check_measurable(size, local)
+@pytest.mark.parametrize("size", [3, 17])
+def test_what_cannot_be_measured(size: int) -> None:
+    with pytest.raises(UsageError, match=f"{size} ranks: measuring takes 4 to 16, on several hosts 2 to 16"):
+        plan.plan_for(one_host(size), plan.effort(0.0), 2, 2)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

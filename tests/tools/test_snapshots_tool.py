@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,21 +57,21 @@ def test_what_is_whole_is_listed(folder: Path, run_cli: Run, what: str) -> None:
 
 
 def test_only_verify_reads_the_files(folder: Path, run_cli: Run) -> None:
-    damage(step_folder(folder, 30) / "rank-1.pt")
+    damage(step_folder(folder, 30) / "rank-1.snapshot")
     assert [row[-1] for row in rows(run_cli("snapshots", "ls", folder).out)] == ["whole"] * 3
     shown = run_cli("snapshots", "verify", folder)
     assert (shown.code, shown.err) == (1, "playground: damaged: step 30\n")
-    assert rows(shown.out)[-1][-1].startswith("damaged: the checksum of rank-1.pt")
+    assert rows(shown.out)[-1][-1].startswith("damaged: the checksum of rank-1.snapshot")
     assert "A run would go on from step 20." in " ".join(shown.out.split())
 
 
 def test_what_a_killed_run_leaves_is_no_failure(folder: Path, run_cli: Run) -> None:
-    (step_folder(folder, 30) / "rank-1.json").unlink()
+    (step_folder(folder, 30) / "rank-1.snapshot").unlink()
     shown = run_cli("snapshots", "verify", folder)
     assert (shown.code, shown.err) == (0, "")
-    assert rows(shown.out)[-1][-1] == "incomplete: rank-1.pt is missing"
+    assert rows(shown.out)[-1][-1] == "incomplete: rank-1.snapshot is missing"
     for step in (10, 20):
-        (step_folder(folder, step) / "shared.json").unlink()
+        (step_folder(folder, step) / "rank-0.snapshot").unlink()
     shown = run_cli("snapshots", "verify", folder)
     assert (shown.code, shown.err) == (1, "playground: no snapshot is whole: a run cannot go on from here\n")
     assert "No run can go on from here." in " ".join(shown.out.split())
@@ -80,7 +81,7 @@ def test_lines_about_many_defects_stay_within_80_columns(
     folder: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    for file in step_folder(folder, 20).glob("*.pt"):
+    for file in step_folder(folder, 20).glob("*.snapshot"):
         os.truncate(file, 17)
     shown = run_cli("snapshots", "verify", folder)
     assert shown.err == "playground: damaged: step 20\n"
@@ -88,14 +89,15 @@ def test_lines_about_many_defects_stay_within_80_columns(
 
 
 def test_the_document_has_every_defect(folder: Path, run_cli: Run) -> None:
-    os.truncate(step_folder(folder, 20) / "shared.pt", 17)
+    file = step_folder(folder, 20) / "rank-0.snapshot"
+    os.truncate(file, file.stat().st_size - 3)
     document = json.loads(run_cli("snapshots", "ls", folder, "--json").out)
     assert document["contents_read"] is False
     whole, damaged, _ = document["snapshots"]
     assert (whole["step"], whole["size"], whole["condition"], whole["defects"]) == (10, 2, "whole", [])
     assert whole["fingerprint"] == {"lr": 0.1}
     assert damaged["condition"] == "damaged"
-    assert damaged["defects"][0].startswith("shared.pt has 17 of ")
+    assert re.fullmatch(r"rank-0\.snapshot has [0-9,]+ of [0-9,]+ bytes", damaged["defects"][0])
 
 
 @pytest.mark.parametrize("what", ["ls", "verify"])
@@ -140,8 +142,8 @@ def test_ages_are_short(seconds: float, text: str) -> None:
 
 
 def test_what_is_unknown_is_a_dash(tmp_path: Path) -> None:
-    empty = Examined(folder=tmp_path, step=1234567, condition="incomplete", defects=["shared.pt is missing"])
+    empty = Examined(folder=tmp_path, step=1234567, condition="incomplete", defects=["rank-0.snapshot is missing"])
     old = Examined(folder=tmp_path, step=2, size=3, nbytes=2048, written=time.time() - 3 * 86400)
     lines = render([report.snapshots_table([old, empty])], 80).splitlines()
     assert lines[1].split() == ["2", "3", "2", "KiB", "3", "days", "whole"]
-    assert lines[2].split() == ["1,234,567", "-", "0", "B", "-", "incomplete:", "shared.pt", "is", "missing"]
+    assert lines[2].split() == ["1,234,567", "-", "0", "B", "-", "incomplete:", "rank-0.snapshot", "is", "missing"]

@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+BLOCK = 128
+"""Bytes of which a disk writes all or nothing."""
 Call = tuple[str, str, Any]
 """What was called, on which path, and with what else."""
 
@@ -18,13 +20,14 @@ class RecordingOS:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.paths: dict[int, str] = {}
+        self.positions: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
         descriptor = os.open(path, flags, mode)
-        self.paths[descriptor] = str(path)
+        self.paths[descriptor], self.positions[descriptor] = str(path), 0
         if flags & os.O_CREAT:
             self.calls.append(("create", str(path), None))
         return descriptor
@@ -34,8 +37,21 @@ class RecordingOS:
         if len(block) > 1 and not (self.calls and self.calls[-1][0] == "write"):
             block = block[: len(block) // 2]
         written = os.write(descriptor, block)
-        self.calls.append(("write", self.paths[descriptor], bytes(block[:written])))
+        position = self.positions[descriptor]
+        self.calls.append(("write", self.paths[descriptor], (position, bytes(block[:written]))))
+        self.positions[descriptor] += written
         return written
+
+    def lseek(self, descriptor: int, position: int, whence: int) -> int:
+        self.positions[descriptor] = os.lseek(descriptor, position, whence)
+        return self.positions[descriptor]
+
+    def ftruncate(self, descriptor: int, length: int) -> None:
+        os.ftruncate(descriptor, length)
+        self.calls.append(("truncate", self.paths[descriptor], length))
+
+    def fdatasync(self, descriptor: int) -> None:
+        self.fsync(descriptor)
 
     def fsync(self, descriptor: int) -> None:
         os.fsync(descriptor)
@@ -64,6 +80,14 @@ class File:
 
     volatile: bytes = b""
     durable: bytes = b""
+
+    def survivor(self, chance: float, random: Random) -> bytes:
+        """What a crash leaves: of each block what was written last, with this chance, or what was synced."""
+        new, old = self.volatile, self.durable
+        kept = b"".join(
+            (new if random.random() < chance else old)[start : start + BLOCK] for start in range(0, len(new), BLOCK)
+        )
+        return kept if random.random() < chance or new == old else old
 
 
 @dataclass(eq=False)
@@ -97,9 +121,7 @@ class Disk:
             return
         folder, name = self.folder_of(path)
         if kind == "create":
-            file = folder.volatile.setdefault(name, File())
-            assert isinstance(file, File)
-            file.volatile = b""
+            folder.volatile.setdefault(name, File())
         elif kind == "mkdir":
             folder.volatile[name] = Folder()
         elif kind in ("unlink", "rmdir"):
@@ -108,15 +130,7 @@ class Disk:
             target, new = self.folder_of(more)
             target.volatile[new] = folder.volatile.pop(name)
         else:
-            self.write_or_sync(folder.volatile[name], more)
-
-    def write_or_sync(self, node: File | Folder, written: bytes | None) -> None:
-        if isinstance(node, Folder):
-            node.durable = dict(node.volatile)
-        elif written is None:
-            node.durable = node.volatile
-        else:
-            node.volatile += written
+            change(folder.volatile[name], kind, more)
 
     def survivors(self, chance: float, random: Random) -> dict[str, bytes | None]:
         """The paths after a crash, with their contents (None for a folder): each file and folder keeps what was never
@@ -130,10 +144,26 @@ class Disk:
                     found[f"{path}{name}"] = None
                     walk(node, f"{path}{name}/")
                 else:
-                    found[f"{path}{name}"] = node.volatile if random.random() < chance else node.durable
+                    found[f"{path}{name}"] = node.survivor(chance, random)
 
         walk(self.top, "")
         return found
+
+
+def change(node: File | Folder, kind: str, more: Any) -> None:
+    """Do to this file or folder what was recorded."""
+    if kind == "fsync" and isinstance(node, Folder):
+        node.durable = dict(node.volatile)
+        return
+    assert isinstance(node, File)
+    if kind == "fsync":
+        node.durable = node.volatile
+    elif kind == "truncate":
+        node.volatile = node.volatile[:more]
+    else:
+        position, written = more
+        padded = node.volatile.ljust(position, b"\0")
+        node.volatile = padded[:position] + written + padded[position + len(written) :]
 
 
 def make_files(folder: Path, contents: dict[str, bytes | None]) -> None:

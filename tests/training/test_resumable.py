@@ -21,6 +21,7 @@ from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.folder import find_steps, step_folder
 from playground.training.snapshots.settings import SnapshotSettings
+from playground.training.snapshots.snapshots import load_part
 
 BY_HAND, WITH_DDP = (remote(f"playground.lessons.elastic.lesson:{name}") for name in ("by_hand", "with_ddp"))
 """Training as sgd and ddp do it, whose ranks are killed."""
@@ -52,8 +53,8 @@ def last_snapshot(settings: TrainingSettings) -> dict[str, Any]:
     """What every file of the newest snapshot holds; times are no result."""
     assert settings.snapshots
     folder = step_folder(settings.snapshots.folder, find_steps(settings.snapshots.folder)[0])
-    found = {file.name: torch.load(file, weights_only=True) for file in sorted(folder.glob("*.pt"))}
-    for part in found.values():
+    found = {file.name: load_part(file) for file in sorted(folder.glob("*.snapshot"))}
+    for part in (each["own"] for each in found.values()):
         if "history" in part:
             part["history"].pop("seconds")
             for epoch in part["history"]["finished"]:
@@ -135,8 +136,8 @@ def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(se
 
 def find_epoch(folder: Path, step: int) -> int:
     """The epoch in which that snapshot was taken."""
-    part = torch.load(step_folder(folder, step) / "rank-0.pt", weights_only=True)
-    return int(part["position"]["epoch"])
+    part = load_part(step_folder(folder, step) / "rank-0.snapshot")
+    return int(part["own"]["position"]["epoch"])
 
 
 def test_a_snapshot_by_name(settings: TrainingSettings) -> None:
@@ -168,10 +169,32 @@ def test_what_belongs_to_another_run_is_refused(
         train(1, BY_HAND, replace(settings, **change), [])
 
 
-def test_another_number_of_ranks_is_refused(settings: TrainingSettings) -> None:
-    train(1, BY_HAND, settings, [])
-    with pytest.raises(UsageError, match="is of a run with 1 ranks, and this one has 2"):
-        train(2, BY_HAND, settings, [])
+@pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
+def test_another_number_of_ranks_goes_on_and_says_what_is_exact(
+    before: int, now: int, settings: TrainingSettings
+) -> None:
+    train(before, BY_HAND, settings, [])
+    folder = snapshots_of(settings).folder
+    for step in (10, 8):
+        shutil.rmtree(step_folder(folder, step))  # what is left is in the second epoch, one step done
+    events: list[Any] = []
+    finished = launch(
+        run_training, now, args=(BY_HAND, settings, ([],)), on_report=lambda rank, event: events.append(event)
+    )[0].epochs
+    notices = [event["notice"] for event in events if "notice" in event and "going on" in event["notice"]]
+    assert notices
+    assert set(notices) == {notices[0]}
+    assert f"from step 6, which {before} took: parameters, optimizer and position are exact" in notices[0]
+    assert {event["resumed"]["total"] for event in events if "resumed" in event} == {6}
+    assert [epoch.epoch for epoch in finished] == [1, 2]
+    assert find_steps(folder)[0] == 10
+
+
+def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:
+    local = replace(settings, sync="parameters", sync_every=3)
+    train(1, BY_HAND, local, [])
+    with pytest.raises(UsageError, match="was taken by 1, and the ranks here are 2: with --sync-every, parameters are"):
+        train(2, BY_HAND, local, [])
 
 
 def test_snapshots_change_nothing(settings: TrainingSettings, world: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from playground.runtime import UsageError, device
 from playground.testing import World
 from playground.training.net import Net
 from playground.training.snapshots import folder as under_test_folder, manifest, snapshots as under_test
-from playground.training.snapshots.buffers import Buffers
+from playground.training.snapshots.buffers import Buffers, restore
 from playground.training.snapshots.fingerprint import find_difference
 from playground.training.snapshots.folder import (
     DAMAGED,
@@ -31,7 +31,7 @@ from playground.training.snapshots.folder import (
     require_unused,
     step_folder,
 )
-from playground.training.snapshots.snapshots import Snapshots, State, load
+from playground.training.snapshots.snapshots import Snapshots, State, load, load_all
 
 Worlds = Callable[..., World]
 RUN = {"lr": 0.1, "data": {"limit": 600, "name": "digits"}, "sizes": [1, 2]}
@@ -138,8 +138,8 @@ def change_after_saving(rank: int, size: int, folder: Path) -> list[bool]:
             taken.save(step, State(shared={"tensors": tensors}))
             for tensor in tensors:
                 tensor.fill_(-1)
-    loaded: list[Any] = [under_test.load_part(step_folder(folder, step) / manifest.SHARED) for step in (1, 2, 3)]
-    return [all((tensor == step).all() for tensor in each["tensors"]) for step, each in enumerate(loaded, 1)]
+    loaded: list[Any] = [under_test.load_part(step_folder(folder, step) / "rank-0.snapshot") for step in (1, 2, 3)]
+    return [all((tensor == step).all() for tensor in each["shared"]["tensors"]) for step, each in enumerate(loaded, 1)]
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
@@ -149,20 +149,19 @@ def test_training_may_change_tensors_when_save_has_returned(tmp_path: Path, worl
 
 def test_memory_is_allocated_once() -> None:
     buffers, state = Buffers(), {"a": torch.rand(3, 4).t(), "b": [torch.rand(2), 5]}
-    first: Any = buffers.fill(state)
-    addresses = first["a"].data_ptr(), first["b"][0].data_ptr()
-    second: Any = buffers.fill({"a": state["a"] * 2, "b": state["b"]})
-    assert (second["a"].data_ptr(), second["b"][0].data_ptr()) == addresses
-    assert torch.equal(second["a"], state["a"] * 2)
-    grown: Any = buffers.fill({"a": torch.rand(9)})
-    assert grown["a"].shape == (9,)
-    assert list(buffers.tensors) == [("a",)]
+    address = buffers.fill(state).memory.data_ptr()
+    doubled = {"a": torch.rand(3, 4).t(), "b": [torch.rand(2), 6]}
+    second = buffers.fill(doubled)
+    assert second.memory.data_ptr() == address
+    assert same(restore(second.plain, second.memory), doubled)
+    larger = {"a": torch.rand(99)}
+    assert same(restore(*vars(buffers.fill(larger)).values()), larger)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", Path("/"), Snapshots], ids=lambda value: type(value).__name__)
 def test_what_could_not_be_loaded_is_refused(tmp_path: Path, value: Any) -> None:
     with Snapshots(tmp_path, RUN, rank=0, size=1) as taken:
-        with pytest.raises(TypeError, match=r"cannot hold shared\.pt\.model\.0, a "):
+        with pytest.raises(TypeError, match=r"cannot hold shared\.model\.0, a "):
             taken.save(1, State(shared={"model": [value]}))
         taken.save(2, State())
     assert newest(tmp_path) == (2, [])
@@ -181,7 +180,7 @@ def test_the_last_whole_one_is_kept_until_all_ranks_have_a_newer_one(tmp_path: P
         with Snapshots(tmp_path, RUN, rank=0, size=2, keep=1) as taken:
             taken.save(step, State())
     assert find_steps(tmp_path) == [30, 20, 10]
-    said = "the snapshot of step {} is incomplete (rank-1.pt is missing): looking for one before it"
+    said = "the snapshot of step {} is incomplete (rank-1.snapshot is missing): looking for one before it"
     assert newest(tmp_path) == (10, [said.format(30), said.format(20)])
     save(tmp_path, 30, size=2, keep=1)
     assert find_steps(tmp_path) == [30]
@@ -207,7 +206,7 @@ def test_ranks_write_one_snapshot_together(tmp_path: Path, world: Worlds) -> Non
     assert load(found, 3) == State(shared={"from": 0}, own={})
 
 
-files = st.sampled_from(["shared.pt", "shared.json", "rank-0.pt", "rank-0.json", "rank-1.pt", "rank-1.json"])
+files = st.sampled_from(["rank-0.snapshot", "rank-1.snapshot"])
 
 
 @settings(max_examples=25)
@@ -223,8 +222,8 @@ def test_a_damaged_byte_is_noticed_wherever_it_is(
     file.write_bytes(content)
     step, [said] = newest(folder)
     assert step == 1
-    assert f"step 2 is damaged ({'the ' if name.endswith('json') else ''}" in said
-    assert name.replace("json", "pt") in said
+    assert "step 2 is damaged (the " in said
+    assert name in said
     assert examine(folder, 2, read_contents=True).condition == DAMAGED
 
 
@@ -234,18 +233,17 @@ def test_a_file_that_is_cut_off_is_noticed(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("run")
     save(folder, 1, 2, size=2)
     file = step_folder(folder, 2) / name
-    os.truncate(file, int(where * file.stat().st_size))
+    os.truncate(file, left := int(where * file.stat().st_size))
     assert newest(folder)[0] == 1
-    assert examine(folder, 2, read_contents=False).condition == DAMAGED
+    assert examine(folder, 2, read_contents=False).condition == (DAMAGED if left else INCOMPLETE)
 
 
-@pytest.mark.parametrize("name", ["shared.pt", "rank-0.json", "rank-1.pt"])
+@pytest.mark.parametrize("name", ["rank-0.snapshot", "rank-1.snapshot"])
 def test_a_file_that_is_gone_is_named(tmp_path: Path, name: str) -> None:
     save(tmp_path, 1, 2, size=2)
     (step_folder(tmp_path, 2) / name).unlink()
     found = examine(tmp_path, 2, read_contents=False)
-    assert found.condition == (INCOMPLETE if name.endswith("json") else DAMAGED)
-    assert name.replace("json", "pt") in found.defects[0]
+    assert (found.condition, found.defects) == (INCOMPLETE, [f"{name} is missing"])
     assert newest(tmp_path)[0] == 1
 
 
@@ -254,7 +252,7 @@ def test_parts_of_two_runs_make_no_snapshot(tmp_path: Path) -> None:
     with Snapshots(tmp_path, RUN, rank=0, size=2) as taken:  # the same step again, on another number of ranks
         taken.save(2, State())
     assert newest(tmp_path)[0] == 1
-    assert examine(tmp_path, 2, read_contents=True).defects == ["rank-1.pt is of another run"]
+    assert examine(tmp_path, 2, read_contents=True).defects == ["rank-1.snapshot is of another run"]
     save(tmp_path, 2, size=2)
     assert newest(tmp_path) == (2, [])
     assert examine(tmp_path, 2, read_contents=True).condition == WHOLE
@@ -317,14 +315,41 @@ def test_another_number_of_ranks_is_refused_unless_any_will_do(tmp_path: Path) -
         newest(tmp_path, size=3)
 
 
+def test_version_1_is_named(tmp_path: Path) -> None:
+    """It had the manifests in files of their own."""
+    folder = step_folder(tmp_path, 2)
+    folder.mkdir()
+    for name in ("shared.json", "rank-0.json"):
+        (folder / name).write_text('{"schema": 1}\n')
+    with pytest.raises(UsageError, match=r"step-00000002: it has schema version 1, .* reads version 2; go on with the"):
+        newest(tmp_path)
+
+
+def test_all_ranks_parts_can_be_written_and_loaded_by_one(tmp_path: Path) -> None:
+    states = [State(shared={"weights": torch.ones(3) * 5}, own={"rank": rank}) for rank in range(3)]
+    with Snapshots(tmp_path, RUN, rank=0, size=3) as taken:
+        taken.save_all(4, states)
+    found = find_newest(tmp_path, RUN, 3, pytest.fail)
+    assert found is not None
+    loaded = load_all(found)
+    assert [state.own for state in loaded] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    assert all(same(state.shared, states[0].shared) for state in loaded)
+
+
+def test_a_folder_of_another_number_of_ranks_is_not_used_again(tmp_path: Path) -> None:
+    save(tmp_path, 1, size=3, keep=1)
+    save(tmp_path, 2, 3, 4, size=2, keep=1)
+    assert sorted(file.name for file in step_folder(tmp_path, 4).iterdir()) == ["rank-0.snapshot", "rank-1.snapshot"]
+
+
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     original = manifest.Manifest
     with monkeypatch.context() as patched:
-        patched.setattr(under_test, "Manifest", lambda **values: original(schema=2, **values))
+        patched.setattr(under_test, "Manifest", lambda **values: original(schema=3, **values))
         with Snapshots(tmp_path, RUN, rank=0, size=1) as taken:
             taken.save(2, State())
-    with pytest.raises(UsageError, match=r"step-00000002: it has schema version 2, .* reads version 1; go on with the"):
+    with pytest.raises(UsageError, match=r"step-00000002: it has schema version 3, .* reads version 2; go on with the"):
         newest(tmp_path)
     save(tmp_path, 3, keep=1)
     assert find_steps(tmp_path) == [3, 2], "not ours to remove"
@@ -355,7 +380,7 @@ def test_training_goes_on_when_the_disk_is_full(
             f"step 2 has no snapshot: there is no room in {tmp_path} (File too large); training went on"
         )
         assert (newest(tmp_path)[0], taken.written) == (1, None)
-        assert list(tmp_path.rglob(".*")) == []
+        assert [each.name for each in tmp_path.rglob(".*")] == [".lock"]
         taken.save(3, state)  # somebody has made room
     assert newest(tmp_path) == (3, [])
     assert find_steps(tmp_path) == [3]
@@ -391,7 +416,7 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_disappears_is_told(tmp_path: Path) -> None:
     with Snapshots(tmp_path / "run", RUN, rank=0, size=1) as taken:
-        (tmp_path / "run").rmdir()
+        shutil.rmtree(tmp_path / "run")
         taken.save(1, State())
     assert taken.problem.endswith("run cannot be written to (No such file or directory); training went on")
 

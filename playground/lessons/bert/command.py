@@ -14,10 +14,22 @@ from playground.console.options import Finite, RunOptions, pack_options, run_opt
 from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session
+from playground.console.snapshot_options import SnapshotOptions, snapshot_options
 from playground.console.text import Prose, good, prose
 from playground.console.training import RUN_TRAINING
 from playground.lessons import LESSONS
-from playground.lessons.bert.parts import AVERAGING, LARGEST, MEMORY, OF_DDP, OWN_WORLDS, PARTS, SPEED, TRAIN, Runner
+from playground.lessons.bert.parts import (
+    AVERAGING,
+    LARGEST,
+    MEMORY,
+    OF_DDP,
+    OWN_WORLDS,
+    PARTS,
+    SPEED,
+    TRAIN,
+    TRAIN_ON,
+    Runner,
+)
 from playground.lessons.bert.settings import BYTES_PER_PARAMETER, DDP, WAYS, BertSettings
 from playground.measurement.units import format_bytes
 from playground.runtime import host
@@ -28,6 +40,7 @@ from playground.training.results import replicas_verdict
 from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
 from playground.training.sentence_pairs.vocabulary import read_wordpiece
 from playground.training.settings import MAX_LOADER_WORKERS
+from playground.training.snapshots.settings import AUTO, NO
 
 LESSON = LESSONS["bert"]
 PRETRAINED = {"batch_size": 128, "lr": 3e-5, "max_length": 512}
@@ -77,9 +90,12 @@ class BertOptions:
         left_out = {*(OWN_WORLDS if joined else ()), *(OF_DDP if DDP not in self.ways else ())}
         return tuple(name for name in PARTS if name in (self.only or PARTS.keys() - left_out))
 
-    def check_effect(self, parts: tuple[str, ...]) -> None:
+    def check_effect(self, parts: tuple[str, ...], survival: SnapshotOptions) -> None:
         """Raise `UsageError` for an option that changes nothing in these parts."""
-        given = {"--memory-cap": (self.memory_cap, LARGEST), "--report-every": (self.report_every, TRAIN)}
+        given = {
+            "--memory-cap": (self.memory_cap, LARGEST), "--report-every": (self.report_every, TRAIN),
+            "--snapshots": (survival.snapshots, TRAIN), "--restarts": (survival.restarts, TRAIN),
+        }  # fmt: skip
         for option, (value, part) in given.items():
             if value and part.name not in parts:
                 raise UsageError(f"{option} has no effect without the part {part.name}: add --only {part.name}")
@@ -135,18 +151,21 @@ bert_options = pack_options(
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @bert_options
-def command(run: RunOptions, asked: BertOptions) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+@snapshot_options
+def command(run: RunOptions, asked: BertOptions, survival: SnapshotOptions) -> None:
+    session = Session(LESSON.name, run, default_size=LESSON.default_size, restarts=survival.restarts)
     world = session.world
     parts = asked.parts(joined=world.rank_env is not None)
-    asked.check_effect(parts)
-    world.warm_up(RUN_TRAINING, TRAIN, SPEED, MEMORY, AVERAGING)
+    asked.check_effect(parts, survival)
+    if len(asked.ways) > 1 and survival.resume not in (AUTO, NO):
+        raise UsageError(f"--resume {survival.resume}: a snapshot is of one way, add --way")
+    world.warm_up(RUN_TRAINING, TRAIN, TRAIN_ON, SPEED, MEMORY, AVERAGING)
     with session.bar() as bar:
         weights, pairs = prepare(asked, world.device == "cuda", bar)
         settings = make_settings(asked, weights, pairs, world.size, world.device, run.seed)
         settings.check_samples(pairs.train)
         session.say(*header(session, settings, pairs))
-        runner = Runner(session, bar, settings, asked.ways)
+        runner = Runner(session, bar, settings, asked.ways, survival)
         found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
     for training in found.get("train", ()):
         if training.diverged:

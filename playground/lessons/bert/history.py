@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
@@ -12,13 +14,16 @@ from torch import nn
 from playground.lessons.bert.results import Progress, Training
 from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
 from playground.measurement.interleave import Heartbeat
-from playground.runtime import report
+from playground.runtime import device, report
 from playground.training.replicas import largest_difference
 
 
 class History:
     """Counts the steps that a training loop tells it of. What ranks have to say to each other for it, they say only
     when a report is due."""
+
+    finished: Sequence[object] = ()
+    """Epochs: this counts steps alone."""
 
     def __init__(self, settings: BertSettings) -> None:
         self.settings = settings
@@ -51,8 +56,28 @@ class History:
         self.own, self.reported = [], now
         report(progress=progress)
 
+    def state(self) -> dict[str, object]:
+        """What has been counted so far, as tensors and plain data."""
+        now = time.monotonic()
+        return {
+            "losses": self.losses, "own": self.own, "seconds": now - self.started, "unreported": now - self.reported,
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.losses, self.own = state["losses"], [loss.to(device()) for loss in state["own"]]
+        now = time.monotonic()
+        self.started, self.reported = now - state["seconds"], now - state["unreported"]
+
+    def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What this rank goes on counting from, when ranks of another number have counted `states`: their mean."""
+        several = zip(*(state["own"] for state in states), strict=True)
+        return {**states[0], "own": [torch.stack(losses).mean(0) for losses in several]}
+
     def result(self, model: nn.Module, right: float, tested: int) -> Training:
         """Everything. All ranks must call this, and get the same."""
+        if self.own:  # of a run of more steps, whose snapshot this one has ended with
+            self.report_losses()
         seconds = self.reported - self.started
         return Training(
             way=self.settings.way, workers=self.settings.workers, losses=self.losses, test_accuracy=right / tested,

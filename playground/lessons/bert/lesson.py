@@ -116,19 +116,31 @@ def build_model(kind: type[nn.Module], settings: BertSettings) -> nn.Module:
     return model.to(device(), torch.float64 if settings.double else torch.float32).train()
 
 
-def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]:
-    """This rank's part of every global batch, without end.
+class Sampler(DistributedSampler[PairBatch]):
+    """torch's, whose next epoch begins after `skipped` samples."""
+
+    skipped = 0
+
+    def __iter__(self) -> Iterator[int]:
+        skipped, self.skipped = self.skipped, 0
+        return itertools.islice(super().__iter__(), skipped, None)
+
+
+def batches(settings: BertSettings, rank: int, size: int, done: int = 0) -> Iterator[PairBatch]:
+    """This rank's part of every global batch, without end, from the one after the first `done` on.
 
     In every epoch `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of
     them from the r-th on. So the ranks' batches of a step are, together, what one process gets as its batch.
     """
     data = Pairs(settings.folder, "train", settings.max_length)
-    sampler: DistributedSampler[PairBatch] = DistributedSampler(data, size, rank, seed=settings.seed, drop_last=True)
+    sampler = Sampler(data, size, rank, seed=settings.seed, drop_last=True)
     loader: RankLoader[PairBatch] = RankLoader(
         data, batch_size=settings.batch_size // size, sampler=sampler, drop_last=True, collate_fn=collate,
-        num_workers=settings.loader_workers,
+        num_workers=settings.loader_workers, generator=torch.Generator(),  # so that it draws none of dropout's numbers
     )  # fmt: skip
-    for epoch in itertools.count():
+    first, steps = divmod(done, len(loader))
+    sampler.skipped = steps * settings.batch_size // size
+    for epoch in itertools.count(first):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         yield from map(partial(PairBatch.to, device=device(), non_blocking=True), loader)
 

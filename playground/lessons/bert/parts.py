@@ -4,11 +4,14 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from playground.console.failures import NoticePrinter, echo_restarts
+from playground.console.preemption import resumable_if_preempted
 from playground.console.progress import Bar
 from playground.console.session import Session
+from playground.console.snapshot_options import SnapshotOptions
 from playground.console.training import RUN_TRAINING
 from playground.lessons import LESSONS
 from playground.lessons.bert import report
@@ -17,9 +20,11 @@ from playground.lessons.bert.settings import DDP, BertSettings
 from playground.runtime.entry import World
 from playground.runtime.rank import Event
 from playground.runtime.remote import Remote
+from playground.training.snapshots.settings import SnapshotSettings
 
 LESSON = LESSONS["bert"]
 TRAIN, SAME_LOSSES = LESSON.remote("train"), LESSON.remote("same_losses")
+TRAIN_ON = LESSON.remote("train", "resumable")
 SPEED, UTILISATION = LESSON.remote("speed", "speed"), LESSON.remote("utilisation", "speed")
 MEMORY, LARGEST = LESSON.remote("memory", "memory"), LESSON.remote("largest", "memory")
 READY, AVERAGING = LESSON.remote("ready", "overlap"), LESSON.remote("averaging", "overlap")
@@ -36,14 +41,44 @@ class Runner:
     settings: BertSettings
     ways: tuple[str, ...]
     """Those that were asked for."""
+    survival: SnapshotOptions
+    """Of training; the other parts are short."""
 
-    def run(self, code: Remote, settings: BertSettings, on_report: Callable[[int, Event], None] | None = None) -> Any:
+    def run(self, code: Remote, settings: BertSettings) -> Any:
         """What each rank returned, in a world with as many ranks as the way takes."""
+        return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=self.bar)
+
+    def train(self, settings: BertSettings, on_report: Callable[[int, Event], None]) -> Training:
+        """Training by one way, with snapshots and restarts if they are asked for."""
+        restarts = self.survival.restarts
+        world = self.new_world(TRAIN, settings, restarts)
+        snapshots = self.snapshots_of(settings.way)
+        code, more = (TRAIN_ON, (snapshots,)) if snapshots else (TRAIN, ())
+        with resumable_if_preempted(self.session, self.survival, snapshots.folder if snapshots else None):
+            results = world.run(
+                RUN_TRAINING, code, settings, more, on_report=on_report, on_restart=echo_restarts(restarts),
+                grace=self.survival.grace_of_ranks,
+            )  # fmt: skip
+        result: Training = results[0]
+        return result
+
+    def new_world(self, code: Remote, settings: BertSettings, restarts: int = 0) -> World:
+        """The world that was joined, or one with as many ranks as the way takes."""
         world = self.session.world
-        if world.rank_env is None:
-            world = World(settings.ranks, backend=world.backend, timeout=world.timeout, init_method=world.init_method)
         self.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
-        return world.run(RUN_TRAINING, code, settings, on_report=on_report or self.bar)
+        if world.rank_env:
+            return world
+        return World(
+            settings.ranks, backend=world.backend, timeout=world.timeout, init_method=world.init_method,
+            restarts=restarts,
+        )  # fmt: skip
+
+    def snapshots_of(self, way: str) -> SnapshotSettings | None:
+        """Where a way has its snapshots: of several, each has a folder of its own in the one that was asked for."""
+        settings = self.survival.settings
+        if settings is None or len(self.ways) == 1:
+            return settings
+        return replace(settings, folder=settings.folder / way)
 
     def run_ways(self, code: Remote) -> dict[str, Any]:
         """The same for each way."""
@@ -57,13 +92,18 @@ def train(runner: Runner) -> list[Training]:
     """Train by each way, and show how far it has come while it does."""
     runner.say(TRAIN, [report.TRAINING_LEGEND])
     rows = runner.session.rows(*report.PROGRESS)
+    shown, notices = dict.fromkeys(runner.ways, 0), NoticePrinter()
 
     def on_report(rank: int, event: Event) -> None:
-        if rank == 0 and "progress" in event:
+        if rank == 0 and "resumed" in event:
+            runner.session.say("  going on after step {total}".format(**event["resumed"]))
+        if rank == 0 and "progress" in event and event["progress"].step > shown[event["progress"].way]:
+            shown[event["progress"].way] = event["progress"].step  # a world that was restarted may report it again
             rows.say(*report.progress_cells(event["progress"]))
+        notices(rank, event)
         runner.bar(rank, event)
 
-    trainings = [runner.run(TRAIN, runner.settings.on(way), on_report)[0] for way in runner.ways]
+    trainings = [runner.train(runner.settings.on(way), on_report) for way in runner.ways]
     runner.session.say("", report.training_table(trainings))
     return trainings
 

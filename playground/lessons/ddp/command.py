@@ -18,6 +18,7 @@ from playground.console.training_options import (
     DataOptions,
     TrainingOptions,
     data_options,
+    logical_ranks_option,
     prepare_data,
     training_options,
 )
@@ -105,13 +106,15 @@ lab_options = pack_options(
 @run_options(LESSON.default_size)
 @training_options
 @data_options
+@logical_ranks_option(hidden=True)
 @snapshot_options
 @lab_options
 @click.pass_context
 def command(
     ctx: click.Context, /, run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions,
-    asked: LabOptions,
+    asked: LabOptions, logical_ranks: int | None,
 ) -> None:  # fmt: skip
+    TrainingSettings(folder=data.folder, logical_ranks=logical_ranks).check_for_ddp()
     if not any(vars(asked).values()):
         train_and_show(LESSON, TRAIN, run, data, training, survival)
         return

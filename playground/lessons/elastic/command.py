@@ -23,12 +23,13 @@ from playground.lessons.elastic.settings import WAYS, Kill, draw_kills, way_of
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
+from playground.runtime.remote import remote
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, find_steps
+from playground.training.snapshots.comparison import last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
 
 LESSON = LESSONS["elastic"]
-COMPARE = LESSON.remote("compare")
+COMPARE = remote("playground.training.snapshots.compare:compare")
 SAMPLES = 6_000
 """To train on, unless --limit says otherwise."""
 
@@ -74,9 +75,9 @@ def command(
         story.train(Path(folder, "undisturbed"), ())
         bar.show("training, with ranks that are killed")
         recoveries = story.train(Path(folder, "killed"), drawn)
-        ends = [story.end_of(Path(folder, name)) for name in ("undisturbed", "killed")]
+        ends = [last_snapshot(Path(folder, name)) for name in ("undisturbed", "killed")]
         [comparison] = World(1, backend=world.backend, timeout=world.timeout).run(COMPARE, *ends)
-    session.say("", report.recoveries_table(recoveries), "", report.comparison_text(comparison))
+    session.say("", report.recoveries_table(recoveries), "", str(comparison))
     comparison.check()
     session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", good(f"{len(drawn)} kills left no trace"), "."))
     session.print_document({}, way=way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)
@@ -101,13 +102,6 @@ class Story:
         if len(witness.recoveries) != len(kills):
             raise PlaygroundError(f"{len(witness.recoveries)} of {len(kills)} kills happened: this must not be")
         return witness.recoveries
-
-    def end_of(self, folder: Path) -> SnapshotFile:
-        """The snapshot of the end."""
-        found = examine(folder, find_steps(folder)[0], read_contents=True)
-        if found.condition != WHOLE or found.size is None:
-            raise PlaygroundError(f"the last snapshot of {folder} is {found.condition}: this must not be")
-        return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)
 
 
 class Witness:

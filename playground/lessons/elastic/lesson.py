@@ -18,16 +18,11 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from playground.lessons.elastic.results import Comparison
 from playground.lessons.elastic.settings import Kill
 from playground.runtime import report, restart_count
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.folder import SnapshotFile
-from playground.training.snapshots.snapshots import load
 from playground.training.sync import GradSync
 
 
@@ -72,31 +67,6 @@ class Mortal(GradSync):
         if self.next_kill == Kill(self.rank, self.steps):
             report(killed=self.steps)
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def compare(rank: int, size: int, one: SnapshotFile, other: SnapshotFile) -> Comparison:
-    """Every tensor of two snapshots, of all ranks: parameters, momentum, totals, random numbers."""
-    tensors = nbytes = differing = 0
-    for number in range(one.size):
-        mine, its = load(one, number), load(other, number)
-        pairs = zip(tensors_in([mine.shared, mine.own]), tensors_in([its.shared, its.own]), strict=True)
-        for first, second in pairs:
-            tensors, nbytes = tensors + 1, nbytes + first.nbytes
-            differing += int((bytes_of(first) != bytes_of(second)).sum())
-    return Comparison(tensors=tensors, nbytes=nbytes, differing=differing)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors of a nested structure, in its order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 if __name__ == "__main__":

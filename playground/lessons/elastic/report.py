@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from playground.console.tables import Column, Table
-from playground.lessons.elastic.results import Comparison, Recovery
+from playground.lessons.elastic.results import Recovery
 
 
 def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
@@ -20,11 +20,3 @@ def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
             str(each.killed_after - each.resumed_after), f"{each.seconds:.2f}",
         )  # fmt: skip
     return table
-
-
-def comparison_text(comparison: Comparison) -> str:
-    """How the two ends compare."""
-    return (
-        f"{comparison.tensors} tensors of {comparison.nbytes:,} bytes compared: parameters, momentum, totals and every "
-        f"rank's random numbers; {comparison.differing} bytes differ."
-    )

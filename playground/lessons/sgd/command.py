@@ -12,6 +12,7 @@ from playground.console.training_options import (
     TrainingOptions,
     bytes_of,
     data_options,
+    logical_ranks_option,
     sync_options,
     training_options,
 )
@@ -26,12 +27,13 @@ LESSON = LESSONS["sgd"]
 @training_options
 @data_options
 @sync_options
+@logical_ranks_option()
 @snapshot_options
 def command(
     run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions, sync: str,
-    sync_every: int, all_reduce: str, bucket_cap_mb: float,
+    sync_every: int, all_reduce: str, bucket_cap_mb: float, logical_ranks: int | None,
 ) -> None:  # fmt: skip
     train_and_show(
         LESSON, remote("playground.training.loop:train_by_hand"), run, data, training, survival, sync=sync,
-        sync_every=sync_every, all_reduce=all_reduce, bucket_cap=bytes_of(bucket_cap_mb),
+        sync_every=sync_every, all_reduce=all_reduce, bucket_cap=bytes_of(bucket_cap_mb), logical_ranks=logical_ranks,
     )  # fmt: skip

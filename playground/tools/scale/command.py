@@ -19,11 +19,12 @@ from playground.console.options import (
 )
 from playground.console.session import Session
 from playground.runtime.errors import UsageError
-from playground.runtime.host import cores
+from playground.runtime.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale import report
-from playground.tools.scale.fit import evaluate, plan_for, samples_of
+from playground.tools.scale.fit import evaluate, samples_of
+from playground.tools.scale.plan import effort
 from playground.tools.scale.predict import predict_cluster
 from playground.tools.scale.results import ScaleResult
 from playground.tools.scale.settings import DEFAULT_RANKS, MAX_RANKS, MIN_RANKS, ScaleSettings
@@ -67,7 +68,8 @@ scale_options = pack_options(
 def command(settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool) -> None:
     """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
 
-    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. To
+    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. On
+    several hosts (under torchrun), messages inside a host and between hosts have a latency and a bandwidth each. To
     predict for any other machine, give them as options; then nothing is measured.
 
     \b
@@ -86,25 +88,27 @@ def command(settings: ScaleSettings, timeout: float, plot: Path | None, wide: bo
         session.say("scale: a cluster with these parameters")
         result = predict_cluster(settings.machine)
     else:
-        result = measure_host(session, settings)
+        result = measure(session)
     session.say(*report.result_texts(result))
-    session.print_document({}, parameters=result.parameters, fit=result.fit, predictions=result.predictions)
+    session.print_document(
+        {}, parameters=result.parameters, measured=result.plan, fit=result.fit, predictions=result.predictions
+    )
     if plot and session.world.is_main:
         report.map_plot(result.predictions.cluster, "the fastest all-reduce on a cluster", plot)
 
 
-def measure_host(session: Session, settings: ScaleSettings) -> ScaleResult:
-    """Measure this host, fit the model to it, and check it."""
+def measure(session: Session) -> ScaleResult:
+    """Measure this world, fit the model to it, and check it."""
     world = session.world
-    settings.check_measurable(world.size, world.local_size)
-    plan = plan_for(world.size, MEASURED)
-    fitted, held_out = (" and ".join(map(str, sizes)) for sizes in (plan.fitted, plan.held_out))
-    session.say(
-        f"scale: {world}",
-        f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {MEASURED:g} s.",
-    )
+    session.say(f"scale: {world}")
     world.warm_up(MEASURE)
     with session.bar() as bar:
+
+        def on_report(rank: int, event: Event) -> None:
+            if rank == 0 and "plan" in event:
+                session.say(report.plan_text(event["plan"]))
+            bar(rank, event)
+
         bar.show("starting the ranks")
-        by_rank = world.run(MEASURE, plan, on_report=bar)
-    return evaluate(samples_of(by_rank), plan, cores())
+        by_rank = world.run(MEASURE, effort(MEASURED), on_report=on_report)
+    return evaluate(samples_of([measured.seconds for measured in by_rank]), by_rank[0].plan)

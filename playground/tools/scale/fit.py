@@ -1,67 +1,46 @@
-"""alpha, beta and gamma fitted to measurements, and how far the model is from those that were held out."""
+"""Latency, bandwidth and the speed of adding, fitted to measurements, and how far the model is from those held out.
+
+The ranks of one host share its cores, and the model has one level. On several hosts it has two: what a message costs
+inside a host, and what it costs between hosts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Counts, Machine, Task
+from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.tools.scale import predict
+from playground.tools.scale.plan import Plan
 from playground.tools.scale.predict import COSTS
 from playground.tools.scale.results import Point, Predictions, Sample, ScaleResult, fit_of
 
 SWEEPS = 2000
-"""Enough for three parameters to settle to their last digits, in a fraction of a second."""
+"""Enough for five parameters to settle to their last digits, in a fraction of a second."""
 REFITS = 10
-FITTED_SIZES = [4, 2 << 10, 32 << 10, 512 << 10, 4 << 20, 16 << 20]
-HELD_OUT_SIZES = [256, 8 << 10, 128 << 10, 1 << 20, 8 << 20]
-"""Bytes. The sizes held out lie between those fitted on."""
+
+Key = tuple[str, int, int, int]
+"""(algorithm, size of the group, bytes, how many of the group share a host)."""
+Terms = tuple[float, float, float, float, float]
+"""What alpha, beta, gamma, and alpha and beta inside a node, are each multiplied by: their sum is a time."""
 
 
-Key = tuple[str, int, int]
-"""(algorithm, size of the group, bytes)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is to be measured."""
-
-    names: tuple[str, ...]
-    """The algorithms."""
-    fitted: Mapping[int, Sequence[int]]
-    """To fit to: bytes, by size of the group."""
-    held_out: Mapping[int, Sequence[int]]
-    """Only to predict."""
-    seconds: float
-    """For how long rounds begin."""
-
-
-def plan_for(size: int, seconds: float) -> Plan:
-    """What to measure in a world of `size`."""
-    fitted, held_out = groups(size)
-    one_level = tuple(name for name in COSTS if not ALGORITHMS[name].needs_hosts)
-    return Plan(
-        names=one_level, fitted=dict.fromkeys(fitted, FITTED_SIZES),
-        held_out=dict.fromkeys(held_out, HELD_OUT_SIZES), seconds=seconds,
+def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
+    """The machine that the fitted samples describe, how well it predicts the others, and what it predicts."""
+    machine = fit([sample for sample in samples if plan.is_fitted(sample)], plan)
+    points = [
+        Point(**vars(sample), error=error(machine, sample, plan), fitted=plan.is_fitted(sample)) for sample in samples
+    ]
+    host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
+    of_host = None if plan.ranks_per_host == 1 else predict.predictions(host, predict.HOST)
+    cluster = replace(machine, cores=None)
+    return ScaleResult(
+        parameters=machine, fit=fit_of(points), plan=plan,
+        predictions=Predictions(host=of_host, cluster=predict.predictions(cluster, predict.CLUSTER)),
     )  # fmt: skip
 
 
-def evaluate(samples: Sequence[Sample], plan: Plan, cores: int) -> ScaleResult:
-    """The host that the fitted samples describe, how well it predicts the others, and what it predicts."""
-    host = fit([sample for sample in samples if sample.size in plan.fitted], cores)
-    points = [Point(**vars(sample), error=error(host, sample), fitted=sample.size in plan.fitted) for sample in samples]
-    cluster = Machine(host.alpha, host.beta, host.gamma)
-    return ScaleResult(
-        parameters=host,
-        fit=fit_of(points),
-        predictions=Predictions(
-            host=predict.predictions(host, predict.HOST), cluster=predict.predictions(cluster, predict.CLUSTER)
-        ),
-    )
-
-
-def samples_of(by_rank: Sequence[dict[Key, list[float]]]) -> list[Sample]:
+def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]:
     """From every rank's seconds per call, round by round: what the slowest rank took, in the lower quartile of rounds.
 
     Not in the middle one, because all else that a machine does can only add to it.
@@ -69,60 +48,77 @@ def samples_of(by_rank: Sequence[dict[Key, list[float]]]) -> list[Sample]:
     samples = []
     for key in by_rank[0]:
         slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
-        samples.append(Sample(*key, slowest[len(slowest) // 4]))
+        name, size, nbytes, node = key
+        samples.append(Sample(name, size, nbytes, slowest[len(slowest) // 4], node=node))
     return samples
 
 
-def groups(size: int) -> tuple[list[int], list[int]]:
-    """In a world of `size`: the sizes of the groups to fit on, and of those only to predict."""
-    fitted = {2, size // 2}
-    return sorted(fitted), sorted({3, size} - fitted)
-
-
-def fit(samples: Sequence[Sample], cores: int) -> Machine:
-    """The host with `cores` whose predictions have the smallest squared relative errors.
+def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
+    """The machine whose predictions have the smallest squared relative errors.
 
     Whether its path or its share of the total decides over an all-reduce depends on what is to be found. So: take the
-    shares first, fit, look again which decides, fit again; of all machines on the way, the best.
+    shares first (of several hosts the paths: no share depends on the link between them), fit, look again which decides,
+    fit again; of all machines on the way, the best.
     """
-    counts = [counts_of(sample, cores) for sample in samples]
+    terms = [terms_of(sample, plan) for sample in samples]
     seconds = [sample.seconds for sample in samples]
-    decisive = [share for share, _ in counts]
+    several = plan.hosts > 1
+    decisive = [path if several else share for share, path in terms]
+    cores, node = (None, plan.ranks_per_host) if several else (plan.cores, 1)
     seen = []
     for _ in range(REFITS):
-        alpha, beta, gamma = least_squares(decisive, seconds)
-        machine = Machine(alpha, beta, gamma, cores)
-        seen.append(machine)
-        decisive = [max(both, key=machine.seconds_of) for both in counts]
-    return min(seen, key=lambda each: sum(error(each, sample) ** 2 for sample in samples))
+        parameters = least_squares(decisive, seconds)
+        alpha, beta, gamma, inner_alpha, inner_beta = parameters
+        seen.append(Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta))
+        decisive = [max(both, key=lambda each: dot(each, parameters)) for both in terms]
+    return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
 
 
-def counts_of(sample: Sample, cores: int) -> tuple[Counts, Counts]:
-    """Each core's share of the total, and the critical path: the longer one decides."""
-    cost = COSTS[sample.algorithm](Task(sample.size, sample.nbytes))
-    return cost.total.times(1 / cores), cost.between
+def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
+    """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
+
+    On several hosts it is the level inside a host that tells what a message costs a core.
+    """
+    cost = cost_of(sample)
+    inside, between = cost.inside, cost.between
+    path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
+    cores = plan.cores_for(sample)
+    if cores is None:
+        return path, path
+    share = cost.total.times(1 / cores)
+    if plan.hosts > 1:
+        return (0, 0, share.added, share.messages, share.bytes), path
+    return (share.messages, share.bytes, share.added, 0, 0), path
 
 
-def error(machine: Machine, sample: Sample) -> float:
+def cost_of(sample: Sample) -> Cost:
+    return COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
+
+
+def error(machine: Machine, sample: Sample, plan: Plan) -> float:
     """By how much of what was measured the prediction is too long (or, negative, too short)."""
-    return machine.seconds(COSTS[sample.algorithm](Task(sample.size, sample.nbytes))) / sample.seconds - 1
+    on_cores = replace(machine, cores=plan.cores_for(sample))
+    return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
 
 
-def least_squares(counts: Sequence[Counts], seconds: Sequence[float]) -> list[float]:
-    """alpha, beta and gamma, none below 0, that make each count's predicted / measured time as nearly 1 as can be.
+def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:
+    """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be; 0 for one that
+    nothing depends on.
 
     That is, with the smallest sum of squared differences: one parameter after the other is set to its best value beside
     the others, again and again (coordinate descent).
     """
-    rows = [
-        [part / second for part in (count.messages, count.bytes, count.added)]
-        for count, second in zip(counts, seconds, strict=True)
-    ]
-    products = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
-    sums = [sum(row[i] for row in rows) for i in range(3)]
-    parameters = [0.0, 0.0, 0.0]
+    rows = [[term / second for term in each] for each, second in zip(terms, seconds, strict=True)]
+    numbers = range(len(rows[0]))
+    products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]
+    sums = [sum(row[i] for row in rows) for i in numbers]
+    parameters = [0.0 for _ in numbers]
     for _ in range(SWEEPS):
-        for i in range(3):
-            others = sum(products[i][j] * parameters[j] for j in range(3) if j != i)
+        for i in (i for i in numbers if products[i][i]):
+            others = sum(products[i][j] * parameters[j] for j in numbers if j != i)
             parameters[i] = max(0.0, (sums[i] - others) / products[i][i])
     return parameters
+
+
+def dot(terms: Terms, parameters: Sequence[float]) -> float:
+    return sum(term * parameter for term, parameter in zip(terms, parameters, strict=True))

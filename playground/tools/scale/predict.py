@@ -39,4 +39,4 @@ def predictions(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
 def predict_cluster(machine: Machine) -> ScaleResult:
     """What is to be expected of a cluster that nobody has measured."""
     cluster = predictions(machine, CLUSTER)
-    return ScaleResult(parameters=machine, fit=None, predictions=Predictions(host=None, cluster=cluster))
+    return ScaleResult(parameters=machine, fit=None, plan=None, predictions=Predictions(host=None, cluster=cluster))

@@ -13,6 +13,7 @@ from playground.console import plots
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
+from playground.tools.scale.plan import Plan
 from playground.tools.scale.predict import COSTS
 from playground.tools.scale.results import Fit, Point, Prediction, ScaleResult
 
@@ -26,16 +27,19 @@ Text = str | Prose | Table
 
 def result_texts(result: ScaleResult) -> list[Text]:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
-    machine, fit, host = result.parameters, result.fit, result.predictions.host
-    texts: list[Text] = [*machine_lines(machine)]
-    if fit is not None and host is not None:
-        cores = machine.cores or 1
-        texts += [*fit_texts(fit), "", prose(heading(f"This host, all ranks on its {cores} core{'s' * (cores > 1)}"))]
+    plan, host, node = result.plan, result.predictions.host, result.parameters.ranks_per_node
+    texts: list[Text] = [*machine_lines(result.parameters)]
+    if plan and plan.hosts > 1:
+        texts.append(links_text(plan))
+    if result.fit:
+        texts += fit_texts(result.fit)
+    if plan and host:
+        which, cores = "One host" if plan.hosts > 1 else "This host", plan.cores
+        texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
         texts += winners_texts(host)
-    texts += [
-        "",
-        prose(heading("A cluster with this latency and bandwidth"), ", every rank with its own cores and its own link"),
-    ]
+    nodes = f"{node} ranks per node, " * (node > 1)
+    about = f", {nodes}every rank with its own cores and its own link"
+    texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
     texts += winners_texts(result.predictions.cluster)
     return [*texts, "", summary_text(result)]
 
@@ -53,16 +57,46 @@ def machine_lines(machine: Machine) -> list[str]:
     return lines
 
 
+def plan_text(plan: Plan) -> str:
+    """What is being measured."""
+    if plan.hosts > 1:
+        return (
+            f"Hosts: {plan.hosts} with {plan.ranks_per_host} rank{'s' * (plan.ranks_per_host > 1)} each. Fitted to two "
+            f"ranks of one host and to two of different hosts, checked on other sizes and larger groups, measured for "
+            f"{plan.seconds:g} s."
+        )
+    fitted, held_out = (
+        " and ".join(str(len(group.ranks)) for group in plan.groups if bool(group.fitted) is wanted)
+        for wanted in (True, False)
+    )
+    return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan.seconds:g} s."
+
+
+def links_text(plan: Plan) -> str:
+    """Which link is which."""
+    between = next(group.ranks for group in plan.groups if group.node == 1)
+    outer = f"alpha and beta are of the link between hosts, as ranks {between[0]} and {between[1]} have found it"
+    if plan.ranks_per_host == 1:
+        return f"  {outer}; inside a host nothing could be measured, with one rank on each"
+    return f"  {outer}; those within a node, ranks 0 and 1"
+
+
 def fit_texts(fit: Fit) -> list[Text]:
     about = "The error of predictions, relative to measurements that the model was not fitted to:"
     return ["", about, errors_table(fit.unseen)]
 
 
 def errors_table(points: Sequence[Point]) -> Table:
-    """How far predictions were from what was measured: one row per algorithm, and all together."""
+    """How far predictions were from what was measured: one row per algorithm, per place if there are several, and for
+    all together."""
     by_name: dict[str, list[float]] = {}
     for point in points:
         by_name.setdefault(point.algorithm, []).append(abs(point.error))
+    places: dict[str, list[float]] = {}
+    for point in points:
+        places.setdefault(place_of(point), []).append(abs(point.error))
+    if len(places) > 1:
+        by_name |= places
     by_name["all"] = [abs(point.error) for point in points]
     table = Table(
         Column("algorithm"), Column("median\nerror", "%", right=True), Column("worst\nerror", "%", right=True)
@@ -70,6 +104,13 @@ def errors_table(points: Sequence[Point]) -> Table:
     for name, errors in by_name.items():
         table.add(name, f"{100 * median(errors):.0f}", f"{100 * max(errors):.0f}")
     return table
+
+
+def place_of(point: Point) -> str:
+    """Which links the messages of a group take."""
+    if point.node == 1:
+        return "between hosts"
+    return "inside a host" if point.size <= point.node else "both"
 
 
 def winners_texts(predictions: Sequence[Prediction]) -> list[Text]:
@@ -114,7 +155,8 @@ def summary_text(result: ScaleResult) -> str:
     )
     if result.fit is None:
         return f"{what}, from parameters as given."
-    return f"{what}; on this host predictions are off by {result.fit.median_error:.0%} (median)."
+    where = "these hosts" if result.plan and result.plan.hosts > 1 else "this host"
+    return f"{what}; on {where} predictions are off by {result.fit.median_error:.0%} (median)."
 
 
 def map_plot(predictions: Sequence[Prediction], title: str, file: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from playground.algorithms.cost_model import Machine
+
+if TYPE_CHECKING:
+    from playground.tools.scale.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,8 @@ class Sample:
     """Ranks in the group."""
     nbytes: int
     seconds: float
+    node: int = field(default=1, kw_only=True)
+    """How many of the group share a host, where hosts are told apart."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Point(Sample):
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How well the model describes this host."""
+    """How well the model describes what was measured."""
 
     points: list[Point]
     median_error: float
@@ -64,7 +70,7 @@ class Predictions:
     """For all sizes and numbers of ranks."""
 
     host: list[Prediction] | None
-    """With all ranks on this host's cores; None if it was not measured."""
+    """With all ranks on one host's cores; None if none was measured."""
     cluster: list[Prediction]
     """With every rank on cores and a link of its own."""
 
@@ -76,6 +82,8 @@ class ScaleResult:
     parameters: Machine
     fit: Fit | None
     """None if the machine was given, and not measured."""
+    plan: Plan | None
+    """What was measured."""
     predictions: Predictions
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,32 +18,57 @@ import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.cost_model import ELEMENT
+from playground.algorithms.hosts import Hosts
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
-from playground.tools.scale.fit import Key, Plan
+from playground.runtime.agreement import all_gather_object
+from playground.runtime.host import cores, host_id
+from playground.tools.scale.fit import Key
+from playground.tools.scale.plan import Effort, Group, Plan, plan_for
 
 BLOCK = 0.004
 """Seconds that the calls timed together are to take, so that starting them does not count."""
 MAX_CALLS = 50
 
 
-def measure(rank: int, size: int, plan: Plan) -> dict[Key, list[float]]:
-    """Seconds per call on this rank, round by round, of every algorithm for every (group's size, bytes) of the plan.
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a rank has measured."""
 
-    Rounds begin until the plan's seconds have passed. The one before the first warms up, and finds how many calls fill
-    a block.
+    plan: Plan
+    seconds: dict[Key, list[float]]
+    """Per call, round by round."""
+
+
+def measure(rank: int, size: int, effort: Effort) -> Measured:
+    """Seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of this world.
+    Rank 0 reports its `Plan`.
+
+    Rounds begin until the effort's seconds have passed. The one before the first warms up, and finds how many calls
+    fill a block. Raises `UsageError` for a world that cannot be measured.
     """
-    planned = {**plan.fitted, **plan.held_out}
-    groups = {members: dist.new_group(list(range(members))) for members in planned}
-    turns = [
-        Turn(plan.names, nbytes, members, groups[members]) for members, sizes in planned.items() for nbytes in sizes
-    ]
+    hosts = Hosts.from_ids(all_gather_object(host_id()))
+    plan = plan_for(hosts, effort, cores(), count_cores())
+    if rank == 0:
+        report(plan=plan)
+    turns = []
+    for group in plan.groups:
+        process_group = dist.new_group(list(group.ranks))
+        turns += [Turn(plan.names, nbytes, group, process_group) for nbytes in group.sizes]
     outcomes = interleave(turns, rounds(plan.seconds), Random(0))
-    return {
-        (name, turn.members, turn.nbytes): [seconds[name] for seconds in by_round[1:]]
+    seconds = {
+        (name, len(turn.members.ranks), turn.nbytes, turn.members.node): [seconds[name] for seconds in by_round[1:]]
         for turn, by_round in zip(turns, outcomes, strict=True)
         for name in by_round[0]
     }
+    return Measured(plan=plan, seconds=seconds)
+
+
+def count_cores() -> int:
+    """Cores of all machines together: hosts that are containers or namespaces may share one. All ranks must call it."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    machine = boot_id.read_text() if boot_id.exists() else host_id()
+    return sum(dict(all_gather_object((machine, cores()))).values())
 
 
 def rounds(seconds: float) -> Iterator[int]:
@@ -52,7 +79,7 @@ def rounds(seconds: float) -> Iterator[int]:
         yield number
         number += 1
         passed = time.perf_counter() - started
-        report(phase="measuring this host", step=min(passed, seconds), steps=seconds)
+        report(phase="measuring", step=min(passed, seconds), steps=seconds)
         goes_on.fill_(number < 2 or passed < seconds)
         dist.broadcast(goes_on, 0)
 
@@ -60,7 +87,7 @@ def rounds(seconds: float) -> Iterator[int]:
 class Turn:
     """All algorithms, one after the other, on one group and one size of tensor."""
 
-    def __init__(self, names: Sequence[str], nbytes: int, members: int, group: Any) -> None:
+    def __init__(self, names: Sequence[str], nbytes: int, members: Group, group: Any) -> None:
         self.names, self.nbytes, self.members, self.group = names, nbytes, members, group
         self.calls = dict.fromkeys(names, 1)
         self.number = 0
@@ -70,7 +97,7 @@ class Turn:
         """Seconds per call of each algorithm; nothing on a rank outside the group."""
         dist.barrier()
         number, self.number = self.number, self.number + 1
-        if dist.get_rank() >= self.members:
+        if dist.get_rank() not in self.members.ranks:
             return {}
         seconds = {}
         for name in rotate(self.names, number):

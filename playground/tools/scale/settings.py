@@ -1,4 +1,4 @@
-"""What `scale` is asked for: to measure on this host, or to predict for a cluster that is described. Without torch."""
+"""What `scale` is asked for: to measure, or to predict for a cluster that is described. Without torch."""
 
 from __future__ import annotations
 
@@ -56,11 +56,3 @@ class ScaleSettings:
             self.alpha, self.beta, self.gamma or 0, None, self.ranks_per_node or 1, self.inner_alpha or 0,
             self.inner_beta or 0,
         )  # fmt: skip
-
-    def check_measurable(self, size: int, local_size: int) -> None:
-        """Raise `UsageError` unless a world of `size` ranks, `local_size` of them here, can be measured."""
-        if not MIN_RANKS <= size <= MAX_RANKS or local_size != size:
-            raise UsageError(
-                f"{size} ranks, {local_size} of them here: measuring takes {MIN_RANKS} to {MAX_RANKS} on one host; "
-                f"for a cluster give --alpha and --beta"
-            )

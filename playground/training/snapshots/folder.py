@@ -1,24 +1,27 @@
 """The folder of a run's snapshots: what is in it, what of it is whole, and which to go on from. Does not import torch.
 
-    step-00000120/shared.pt    what is the same on all ranks, and shared.json, its manifest
-    step-00000120/rank-0.pt    what is rank 0's own, and rank-0.json; as many as there are ranks
+    step-00000120/rank-0.snapshot    what is rank 0's own, and what is the same on all ranks
+    step-00000120/rank-1.snapshot    what is rank 1's own; as many as there are ranks
 
-A file's manifest is written after the file. A snapshot is whole when all files of all its ranks match their manifests.
+A snapshot is whole when the files of all its ranks match their manifests. The folder of one that is given up becomes
+that of the next, whose ranks write over its files.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
-from playground.training.files import sha256
-from playground.training.snapshots.disk import remove_folders
+from playground.training.snapshots.disk import remove_folders, spare_folder
 from playground.training.snapshots.fingerprint import Fingerprint, find_difference
-from playground.training.snapshots.manifest import SHARED, Manifest, OtherSchema, rank_file, read_manifest
+from playground.training.snapshots.manifest import Manifest, OtherSchema, decode, open_part, rank_file, sha256_of_rest
 
+STEP = re.compile(r"step-(\d{8,})")
+"""The name of a snapshot's folder."""
 WHOLE, INCOMPLETE, DAMAGED, OTHER_SCHEMA = "whole", "incomplete", "damaged", "of another version"
 
 
@@ -64,67 +67,53 @@ def step_folder(folder: Path, step: int) -> Path:
 
 def step_of(folder: Path) -> int | None:
     """The step that a folder is named after, as `step_folder` names it; None for any other name."""
-    name = re.fullmatch(r"step-(\d{8,})", folder.name)
+    name = STEP.fullmatch(folder.name)
     return int(name[1]) if name else None
 
 
 def find_steps(folder: Path) -> list[int]:
     """The steps of which `folder` holds anything, the newest first."""
-    steps = map(step_of, folder.iterdir() if folder.is_dir() else ())
-    return sorted((step for step in steps if step is not None), reverse=True)
+    names = map(STEP.fullmatch, os.listdir(folder) if folder.is_dir() else ())
+    return sorted((int(name[1]) for name in names if name), reverse=True)
 
 
 def examine(folder: Path, step: int, *, read_contents: bool) -> Examined:
     """Look at the snapshot of `step` in `folder`. Without `read_contents` only manifests and lengths are checked."""
     found = Examined(folder=step_folder(folder, step), step=step)
-    manifests: dict[str, Manifest] = {}
-    names = [SHARED, rank_file(0)]
-    for number, name in enumerate(names):
-        if manifest := examine_manifest(found, name):
-            manifests[name] = manifest
-            if found.size is None:
-                found.size, found.fingerprint = manifest.size, manifest.fingerprint
-        if number == 1:  # now it is known how many ranks there are
-            names += [rank_file(rank) for rank in range(1, found.size or 1)]
-    for name, manifest in manifests.items():
-        examine_part(found, name, manifest, read_contents)
+    examine_part(found, rank_file(0), read_contents)
+    for rank in range(1, found.size or 1):
+        examine_part(found, rank_file(rank), read_contents)
     return found
 
 
-def examine_manifest(found: Examined, name: str) -> Manifest | None:
-    """The manifest of this file; None, and a defect in `found`, if it cannot be read."""
+def examine_part(found: Examined, name: str, read_contents: bool) -> None:
+    """Compare a rank's file with its manifest, and that with the others'. Note in `found` what is wrong."""
     try:
-        return read_manifest(found.folder / name)
+        with open_part(found.folder / name) as stream:
+            manifest = decode(stream)
+            add_manifest(found, name, manifest)
+            if (length := os.fstat(stream.fileno()).st_size - stream.tell()) != manifest.nbytes:
+                found.add(DAMAGED, f"{name} has {length:,} of {manifest.nbytes:,} bytes")
+            elif read_contents and sha256_of_rest(stream) != manifest.sha256:
+                found.add(DAMAGED, f"the checksum of {name} differs")
     except FileNotFoundError:
         found.add(INCOMPLETE, f"{name} is missing")
     except OtherSchema as error:
         found.add(OTHER_SCHEMA, str(error))
     except (OSError, ValueError, TypeError, AttributeError):
         found.add(DAMAGED, f"the manifest of {name} is damaged")
-    return None
 
 
-def examine_part(found: Examined, name: str, manifest: Manifest, read_contents: bool) -> None:
-    """Compare a file with its manifest, and that with the others'."""
-    file = found.folder / name
+def add_manifest(found: Examined, name: str, manifest: Manifest) -> None:
+    """Add what this manifest says; it must be of the snapshot that the first one is of."""
     found.nbytes += manifest.nbytes
     found.written = max(found.written or 0, manifest.written)
-    if manifest.size != found.size or manifest.step != found.step or manifest.fingerprint != found.fingerprint:
+    if found.size is None:
+        found.size, found.fingerprint = manifest.size, manifest.fingerprint
+    if manifest.step != found.step:
+        found.add(INCOMPLETE, f"{name} is still of step {manifest.step}")  # which was given up
+    elif manifest.size != found.size or manifest.fingerprint != found.fingerprint:
         found.add(INCOMPLETE, f"{name} is of another run")  # one that wrote the same step into the same folder
-    elif (length := length_of(file)) is None:
-        found.add(DAMAGED, f"{name} is missing, its manifest is not")
-    elif length != manifest.nbytes:
-        found.add(DAMAGED, f"{name} has {length:,} of {manifest.nbytes:,} bytes")
-    elif read_contents and sha256(file) != manifest.sha256:
-        found.add(DAMAGED, f"the checksum of {name} differs")
-
-
-def length_of(file: Path) -> int | None:
-    """In bytes; None if there is no such file, or none any more: a rank may be removing it."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return None
 
 
 def find_newest(
@@ -174,17 +163,30 @@ def require_unused(folder: Path) -> None:
         )
 
 
-def prune(folder: Path, step: int, keep: int) -> None:
-    """Remove what is older than `step` and not among the `keep` newest snapshots that are whole, `step` included.
+def prune(folder: Path, step: int, size: int, keep: int, known: Collection[int]) -> set[int]:
+    """Give up what is older than `step` and not among the `keep` newest snapshots that are whole, `step` included.
 
     Call it when `step` is whole: then nobody writes older ones any more. What is newer is left alone: a run that went
-    back on purpose writes it again, and until then has the one it went back to.
+    back on purpose writes it again, and until then has the one it went back to. `known`: steps that need not be looked
+    at again, because they are known to be whole, of `size` ranks. Returns those that are now. Without any, as at first,
+    contents are read: a power failure may have left some that only look whole.
     """
-    old, whole = [], 1
+    kept, whole = 1, {step}
     for each in (each for each in find_steps(folder) if each < step):
-        condition = examine(folder, each, read_contents=False).condition
-        if condition == WHOLE and whole < keep:
-            whole += 1
-        elif condition != OTHER_SCHEMA:
-            old.append(each)
-    remove_folders(folder, [step_folder(folder, each).name for each in old])
+        found = Examined(folder=step_folder(folder, each), step=each, size=size)
+        if each not in known:
+            found = examine(folder, each, read_contents=not known)
+        if found.condition == WHOLE and kept < keep:
+            kept += 1
+            whole |= {each} if found.size == size else set()
+        elif found.condition != OTHER_SCHEMA:
+            give_up(found, size)
+    return whole
+
+
+def give_up(snapshot: Examined, size: int) -> None:
+    """Let the next snapshot have the folder; remove it if it is of another number of ranks."""
+    if snapshot.size == size:
+        spare_folder(snapshot.folder)
+    else:
+        remove_folders(snapshot.folder.parent, [snapshot.folder.name])

@@ -20,21 +20,27 @@ from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
 
 
 def choose_snapshot(
-    settings: SnapshotSettings, fingerprint: Fingerprint, size: int, restarted: bool, say: Callable[[str], None]
+    settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool, say: Callable[[str], None]
 ) -> SnapshotFile | None:
-    """The snapshot to go on from; None to begin at the start. A run that was `restarted` takes the newest.
+    """The snapshot to go on from; None to begin at the start. A run that was `restarted` takes the newest. However
+    many ranks took it: whether others can go on from it is not decided here.
 
     Raises `UsageError` for what belongs to another run, and for a path that is no whole snapshot.
     """
+    if is_named(settings, restarted):
+        return find_named(Path(settings.resume), fingerprint)
     if restarted or settings.resume == AUTO:
-        return find_newest(settings.folder, fingerprint, size, say)
-    if settings.resume == NO:
-        require_unused(settings.folder)
-        return None
-    return find_named(Path(settings.resume), fingerprint, size)
+        return find_newest(settings.folder, fingerprint, None, say)
+    require_unused(settings.folder)
+    return None
 
 
-def find_named(folder: Path, fingerprint: Fingerprint, size: int) -> SnapshotFile:
+def is_named(settings: SnapshotSettings, restarted: bool) -> bool:
+    """Whether a snapshot is asked for by its name."""
+    return not restarted and settings.resume not in (AUTO, NO)
+
+
+def find_named(folder: Path, fingerprint: Fingerprint) -> SnapshotFile:
     """The snapshot in this folder of one step."""
     step = step_of(folder)
     if step is None or not folder.is_dir():
@@ -42,5 +48,5 @@ def find_named(folder: Path, fingerprint: Fingerprint, size: int) -> SnapshotFil
     found = examine(folder.parent, step, read_contents=True)
     if found.condition != WHOLE or found.size is None:
         raise UsageError(f"--resume {folder}: it is {found.condition} ({'; '.join(found.defects)}): take another one")
-    check_same_run(found, fingerprint, size, ())
+    check_same_run(found, fingerprint, None, ())
     return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.checks import check_at_least_one
+from playground.runtime.errors import UsageError
 
 AUTO, NO = "auto", "no"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotSettings:
-    """Raises `UsageError` for numbers below 1."""
+    """Raises `UsageError` for numbers below 1, and for no time at all between two snapshots."""
 
     folder: Path
     every: int = 100
     """Steps of the optimizer between two snapshots."""
+    seconds: float | None = None
+    """Seconds between two snapshots, which then counts, and not `every`."""
     keep: int = 3
     """How many are kept, the newest ones."""
     resume: str = AUTO
@@ -25,3 +29,9 @@ class SnapshotSettings:
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "every", "keep")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"a snapshot every {self.seconds:g} s: use a finite number of seconds above 0")
+
+    def is_due_after(self, step: int) -> bool:
+        """Whether one is to be taken because so many steps are done."""
+        return self.seconds is None and step % self.every == 0

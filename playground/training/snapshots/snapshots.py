@@ -8,21 +8,32 @@ snapshots.close()
 
 from __future__ import annotations
 
-import threading
+import hashlib
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from playground.training.files import NO_ROOM
-from playground.training.snapshots.buffers import Buffers
-from playground.training.snapshots.disk import make_folder, make_subfolder, sync_folder, write_atomically
+from playground.training.snapshots.buffers import Buffers, Copy, restore
+from playground.training.snapshots.disk import (
+    SPARE,
+    make_folder,
+    make_subfolder,
+    overwrite,
+    remove_folders,
+    replace,
+    sync_folder,
+)
 from playground.training.snapshots.fingerprint import Fingerprint, to_plain
-from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, prune, step_folder
-from playground.training.snapshots.manifest import SHARED, Manifest, encode, manifest_file, rank_file
+from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, find_steps, prune, step_folder
+from playground.training.snapshots.lock import FolderLock
+from playground.training.snapshots.manifest import Manifest, decode, encode, open_part, rank_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +50,16 @@ class Snapshots:
     """The snapshots that one rank of a run takes. Every rank has one and saves at the same steps.
 
     All ranks write into `folder`, which they share. It belongs to one run: two at a time would remove each other's.
-    Raises `UsageError` if it cannot be written to.
+    Raises `UsageError` if it cannot be written to, and on rank 0 if another run is writing there.
     """
 
     def __init__(self, folder: Path, fingerprint: Fingerprint, *, rank: int, size: int, keep: int = 3) -> None:
         if keep < 1:
             raise ValueError(f"keep {keep}: it must be at least 1")
         make_folder(folder)
+        self.lock = FolderLock(folder) if rank == 0 else None
+        if rank == 0:
+            remove_folders(folder, [SPARE])  # of a run that was killed, maybe with more ranks
         self.folder, self.fingerprint = folder, to_plain(fingerprint)
         self.rank, self.size, self.keep = rank, size, keep
         self.problem = ""
@@ -54,9 +68,12 @@ class Snapshots:
         """The newest step whose part of this rank lies on the disk."""
         self.seconds_waited = 0.0
         """What calls of `save` have spent waiting for the save before."""
-        self.buffers = Buffers()
-        self.writer: threading.Thread | None = None
-        self.bug: Exception | None = None
+        self.steps_before = find_steps(folder)
+        """What an earlier run has left: needed until what replaces it is whole."""
+        self.known_whole: set[int] = set()
+        self.buffers: dict[int, Buffers] = {}
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        self.writing: Future[None] | None = None
 
     def __enter__(self) -> Snapshots:
         return self
@@ -70,66 +87,73 @@ class Snapshots:
         If the save before is not written yet, wait for it: there is memory for one copy, and if a rank left steps out
         that others save, no snapshot might ever be whole. A disk that is full raises nothing: see `problem`.
         """
+        self._start(step, {self.rank: state})
+
+    def save_all(self, step: int, states: Sequence[State]) -> None:
+        """As `save`, for a process that has gathered the states of all ranks and writes a whole snapshot by itself."""
+        self._start(step, dict(enumerate(states)))
+
+    def _start(self, step: int, states: Mapping[int, State]) -> None:
         started = time.perf_counter()
         self.wait()
         self.seconds_waited += time.perf_counter() - started
-        parts = {rank_file(self.rank): state.own}
-        if self.rank == 0:
-            parts[SHARED] = state.shared
-        copies = self.buffers.fill(parts)
-        self.writer = threading.Thread(target=self._write, args=(step, copies), name=f"snapshot of step {step}")
-        self.writer.start()
+        copies = {rank: self._copy(rank, state) for rank, state in states.items()}
+        self.writing = self.writer.submit(self._write, step, copies)
+
+    def _copy(self, rank: int, state: State) -> Copy:
+        parts = {"own": state.own, "shared": state.shared} if rank == 0 else {"own": state.own}
+        return self.buffers.setdefault(rank, Buffers()).fill(parts)
 
     def wait(self) -> None:
         """Return when all that was saved lies on the disk, or has failed: see `problem`."""
-        if self.writer:
-            self.writer.join()
-            self.writer = None
-        if self.bug:
-            bug, self.bug = self.bug, None
-            raise bug
+        if self.writing:
+            writing, self.writing = self.writing, None
+            writing.result()
 
     def close(self) -> None:
-        """Wait for what is being written, and let go of the memory."""
+        """Wait for what is being written, and let go of the memory, the spare folder, and the lock."""
         self.wait()
-        self.buffers = Buffers()
+        self.writer.shutdown()
+        self.buffers = {}
+        remove_folders(self.folder, [SPARE])
+        if self.lock:
+            self.lock.release()
 
-    def _write(self, step: int, parts: Mapping[str, object]) -> None:
+    def _write(self, step: int, copies: Mapping[int, Copy]) -> None:
         try:
-            self._write_parts(step, parts)
+            for rank, copy in copies.items():
+                self._write_part(step, rank, copy)
             self.written = step
             self._remove_old(step)
         except OSError as error:
             done = self.written == step
             what = f"snapshots before step {step} were not removed" if done else f"step {step} has no snapshot"
             self.problem = f"{what}: {describe(self.folder, error)}; training went on"
-        except Exception as error:  # raised in the training's own thread
-            self.bug = error
 
-    def _write_parts(self, step: int, parts: Mapping[str, object]) -> None:
+    def _write_part(self, step: int, rank: int, copy: Copy) -> None:
         folder = step_folder(self.folder, step)
         make_subfolder(folder)
-        for name, part in parts.items():
-            self._write_part(step, folder / name, part)
-        sync_folder(folder)
-
-    def _write_part(self, step: int, file: Path, part: object) -> None:
-        written = write_atomically(file, partial(torch.save, part))
+        line, tensors = copy.encode(), memoryview(copy.memory.numpy())
+        digest = hashlib.sha256(line)
+        digest.update(tensors)
         manifest = Manifest(
             step=step,
             size=self.size,
-            nbytes=written.nbytes,
-            sha256=written.digest.hexdigest(),
+            nbytes=len(line) + len(tensors),
+            sha256=digest.hexdigest(),
             written=time.time(),
             fingerprint=self.fingerprint,
         )
-        write_atomically(manifest_file(file), lambda stream: stream.write(encode(manifest)))
+        is_needed = step == self.written or step in self.steps_before
+        write = replace if is_needed else overwrite
+        if write(folder / rank_file(rank), encode(manifest) + line, tensors):
+            sync_folder(folder)
 
     def _remove_old(self, step: int) -> None:
-        """The rank whose part was the last removes what is too old: whole, now, is what all ranks have written."""
-        if examine(self.folder, step, read_contents=False).condition == WHOLE:
-            sync_folder(step_folder(self.folder, step))  # another rank's names might not lie on the disk yet
-            prune(self.folder, step, self.keep)
+        """The rank whose part was the last gives up what is too old: whole, now, is what all ranks have written."""
+        if examine(self.folder, step, read_contents=step in self.steps_before).condition == WHOLE:
+            sync_folder(self.folder)
+            self.known_whole = prune(self.folder, step, self.size, self.keep, self.known_whole)
 
 
 def describe(folder: Path, error: OSError) -> str:
@@ -139,14 +163,27 @@ def describe(folder: Path, error: OSError) -> str:
 
 
 def load(snapshot: SnapshotFile, rank: int) -> State:
-    """What `snapshot` holds for this rank, on the CPU. Nothing in it is run, as a pickle's code would be.
+    """What `snapshot` holds for this rank, on the CPU. The format has no place for code.
 
     `own` is empty for a rank that the run had not.
     """
-    own = load_part(snapshot.folder / rank_file(rank)) if rank < snapshot.size else {}
-    return State(shared=load_part(snapshot.folder / SHARED), own=own)
+    first = load_part(snapshot.folder / rank_file(0))
+    own = first if rank == 0 else load_part(snapshot.folder / rank_file(rank)) if rank < snapshot.size else {"own": {}}
+    return State(shared=first["shared"], own=own["own"])
 
 
-def load_part(file: Path) -> dict[str, object]:
-    part: dict[str, object] = torch.load(file, map_location="cpu", weights_only=True)
+def load_all(snapshot: SnapshotFile) -> list[State]:
+    """What `snapshot` holds for each rank of the run that took it, for a run with another number of ranks."""
+    parts = [load_part(snapshot.folder / rank_file(rank)) for rank in range(snapshot.size)]
+    return [State(shared=parts[0]["shared"], own=part["own"]) for part in parts]
+
+
+def load_part(file: Path) -> Mapping[str, Any]:
+    """What is in the file of a rank: "own" and, in that of rank 0, "shared"."""
+    with open_part(file) as stream:
+        nbytes = decode(stream).nbytes
+        line = stream.readline()
+        memory = torch.empty(nbytes - len(line), dtype=torch.uint8)
+        stream.readinto(memory.numpy())
+    part: Mapping[str, Any] = restore(json.loads(line), memory)
     return part

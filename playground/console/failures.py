@@ -1,0 +1,33 @@
+"""What is said on stderr, a line each, of failures that training survives."""
+
+from __future__ import annotations
+
+import click
+
+from playground.runtime.errors import PlaygroundError
+from playground.runtime.rank import Event
+from playground.runtime.restarts import OnRestart
+
+
+class NoticePrinter:
+    """Prints what ranks report of their snapshots: rank 0 for all, but a problem any rank may have with its disk. What
+    several have, once."""
+
+    def __init__(self) -> None:
+        self.problems: set[str] = set()
+
+    def __call__(self, rank: int, event: Event) -> None:
+        if rank == 0 and "notice" in event:
+            click.echo(event["notice"], err=True)
+        if "problem" in event and event["problem"] not in self.problems:
+            self.problems.add(event["problem"])
+            click.echo(event["problem"], err=True)
+
+
+def echo_restarts(restarts: int) -> OnRestart:
+    """What is called before each restart, of so many at most: says why there is one."""
+
+    def echo(failure: PlaygroundError, count: int) -> None:
+        click.echo(f"{failure.headline}; restart {count} of {restarts}", err=True)
+
+    return echo

@@ -1,0 +1,90 @@
+"""Training as in lesson.py that can be interrupted at any moment, and ends with the same bits.
+
+The loop is the same; what it is told besides is where to begin, and that a step is done. A snapshot holds what that of
+any run holds (playground/training/resumable.py). Which pairs a step takes follows from its number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from playground.lessons.bert.history import History
+from playground.lessons.bert.lesson import WAYS, Loss, batches, test
+from playground.lessons.bert.results import Training
+from playground.lessons.bert.settings import DDP, BertSettings
+from playground.runtime import UsageError, device
+from playground.training import bert
+from playground.training.bert_folder import PICKLED_WEIGHTS, WEIGHTS
+from playground.training.files import CHECKSUMS, sha256
+from playground.training.resumable import ResumableRun
+from playground.training.sentence_pairs.pairs import Pairs
+from playground.training.snapshots.fingerprint import Fingerprint
+from playground.training.snapshots.settings import SnapshotSettings
+from playground.training.sync import GradSync
+
+MAY_DIFFER = ("steps", "loader_workers", "report_every", "memory_cap")
+"""Settings that change no number at any step."""
+
+
+def train(rank: int, size: int, settings: BertSettings, snapshots: SnapshotSettings) -> Training:
+    """Train by each way, on the same batches, then test. Begins at a snapshot, if there is one to go on from.
+
+    Every rank returns the same figures. Raises `UsageError` if the snapshot is of more steps than are asked for.
+    """
+    torch.set_num_threads(settings.threads)
+    model, loss_of = WAYS[settings.way](settings)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
+    history = History(settings)
+    torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+    run = ResumableRun(
+        snapshots, identify(settings), GradSync(model), optimizer, history, lambda: warm_up(loss_of, settings)
+    )
+    done = run.position.total
+    if done > settings.steps:
+        raise UsageError(
+            f"--steps {settings.steps} from a snapshot of step {done}: ask for {done} or more, or for an earlier "
+            f"snapshot with --resume"
+        )
+    run.draw_as_before()
+
+    for step, batch in zip(range(done + 1, settings.steps + 1), batches(settings, rank, size, done), strict=False):
+        optimizer.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        history.add(loss)
+        run.advance(step, last=step == settings.steps)
+
+    run.end()
+    return history.result(model, *test(model.module, settings, rank, size))
+
+
+def warm_up(loss_of: Loss, settings: BertSettings) -> None:
+    """A backward on as many pairs as there are workers."""
+    pairs = Pairs(settings.folder, "train", settings.max_length).__getitems__(range(settings.workers))
+    loss_of(pairs.to(device())).backward()
+
+
+def identify(settings: BertSettings) -> Fingerprint:
+    """What a run must have in common with a snapshot to go on from it. (How many ranks there are is known without.)"""
+    different = (*MAY_DIFFER, "workers") if settings.way == DDP else MAY_DIFFER
+    same = {name: value for name, value in settings.on_all_ranks().items() if name not in different}
+    return {
+        **same, "data": sha256(settings.folder / CHECKSUMS), "weights": identify_weights(settings.weights.folder),
+        "model": sha256(Path(bert.__file__)),
+    }  # fmt: skip
+
+
+def identify_weights(folder: Path | None) -> str:
+    """The checksum of pretrained weights, as rank 0 reads them; "scratch" if there are none. All ranks must call this:
+    they are large, and each host's cores have other things to do."""
+    if not folder:
+        return "scratch"
+    checksum = [""]
+    if dist.get_rank() == 0:
+        checksum = [next(sha256(folder / name) for name in (WEIGHTS, PICKLED_WEIGHTS) if (folder / name).exists())]
+    dist.broadcast_object_list(checksum, src=0)
+    return checksum[0]

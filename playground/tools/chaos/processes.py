@@ -1,0 +1,95 @@
+"""The processes of a command that starts ranks, as Linux shows them in /proc: whose child each is, what it has open.
+
+launcher            the command itself
+└── fork server     its child; what that was started with names the module
+    ├── rank 0      the fork server's children are ranks, and nothing else is
+    └── rank 1
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import remote
+from playground.tools.chaos.settings import FORK_SERVER, LAUNCHER, RANK
+
+PROC = Path("/proc")
+SERVE = remote("playground.runtime.fork_server:serve")
+ENDED = ("Z", "X")
+"""States of a process that has ended; nobody has waited for it yet."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Ids of the processes of one command that are alive."""
+
+    launcher: int
+    server: int | None
+    ranks: tuple[int, ...]
+
+    def of_role(self, role: str) -> list[int]:
+        servers = [] if self.server is None else [self.server]
+        return {LAUNCHER: [self.launcher], FORK_SERVER: servers, RANK: [*self.ranks]}[role]
+
+
+def require_proc() -> None:
+    """Raise `UsageError` where the system does not show whose child a process is."""
+    if not children_file(os.getpid()).is_file():
+        raise UsageError("chaos finds ranks by /proc/PID/task/PID/children, which this system has not: run it on Linux")
+
+
+def find_processes(launcher: int) -> Processes:
+    """Who is alive of the command that runs as this process."""
+    server = next((pid for pid in children_of(launcher) if is_fork_server(pid)), None)
+    return Processes(launcher, server, () if server is None else tuple(children_of(server)))
+
+
+def children_file(pid: int) -> Path:
+    return PROC / str(pid) / "task" / str(pid) / "children"
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of this process's main thread that are alive; none, if it has ended itself."""
+    try:
+        children = children_file(pid).read_text().split()
+    except OSError:
+        return []
+    return [child for child in map(int, children) if is_alive(child)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ENDED
+    except OSError:
+        return False
+
+
+def is_fork_server(pid: int) -> bool:
+    try:
+        return SERVE.module.encode() in (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def opened_in(folder: Path, pid: int) -> list[int]:
+    """How the process has each of the files and folders in `folder` open: `os.O_RDONLY`, `os.O_WRONLY`, `os.O_RDWR`, or
+    `os.O_DIRECTORY` for a folder."""
+    found = []
+    descriptors = PROC / str(pid) / "fd"
+    with contextlib.suppress(OSError):  # the process has ended
+        for descriptor in os.listdir(descriptors):
+            with contextlib.suppress(OSError):  # the file has been closed
+                if os.readlink(descriptors / descriptor).startswith(str(folder)):
+                    flags = flags_of(pid, descriptor)
+                    found.append(flags & os.O_DIRECTORY or flags & os.O_ACCMODE)
+    return found
+
+
+def flags_of(pid: int, descriptor: str) -> int:
+    """What a file was opened with. Source: https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html"""
+    lines = (PROC / str(pid) / "fdinfo" / descriptor).read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))

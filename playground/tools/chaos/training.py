@@ -1,0 +1,157 @@
+"""A command that trains, watched from outside, and killed.
+
+What is known of it comes from three sources: /proc says which processes it has, its folder of snapshots how far it
+has come, its stderr what it makes of the kills.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from playground.tools.chaos.process import CommandProcess
+from playground.tools.chaos.processes import Processes, find_processes, is_alive, opened_in
+from playground.tools.chaos.results import ENDING, LOADING, NO_RANKS, SAVING, STARTING, TRAINING, Kill, RunRecord
+from playground.tools.chaos.settings import LAUNCHER, RANK
+from playground.training.snapshots.folder import WHOLE, examine, find_steps
+
+TICK = 0.01
+"""Seconds between two looks at the run."""
+RESTART = "; restart "
+"""Stands in the line that tells a failure, after what it was."""
+
+
+class Training:
+    """One run of the command `words`, with snapshots in `folder`. Use as a context manager: no process is left.
+
+    `steps`: of the whole training, if known. `restarts`: how many the command may need.
+    """
+
+    def __init__(self, words: tuple[str, ...], folder: Path, *, steps: int = 0, restarts: int = 0) -> None:
+        self.words, self.folder, self.steps, self.restarts = words, folder, steps, restarts
+        self.record = RunRecord()
+        self.processes = Processes(0, None, ())
+        self.world: set[int] = set()
+        """Ids of the ranks that were started last, those that have ended meanwhile included."""
+        self.step_before = 0
+        """Of the newest whole snapshot when they were started."""
+        self.untold: list[Kill] = []
+        """Kills of which the command has said nothing yet."""
+        self.unrecovered: list[tuple[Kill, set[int]]] = []
+        """Kills after which no new ranks have written a snapshot yet, and the ranks of their time."""
+        self.began = time.monotonic()
+        self.start()
+
+    def start(self) -> None:
+        """Start the command, for the first time or again."""
+        self.command = CommandProcess(self.words, self.folder, self.restarts)
+        self.record.starts += 1
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.command.end()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def watch(self, act: Callable[[], None] = lambda: None) -> RunRecord:
+        """Look at the run until it has come to an end of its own; call `act` after each look."""
+        while (code := self.command.poll()) is None or self.was_killed(code):
+            if code is not None:
+                self.start_again()
+            self.look()
+            self.hear(TICK)
+            act()
+        self.look()
+        self.hear(0)
+        self.record.seconds, self.record.code = self.elapsed, code
+        return self.record
+
+    def was_killed(self, code: int) -> bool:
+        """Whether the launcher has ended by our hand."""
+        return code == -signal.SIGKILL and bool(self.record.kills) and self.record.kills[-1].role == LAUNCHER
+
+    def start_again(self) -> None:
+        self.hear(0)
+        self.untold.clear()
+        self.command.end()
+        self.start()
+
+    def look(self) -> None:
+        """See which processes there are, and what has been written."""
+        self.processes = find_processes(self.command.pid)
+        self.record.last_step = self.newest_whole()
+        ranks = set(self.processes.ranks)
+        if ranks and self.world.isdisjoint(ranks):
+            self.world, self.step_before = set(), self.record.last_step
+            self.hear(0)  # what is said of a failure is said before the next ranks are started
+            self.untold.clear()
+        self.world |= ranks
+        if self.world and not self.record.ranks_after:
+            self.record.ranks_after = self.elapsed
+        if self.has_saved:
+            self.note_recovery()
+
+    def newest_whole(self) -> int:
+        """The step of the newest whole snapshot, by manifests and lengths."""
+        for step in find_steps(self.folder):
+            if step <= self.record.last_step:
+                break
+            if examine(self.folder, step, read_contents=False).condition == WHOLE:
+                return step
+        return self.record.last_step
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the ranks that were started last have written a snapshot."""
+        return bool(self.world) and self.record.last_step > self.step_before
+
+    def note_recovery(self) -> None:
+        """There is a snapshot of the ranks that were started last: kills of ranks before them are overcome."""
+        if not self.record.first_snapshot_after:
+            self.record.first_snapshot_after = self.elapsed
+        for kill, ranks in self.unrecovered:
+            if self.world.isdisjoint(ranks):
+                kill.seconds = self.elapsed - kill.at
+        self.unrecovered = [(kill, ranks) for kill, ranks in self.unrecovered if kill.seconds is None]
+
+    def hear(self, seconds: float) -> None:
+        """Take in what the command says; wait so long at most for any of it."""
+        for line in self.command.read_lines(seconds):
+            failure, restart, _ = line.partition(RESTART)
+            if not restart:
+                self.record.notices.append(line)
+            elif not self.untold:
+                self.record.unexplained.append(line)
+            for kill in self.untold if restart else ():
+                kill.said = failure
+            self.untold = [] if restart else self.untold
+
+    def kill(self, role: str, pid: int) -> bool:
+        """Kill one of the processes of the last look; False if it has ended by itself since."""
+        if not is_alive(pid):
+            return False
+        phase = self.find_phase([pid] if role == RANK else [*self.processes.ranks])
+        kill = Kill(role=role, pid=pid, at=self.elapsed, phase=phase, step=self.record.last_step)
+        os.kill(pid, signal.SIGKILL)
+        self.record.kills.append(kill)
+        self.untold.append(kill)
+        self.unrecovered.append((kill, {*self.world}))
+        return True
+
+    def find_phase(self, ranks: list[int]) -> str:
+        """What these ranks are doing."""
+        if not ranks:
+            return NO_RANKS
+        if self.steps and self.record.last_step >= self.steps:
+            return ENDING
+        opened = [access for rank in ranks for access in opened_in(self.folder, rank)]
+        if opened:
+            return SAVING if os.O_WRONLY in opened or os.O_DIRECTORY in opened else LOADING
+        return TRAINING if self.has_saved else STARTING

@@ -1,0 +1,45 @@
+"""Two runs that are to have ended with the same bits. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from playground.runtime.errors import PlaygroundError
+from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, find_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The last snapshots of two runs, byte by byte."""
+
+    tensors: int
+    nbytes: int
+    differing: int
+    """How many of these bytes differ."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensors} tensors of {self.nbytes:,} bytes compared: parameters, optimizer state, totals and every "
+            f"rank's random numbers; {self.differing:,} bytes differ."
+        )
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` if the two runs did not end with the same bits."""
+        if self.differing:
+            raise PlaygroundError(
+                f"the training that was killed ended elsewhere: {self.differing:,} of {self.nbytes:,} bytes differ "
+                f"from those of the one that nobody disturbed"
+            )
+
+
+def last_snapshot(folder: Path) -> SnapshotFile:
+    """The snapshot of a run's end, every file of it read. Raises `PlaygroundError` if it is not whole."""
+    steps = find_steps(folder)
+    if not steps:
+        raise PlaygroundError(f"{folder} holds no snapshot: the training took none")
+    found = examine(folder, steps[0], read_contents=True)
+    if found.condition != WHOLE or found.size is None:
+        why = "; ".join(found.defects)
+        raise PlaygroundError(f"the last snapshot in {folder}, of step {found.step}, is {found.condition} ({why})")
+    return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)

@@ -1,0 +1,172 @@
+"""Snapshots of ranks on several hosts, which may see one folder of snapshots or have one per host.
+
+Where folders differ, the first of the ranks that see the same one writes whole snapshots for all; a run goes on from
+the newest snapshot that is whole in any of the folders, wherever its ranks are now. All ranks must call all of this.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from playground.algorithms.hosts import Hosts
+from playground.runtime import UsageError, report, restart_count
+from playground.runtime.agreement import all_gather_object, refuse_together
+from playground.runtime.host import host_id
+from playground.training.snapshots.disk import make_folder
+from playground.training.snapshots.fingerprint import Fingerprint
+from playground.training.snapshots.folder import SnapshotFile
+from playground.training.snapshots.lock import FolderLock
+from playground.training.snapshots.resume import choose_snapshot, is_named
+from playground.training.snapshots.settings import SnapshotSettings
+from playground.training.snapshots.snapshots import Snapshots, State, load, load_all
+
+
+def find_sharers(folder: Path) -> Hosts:
+    """Which ranks see the same files in `folder`, as if each such folder were a host. It is made where it is missing.
+
+    On several hosts, the first rank of each leaves a file there for a moment, and all look whose files they see.
+    Raises `UsageError` on all ranks if it cannot be written to on one.
+    """
+    with refuse_together():
+        make_folder(folder)
+    hosts = Hosts.from_ids(all_gather_object(host_id()))
+    if not hosts.several:
+        return hosts
+    rank = dist.get_rank()
+    sign = folder / f".seen-by-{uuid.uuid4().hex}" if hosts.of(rank)[0] == rank else None
+    if sign:
+        sign.touch()
+    signs = all_gather_object(sign and sign.name)
+    sharers = Hosts.from_ids(all_gather_object(tuple(bool(name and (folder / name).exists()) for name in signs)))
+    if sign:
+        sign.unlink()
+    return sharers
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run goes on from."""
+
+    snapshot: SnapshotFile
+    holder: int
+    """The first of the ranks that see it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in one of the folders."""
+
+    snapshot: SnapshotFile | None
+    notices: Sequence[str]
+    refusal: str
+    """Why a snapshot that is asked for by name cannot be had here."""
+
+
+def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, sharers: Hosts) -> Choice | None:
+    """The newest snapshot in any folder, or the one that is named; None to begin at the start.
+
+    Raises `UsageError` on all ranks if in one of the folders there is another run's.
+    """
+    restarted = any(all_gather_object(restart_count() > 0))
+    rank, found = dist.get_rank(), None
+    with refuse_together():
+        if sharers.of(rank)[0] == rank:
+            found = look(settings, fingerprint, restarted)
+    by_rank = {rank: each for rank, each in enumerate(all_gather_object(found)) if each}
+    if rank == 0:
+        for notice in (notice for each in by_rank.values() for notice in each.notices):
+            report(notice=notice)
+    choices = [Choice(each.snapshot, rank) for rank, each in by_rank.items() if each.snapshot]
+    refusal = next((each.refusal for each in by_rank.values() if each.refusal), "")
+    if refusal and not choices:
+        raise UsageError(refusal)
+    return max(choices, key=lambda choice: choice.snapshot.step, default=None)
+
+
+def look(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) -> Found:
+    """What this rank sees. A snapshot that is asked for by name need not lie in every folder."""
+    notices: list[str] = []
+    try:
+        return Found(choose_snapshot(settings, fingerprint, restarted, notices.append), notices, "")
+    except UsageError as error:
+        if not is_named(settings, restarted):
+            raise
+        return Found(None, notices, str(error))
+
+
+def load_states(choice: Choice, sharers: Hosts) -> list[State]:
+    """What the chosen snapshot holds for each rank of the run that took it; where one folder is shared, and there were
+    as many ranks as now, only for this rank is it more than empty.
+
+    If there are several folders, the holder sends it all to all, on hosts whose folder is empty too.
+    """
+    rank, snapshot = dist.get_rank(), choice.snapshot
+    if not sharers.several:
+        if snapshot.size != dist.get_world_size():
+            return load_all(snapshot)
+        return [load(snapshot, rank) if each == rank else State() for each in range(snapshot.size)]
+    content: list[bytes] = [b""]
+    if rank == choice.holder:
+        states = load_all(snapshot)
+        content = [to_bytes({"shared": states[0].shared, "own": [state.own for state in states]})]
+    dist.broadcast_object_list(content, src=choice.holder)
+    loaded = from_bytes(content[0])
+    return [State(shared=loaded["shared"], own=own) for own in loaded["own"]]
+
+
+class HostSnapshots(Snapshots):
+    """Snapshots of ranks of which only `sharers` share a folder: the first of these has gathered the states of all
+    ranks, and writes them."""
+
+    def __init__(
+        self, sharers: Hosts, folder: Path, fingerprint: Fingerprint, *, rank: int, size: int, keep: int
+    ) -> None:
+        super().__init__(folder, fingerprint, rank=rank, size=size, keep=keep)
+        self.writers = [ranks[0] for ranks in sharers.members]
+        if rank in self.writers and not self.lock:
+            self.lock = FolderLock(folder)
+
+    def save(self, step: int, state: State) -> None:
+        """As on one host. Blocks until all have come, for what each rank alone has is exchanged here."""
+        owns = gather_owns(state.own, self.writers)
+        if owns:
+            self.save_all(step, [State(shared=state.shared, own=own) for own in owns])
+
+
+def open_snapshots(settings: SnapshotSettings, fingerprint: Fingerprint, sharers: Hosts) -> Snapshots:
+    """The snapshots of a run, as its ranks share folders. Raises `UsageError` on all ranks if one of them cannot."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    code = partial(HostSnapshots, sharers) if sharers.several else Snapshots
+    with refuse_together():
+        snapshots = code(settings.folder, fingerprint, rank=rank, size=size, keep=settings.keep)
+    return snapshots
+
+
+def gather_owns(own: Mapping[str, object], writers: Sequence[int]) -> list[dict[str, object]]:
+    """Every rank's `own`, in rank order, on the `writers`; nothing on the others."""
+    content, owns = to_bytes(own), list[dict[str, object]]()
+    for writer in writers:
+        contents = [b""] * dist.get_world_size() if dist.get_rank() == writer else None
+        dist.gather_object(content, contents, dst=writer)
+        owns = [from_bytes(each) for each in contents] if contents else owns
+    return owns
+
+
+def to_bytes(state: object) -> bytes:
+    """A state for the way to another host, whose devices may be others."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+def from_bytes(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

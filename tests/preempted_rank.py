@@ -1,0 +1,43 @@
+"""A program: one rank of a world that was joined. When one of them is asked to end all do, or none can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from playground.runtime import Preempted, preempted, signals
+from playground.runtime.entry import World
+
+
+def store(rank: int, size: int) -> None:
+    """Agree, and leave together."""
+    print("ready", flush=True)
+    asked = torch.zeros(1, dtype=torch.int64)
+    while not asked.item():
+        time.sleep(0.01)
+        asked.fill_(preempted() or 0)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+    raise Preempted(signal.Signals(int(asked.item())).name, 3)
+
+
+def hang(rank: int, size: int) -> None:
+    """Wait for a rank that does not come."""
+    if rank == 1:
+        print("ready", flush=True)
+        dist.barrier()
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    signals.exit_after(0.1)
+    signals.handle_termination()
+    try:
+        World(None).run({"store": store, "hang": hang}[sys.argv[1]], grace=0.3 if sys.argv[1] == "hang" else 60.0)
+    except Preempted as preemption:
+        print(preemption, file=sys.stderr, flush=True)
+        os._exit(preemption.exit_code)

@@ -1,0 +1,66 @@
+"""At a store that has seen earlier worlds, or what was left of them, the ranks of a new one find each other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from playground.runtime.attempts import agree_on_attempt
+from playground.runtime.errors import RendezvousTimeout
+from playground.runtime.rendezvous import Rendezvous
+from playground.runtime.store import await_everyone, connect
+
+Serve = Callable[[], dist.TCPStore]
+SHORT = timedelta(seconds=0.2)
+
+
+@pytest.fixture
+def torchrun_store() -> Iterator[Serve]:
+    """A connection to one store, which is served as long as the test runs."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False,
+            master_listen_fd=listener.detach(), use_libuv=False,
+        )  # fmt: skip
+    yield lambda: dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=20), wait_for_workers=False)
+    del server
+
+
+def agree(serve: Serve, size: int, timeout: timedelta = timedelta(seconds=20)) -> list[tuple[int, bool]]:
+    """What every rank of a new world finds."""
+    with ThreadPoolExecutor(size) as ranks:
+        return list(ranks.map(lambda rank: agree_on_attempt(serve(), rank, size, timeout), range(size)))
+
+
+def test_every_start_has_a_number_of_its_own(torchrun_store: Serve) -> None:
+    found = [agree(torchrun_store, size) for size in (3, 3, 2, 4, 1)]
+    assert found == [[(number, True)] * size for number, size in enumerate((3, 3, 2, 4, 1), start=1)]
+
+
+def test_who_came_and_is_gone_holds_nobody_up(torchrun_store: Serve) -> None:
+    for rank in (1, 2, 2):  # their world never began, for rank 0 was killed
+        with pytest.raises(RuntimeError):
+            agree_on_attempt(torchrun_store(), rank, 3, SHORT)
+    with ThreadPoolExecutor(3) as ranks:
+        first = ranks.submit(agree_on_attempt, torchrun_store(), 0, 3, timedelta(seconds=20))
+        torchrun_store().wait(["attempts"])  # rank 0 has found only words of the dead
+        others = [ranks.submit(agree_on_attempt, torchrun_store(), rank, 3, timedelta(seconds=20)) for rank in (2, 1)]
+        assert [each.result() for each in (first, *others)] == [(1, True)] * 3
+
+
+def test_a_rank_0_that_waited_in_vain_leaves_nothing_to_the_next(torchrun_store: Serve) -> None:
+    assert agree_on_attempt(torchrun_store(), 0, 2, SHORT) == (1, False)
+    assert agree(torchrun_store, 2) == [(2, True)] * 2
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
+def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: str) -> None:
+    rendezvous = Rendezvous(port=torchrun_store().port, served=False)
+    with pytest.raises(RendezvousTimeout, match=rf"waited 0\.2 s at 127\.0\.0\.1:\d+: {missing} did not come"):
+        await_everyone(connect(rendezvous, None, rank, 3, SHORT), rendezvous, rank, 3, SHORT)

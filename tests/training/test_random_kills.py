@@ -1,0 +1,140 @@
+"""Ranks are killed between any two calls they make, while they save and load above all: the end has the same bits.
+
+(From outside, at any moment: tests/tools/test_chaos.py.)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from playground import launch
+from playground.runtime import restart_count
+from playground.runtime.remote import Remote, remote
+from playground.training import loop, snapshots
+from playground.training.runner import run_training
+from playground.training.settings import TrainingSettings
+from playground.training.snapshots.compare import compare
+from playground.training.snapshots.comparison import last_snapshot
+from playground.training.snapshots.settings import SnapshotSettings
+
+KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "600"))
+"""So many at least, in all."""
+AT_ONCE = 25
+"""Kills in one training, at most."""
+WAYS = {name: remote(f"{loop.__name__}:{name}") for name in ("train_by_hand", "train_with_ddp")}
+SNAPSHOTS = str(Path(snapshots.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A rank that is killed at its n-th call or return: of all, or only of those in the code that saves and loads."""
+
+    rank: int
+    call: int
+    in_snapshots: bool
+
+
+class CallCounter:
+    """Counts the calls and returns of all threads, of Python's and of C's functions; kills this process at a strike."""
+
+    def __init__(self, strike: Strike | None) -> None:
+        self.strike, self.calls, self.snapshot_calls = strike, 0, 0
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        in_snapshots = frame.f_code.co_filename.startswith(SNAPSHOTS)
+        self.calls += 1
+        self.snapshot_calls += in_snapshots
+        if self.strike and self.strike.in_snapshots <= in_snapshots:
+            count = self.snapshot_calls if self.strike.in_snapshots else self.calls
+            if count == self.strike.call:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def count(self, fn: Callable[..., Any], *args: Any) -> None:
+        """Call `fn`, and count."""
+        threading.setprofile(self)
+        sys.setprofile(self)
+        try:
+            fn(*args)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+
+def train_until_struck(
+    rank: int, size: int, way: Remote, settings: TrainingSettings, strikes: list[Strike]
+) -> tuple[int, int]:
+    """Train; the n-th time that the world is started, the n-th strike happens. Returns how many calls there were, and
+    how many of them in the code that saves and loads."""
+    strike = strikes[restart_count()] if restart_count() < len(strikes) else None
+    counter = CallCounter(strike if strike and strike.rank == rank else None)
+    counter.count(run_training, rank, size, way, settings)
+    return counter.calls, counter.snapshot_calls
+
+
+class Trial:
+    """The same training again and again: first undisturbed, then with strikes."""
+
+    def __init__(self, way: Remote, size: int, settings: TrainingSettings, folder: Path, seed: int) -> None:
+        self.way, self.size, self.settings, self.folder = way, size, settings, folder
+        self.random = random.Random(seed)
+        self.calls, self.snapshot_calls = self.train("undisturbed", [], [])[0]
+
+    def train(self, name: str, strikes: list[Strike], failures: list[str]) -> list[tuple[int, int]]:
+        settings = replace(self.settings, snapshots=SnapshotSettings(folder=self.folder / name, every=1))
+        return launch(
+            train_until_struck, self.size, args=(self.way, settings, strikes), restarts=len(strikes), fresh=True,
+            on_restart=lambda failure, count: failures.append(failure.headline),
+        )  # fmt: skip
+
+    def draw(self) -> Strike:
+        """Any call from the first one on. Squared: many come early, in quick succession, and training gets ahead
+        slowly."""
+        in_snapshots = self.random.random() < 0.5
+        calls = self.snapshot_calls if in_snapshots else self.calls
+        return Strike(self.random.randrange(self.size), 1 + int(self.random.random() ** 2 * calls), in_snapshots)
+
+    def strike(self, kills: int) -> int:
+        """Train with so many strikes at most; how many have happened before the end, which must be the same."""
+        strikes, failures = [self.draw() for _ in range(kills)], list[str]()
+        self.train("struck", strikes, failures)
+        expected = [f"rank {strike.rank} of {self.size} was killed by SIGKILL" for strike in strikes]
+        assert failures == expected[: len(failures)]
+        ends = [last_snapshot(self.folder / name) for name in ("undisturbed", "struck")]
+        assert compare(0, 1, *ends).differing == 0
+        shutil.rmtree(self.folder / "struck")
+        return len(failures)
+
+
+@pytest.fixture
+def settings(digits_folder: Path) -> TrainingSettings:
+    """Two epochs of four steps, and a test after each."""
+    return TrainingSettings(folder=digits_folder, epochs=2, batch_size=32, limit=128)
+
+
+@pytest.mark.parametrize(
+    ("way", "size", "kills"),
+    [
+        ("train_by_hand", 2, 5),
+        *(pytest.param(way, size, KILLS // 6, marks=pytest.mark.stress) for way in WAYS for size in (1, 2, 3)),
+    ],
+)
+def test_kills_between_any_two_calls_leave_no_trace(
+    way: str, size: int, kills: int, settings: TrainingSettings, tmp_path: Path
+) -> None:
+    trial = Trial(WAYS[way], size, settings, tmp_path, seed=size)
+    happened = 0
+    while happened < kills:
+        happened += trial.strike(min(AT_ONCE, kills - happened))
+    assert happened == kills
