@@ -56,6 +56,7 @@ HEAVIER = (
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "parameter-server -n 9 --mode async --over rpc",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
+    "parameter-server -n 4 --mode async --steps 2000",
     "pipeline --schedule gpipe --microbatches 32", "pipeline -n 4 --schedule 1f1b --microbatches 2",
     "pipeline -n 4 --data-parallel 2",
 )  # fmt: skip

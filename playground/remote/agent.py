@@ -8,16 +8,22 @@ Every request has a number. The function runs on the other rank, in a thread tha
 travels with the number as its tag, so that the caller receives it itself, and nobody has to hand it over. An exception
 comes back as an exception, with its traceback. All this happens on a process group of its own: nothing else that the
 program sends can be taken for a request.
+
+A rank that dies breaks its own connections and no others. Whoever listens to it or waits for its reply gets an error at
+once; calls among the others go on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -74,8 +80,8 @@ class Future:
 class Agent:
     """This rank's end of all remote calls. Every rank makes one, at the same point, and leaves it when all do.
 
-    As many requests are answered at the same time as there are threads: one for each rank, and `SPARE_THREADS` more for
-    functions that make calls of their own.
+    At any time one thread listens to each rank. As many requests are answered at the same time as there are ranks, and
+    `SPARE_THREADS` more, for functions that make calls of their own.
     """
 
     def __init__(self) -> None:
@@ -84,15 +90,26 @@ class Agent:
         self.numbers = itertools.cycle(NUMBERS)
         self.references = References(self)
         self.outstanding: set[Future] = set()
-        self.listening, self.stopped = threading.Lock(), self.size == 1
-        self.failure: RuntimeError | None = None
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
+        self.unattended: SimpleQueue[int | None] = SimpleQueue()
+        """Ranks that the next free thread is to listen to; None: there is nobody left, it may end."""
+        self.changed = threading.Condition()
+        self.stopped: list[int] = []
+        """Ranks that make no more requests: they have said so, or they are lost."""
+        self.lost: list[int] = []
+        """Ranks to which the connection broke."""
+        self.arrived: Counter[int] = Counter()
+        """On rank 0: how often each rank has come to the barrier."""
+        self.report_loss: Callable[[int], None] = lambda rank: None
         self.threads = [
             threading.Thread(target=self.answer_requests, name=f"remote calls {number}", daemon=True)
-            for number in range(self.size + SPARE_THREADS)
+            for number in range(2 * self.size + SPARE_THREADS if self.others else 0)
         ]
 
     def __enter__(self) -> Agent:
         agents.append(self)
+        for rank in self.others:
+            self.unattended.put(rank)
         for thread in self.threads:
             thread.start()
         return self
@@ -126,33 +143,58 @@ class Agent:
         """Run `function(*args)` on that rank, leave the result there, and return a reference to it."""
         return self.references.create(rank, function, *args)
 
+    def on_loss(self, callback: Callable[[int], None]) -> None:
+        """From now on, have `callback(rank)` called for each rank that is lost, in another thread; here and now for
+        those that are lost already. It may be called twice for the same rank."""
+        self.report_loss = callback
+        for rank in list(self.lost):
+            callback(rank)
+
+    def barrier(self) -> None:
+        """Wait until every rank that is not lost has come as often as this one. All of them must call this."""
+        self.call(0, arrive, self.rank)
+
     def close(self) -> None:
-        """Wait until no rank calls any more, and stop answering. All ranks must call this."""
+        """Wait until no rank calls any more, and stop answering. All ranks must call this, but for those lost."""
         for future in list(self.outstanding):
             future.wait()
         self.references.give_back()
-        dist.barrier(self.group)
-        sent = self.send((self.rank + 1) % self.size, REQUEST, STOP, None) if self.size > 1 else []
+        self.barrier()
+        for rank in self.others:
+            with contextlib.suppress(RuntimeError):  # it is lost
+                for work, _ in self.send(rank, REQUEST, STOP, None):
+                    work.wait()
         for thread in self.threads:
             thread.join()
-        for work, _ in sent:
-            work.wait()
-        if self.failure:
-            raise self.failure
 
     def answer_requests(self) -> None:
-        """One thread listens at a time. When a request has come, another one listens, and this one answers."""
-        try:
-            while True:
-                with self.listening:
-                    if self.stopped:
-                        return
-                    caller, number, *request = self.receive(None, REQUEST)
-                    self.stopped = number == STOP
-                if not self.stopped:
-                    self.answer(caller, number, request)
-        except RuntimeError as error:  # a connection broke: whoever waits for its other end hears of that, too
-            self.stopped, self.failure = True, error
+        """What each thread does: listen to a rank that nobody listens to. When a request has come, have another thread
+        listen there, and answer it."""
+        while (rank := self.unattended.get()) is not None:
+            try:
+                _, number, *request = self.receive(rank, REQUEST)
+                if number == STOP:
+                    self.stop_listening(rank)
+                    continue
+                self.unattended.put(rank)
+            except RuntimeError:  # what gloo raises when a connection breaks
+                self.stop_listening(rank, lost=True)
+                continue
+            with contextlib.suppress(RuntimeError):  # the caller is lost, as whoever listens to it hears
+                self.answer(rank, number, request)
+
+    def stop_listening(self, rank: int, lost: bool = False) -> None:
+        """There will be no more requests from this rank. After the last one, no thread is needed any more."""
+        with self.changed:
+            self.stopped.append(rank)
+            if lost:
+                self.lost.append(rank)
+            self.changed.notify_all()
+            if len(self.stopped) == len(self.others):
+                for _ in self.threads:
+                    self.unattended.put(None)
+        if lost:
+            self.report_loss(rank)
 
     def answer(self, caller: int, number: int, request: list[Any]) -> None:
         """Run the function, and send the reply. By then the request is gone, and its references are given back: after
@@ -175,11 +217,10 @@ class Agent:
         works = [(self.group.send([envelope], rank, tag), envelope)]
         return works + [(self.group.send([part], rank, number), part) for part in parts]
 
-    def receive(self, rank: int | None, tag: int) -> tuple[int, int, Any]:
-        """(who sent it, its number, the object). `rank` None takes what comes first, from anyone."""
+    def receive(self, rank: int, tag: int) -> tuple[int, int, Any]:
+        """(who sent it, its number, the object)."""
         memory = torch.empty(ENVELOPE, dtype=torch.uint8)
-        receiving = self.group.recv_anysource([memory], tag) if rank is None else self.group.recv([memory], rank, tag)
-        receiving.wait()
+        self.group.recv([memory], rank, tag).wait()
         envelope = Envelope(memory)
         if envelope.rest is not None:
             self.group.recv([envelope.rest], envelope.sender, envelope.number).wait()
@@ -216,6 +257,18 @@ def portable(error: Exception) -> Exception:
 def refuse(error: Exception) -> None:
     """What runs in place of a function that cannot be found, or whose arguments or result cannot be sent."""
     raise error
+
+
+def arrive(rank: int) -> None:
+    """Runs on rank 0: return when all ranks but those lost have come to the barrier as often as `rank`."""
+    agent = current_agent()
+    with agent.changed:
+        agent.arrived[rank] += 1
+        often = agent.arrived[rank]
+        agent.changed.notify_all()
+        agent.changed.wait_for(
+            lambda: all(agent.arrived[each] >= often or each in agent.lost for each in range(agent.size))
+        )
 
 
 def current_agent() -> Agent:

@@ -99,7 +99,8 @@ class References:
         with contextlib.suppress(IndexError):  # no more of them; other threads take some too
             while True:
                 owner, number = self.dropped.popleft()
-                self.agent.call(owner, count, number, -1)
+                if owner not in self.agent.lost:
+                    self.agent.call(owner, count, number, -1)
 
 
 def keep(function: Callable[..., Any], args: tuple[Any, ...]) -> int:

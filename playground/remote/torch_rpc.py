@@ -56,6 +56,13 @@ class TorchAgent:
         if kind is None:
             rpc.shutdown()
 
+    def on_loss(self, callback: Callable[[int], None]) -> None:
+        """Does nothing: torch's RPC tells nobody which rank is lost."""
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        dist.barrier()
+
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         """What `function(*args)` returns on that rank. Raises what it raises there."""
         return rpc.rpc_sync(worker_name(rank), function, args, timeout=NO_LIMIT)

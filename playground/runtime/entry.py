@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from playground.runtime import backends, host, server
@@ -14,6 +14,7 @@ from playground.runtime.rank import Progress
 from playground.runtime.remote import Remote
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart
+from playground.runtime.watch import OnLoss, log_loss
 
 
 class World:
@@ -75,17 +76,19 @@ class World:
         on_report: Progress | None = None,
         on_restart: OnRestart = log_restart,
         grace: float | None = None,
+        expendable: Collection[int] = (),
+        on_loss: OnLoss = log_loss,
     ) -> list[Any]:
         """What `fn(rank, size, *args)` returned on each rank, in rank order.
 
-        Raises what `launch` raises. `on_report`, `on_restart` and `grace` are those of `launch`, too; a world that is
-        joined has no restarts of ours.
+        Raises what `launch` raises. The other arguments are those of `launch`, too; a world that is joined has no
+        restarts of ours, and no expendable ranks: whoever started the ranks ends all of them when one dies.
         """
         if self.rank_env is None:
             return launch(
                 fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
                 init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
-                grace=grace,
+                grace=grace, expendable=expendable, on_loss=on_loss,
             )  # fmt: skip
         from playground.runtime.join import join
 

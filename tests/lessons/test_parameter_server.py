@@ -19,14 +19,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings as tried, strategies as st
 
 from playground.lessons.parameter_server import lesson
-from playground.lessons.parameter_server.report import LARGEST, binned
+from playground.lessons.parameter_server.report import LARGEST, binned, loss_text
 from playground.lessons.parameter_server.results import ModeResult, Point, steps_verdict
 from playground.lessons.parameter_server.server import ParameterServer, Push
 from playground.lessons.parameter_server.settings import MODES, ServerSettings
 from playground.lessons.parameter_server.workers import new_model, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
+from playground.remote.agent import agents
 from playground.remote.agents import AGENTS
-from playground.runtime import PlaygroundError, RankFailed, UsageError
+from playground.runtime import PlaygroundError, RankFailed, UsageError, launch
 from playground.testing import World
 from playground.training.replicas import flat
 
@@ -125,7 +126,7 @@ def test_the_published_server_fails_with_more_than_one_worker(
 def push_at_random(server: ParameterServer, worker: int, seed: int, ahead: list[int]) -> None:
     """What a worker does, without computing. Notes how far it was ahead whenever it was let go."""
     pauses = random.Random(seed + worker)
-    _, version, finished = server.pull()
+    _, version, finished = server.pull(worker)
     while not finished:
         time.sleep(pauses.choice((0, 0, 0.001)))
         parameters, version, finished = server.push(Push(worker, torch.ones(2), version, 1.0, 1))
@@ -155,7 +156,7 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
         thread.start()
     for thread in threads:
         thread.join(timeout=20)
-    assert server.left == workers
+    assert (server.active, server.lost) == (set(), {})
     assert sum(server.taken) == sum(server.staleness.values()) == steps * workers
     torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
     if mode == "sync":
@@ -165,22 +166,93 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
         assert max(server.taken) - min(server.taken) <= staleness + 1
 
 
-def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> None:
-    """With a server alone, so that it is there that the culprit is killed."""
+def lose_at_random(server: ParameterServer, worker: int, seed: int, life: int) -> None:
+    """What a worker does that dies after so many gradients, and the agent that notices."""
+    pauses = random.Random(seed + worker)
+    _, version, finished = server.pull(worker)
+    for _ in range(life):
+        if not finished:
+            time.sleep(pauses.choice((0, 0, 0.001)))
+            _, version, finished = server.push(Push(worker, torch.ones(2), version, 1.0, 1))
+    server.lose_worker(worker)
+
+
+@given(
+    mode=st.sampled_from(["async", "stale-synchronous"]),
+    lives=st.lists(st.integers(0, 4), max_size=4),
+    steps=st.integers(1, 6),
+    staleness=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+@tried(max_examples=25)
+def test_it_goes_on_without_workers_that_die(
+    mode: str, lives: list[int], steps: int, staleness: int, seed: int
+) -> None:
+    """All but the last worker die, some of them when all is done."""
+    workers = len(lives) + 1
+    settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
+    model = torch.nn.Linear(1, 1)
+    start = flat(model.parameters()).clone()
+    server = ParameterServer(model, mode, workers, settings)
+    threads = [
+        threading.Thread(target=lose_at_random, args=(server, worker, seed, life), daemon=True)
+        for worker, life in enumerate(lives)
+    ]
+    threads.append(threading.Thread(target=push_at_random, args=(server, workers - 1, seed, []), daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert (server.active, sum(server.taken)) == (set(), steps * workers)
+    assert set(server.lost) <= set(range(workers - 1))
+    assert all(server.taken[worker] <= life for worker, life in enumerate(lives))
+    torch.testing.assert_close(flat(model.parameters()), start - steps)
+
+
+def gradients_taken() -> int:
+    """Runs on the server."""
+    return sum(lesson.servers[0].taken) if lesson.servers else 0
+
+
+def kill_after(agent: Any, gradients: int) -> None:
+    """End this process once the server has taken so many gradients."""
+    while agent.call(0, gradients_taken) < gradients:
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[ModeResult]:
+    """All modes, without all-reduce before. In the first one the culprit is killed; the server reports each mode."""
     workers = dist.new_group(list(range(1, size)))
     with AGENTS[settings.over]() as agent:
-        if rank == culprit:
+        lesson.servers.clear()
+        agent.barrier()
+        if rank == culprit > 0:
+            threading.Thread(target=kill_after, args=(agent, 20), daemon=True).start()
+        if rank == culprit == 0:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
         if rank == 0:
-            lesson.servers[:] = [ParameterServer(new_model(settings), settings.modes[0], size - 1, settings)]
-            dist.barrier()
-            lesson.servers[0].result(torch.empty(0))
-        else:
-            dist.barrier()
+            none = torch.zeros(1)
+            return [lesson.serve_mode(agent, mode, size - 1, settings, none) for mode in settings.modes]
+        for _ in settings.modes:
+            agent.barrier()
             lesson.train_with_server(agent, workers, settings)
+    return []
 
 
-@pytest.mark.parametrize(("mode", "over", "culprit"), [("sync", "send-recv", 2), ("async", "rpc", 0)])
+@pytest.mark.parametrize(
+    ("mode", "over", "culprit"),
+    [
+        ("sync", "send-recv", 2),
+        ("async", "rpc", 0),
+        *(
+            pytest.param(mode, over, culprit, marks=pytest.mark.stress)
+            for mode in MODES
+            for over in AGENTS
+            for culprit in (0, 2)
+        ),
+    ],
+)
 def test_a_killed_worker_or_server_is_named(
     mode: str, over: str, culprit: int, digits_folder: Path, world: Worlds
 ) -> None:
@@ -188,6 +260,52 @@ def test_a_killed_worker_or_server_is_named(
     with pytest.raises(RankFailed) as caught:
         world(3).run(train_until_killed, settings, culprit)
     assert str(caught.value).startswith(f"rank {culprit} of 3 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [("async", "stale-synchronous"), pytest.param(("stale-synchronous", "async"), marks=pytest.mark.stress)],
+    ids=["async first", "stale-synchronous first"],
+)
+def test_the_others_go_on_without_a_killed_worker(modes: tuple[str, ...], digits_folder: Path) -> None:
+    settings, lost = small(digits_folder, modes=modes, steps=40), list[RankFailed]()
+    results = launch(train_until_killed, 4, args=(settings, 2), expendable=range(1, 4), on_loss=lost.append)
+    assert [str(failure) for failure in lost] == ["rank 2 of 4 was killed by SIGKILL"]
+    assert [bool(result) for result in results] == [True, False, False, False]
+    assert results[2] is None
+    first, second = results[0]
+    assert 20 <= first.lost_workers[1] < 120
+    assert first.gradients_by_worker[1] > 0
+    assert second.lost_workers == {1: 0}
+    assert second.gradients_by_worker[1] == 0
+    for mode in (first, second):
+        assert sum(mode.gradients_by_worker) == sum(mode.staleness.values()) == 120
+        assert len(mode.points) == 10
+    told = [" ".join("".join(map(str, loss_text(mode).parts)).split()) for mode in (first, second)]
+    assert f"{modes[0]}: worker 1 was lost after {first.lost_workers[1]} of 120 gradients" in told[0]
+    assert f"{modes[1]}: worker 1 had been lost before" in told[1]
+
+
+@pytest.mark.parametrize(("mode", "size"), [("sync", 3), ("async", 2)])
+def test_without_those_it_needs_the_server_cannot_go_on(mode: str, size: int, digits_folder: Path) -> None:
+    """One is missing in sync, all are elsewhere."""
+    settings, lost = small(digits_folder, modes=(mode,), steps=100_000), list[RankFailed]()
+    with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL$"):
+        launch(train_until_killed, size, args=(settings, 1), expendable=range(1, size), on_loss=lost.append)
+
+
+def run_until_killed(rank: int, size: int, settings: ServerSettings) -> None:
+    if rank == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    lesson.run(rank, size, settings)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_worker_killed_while_there_is_no_server_is_named(size: int, digits_folder: Path) -> None:
+    settings = small(digits_folder, modes=("async",), steps=100_000)
+    with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL"):
+        launch(run_until_killed, size, args=(settings,), expendable=range(1, size))
 
 
 @pytest.fixture
@@ -223,6 +341,29 @@ def test_as_text(parameter_server: Run, tmp_path: Path) -> None:
     assert "training: 6 steps of 40 samples, shared by 1 worker, over send-recv" in text
     assert "Shown: a server that fails, and one that works; in every mode the server took as many gradients" in text
     assert (tmp_path / "loss.svg").read_text().lstrip().startswith("<?xml")
+
+
+def run_and_kill(rank: int, size: int, settings: ServerSettings) -> Any:
+    """The lesson; its last worker is killed when the server has taken some gradients in the first mode."""
+    lesson.servers.clear()
+    if rank == size - 1:
+        threading.Thread(target=kill_with_current_agent, daemon=True).start()
+    return lesson.run(rank, size, settings)
+
+
+def kill_with_current_agent() -> None:
+    while not agents:
+        time.sleep(0.01)
+    kill_after(agents[0], 5)
+
+
+def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.lessons.parameter_server.command.RUN", run_and_kill)
+    monkeypatch.setattr("playground.runtime.entry.World.warm_up", lambda world, *needed: None)  # of the lesson's own
+    shown = parameter_server("-n", 3, "--mode", "async", "--steps", 60)
+    assert (shown.code, shown.err) == (0, "rank 2 of 3 was killed by SIGKILL; the others go on\n")
+    assert "async: worker 1 was lost after" in shown.out
+    assert "the others computed the rest." in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from playground.console import plots
+from playground.console.failures import echo_loss
 from playground.console.options import Finite, RunOptions, options, plot_option, run_options
 from playground.console.session import Session
 from playground.console.text import good, prose
@@ -88,8 +89,10 @@ def command(
         shared = f"shared by {format_workers(workers)}, over {over}"
         session.say(f"training: {steps} steps of {batch_size} samples, {shared}")
         session.say("", report.modes_table(settings.modes))
-        results: list[ServerResult] = world.run(RUN, settings, on_report=bar)
-    mistakes, modes = [each.mistake for each in results if each.mistake], results[0].modes
+        expendable = range(1, world.size) if over == "send-recv" else ()  # torch's RPC does not tell who is lost
+        results = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
+    survivors: list[ServerResult] = [each for each in results if each]
+    mistakes, modes = [each.mistake for each in survivors if each.mistake], survivors[0].modes
     verdict = steps_verdict(modes)
     session.say("", *report.mistake_texts(mistakes), "", *report.result_texts(modes), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))

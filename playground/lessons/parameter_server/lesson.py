@@ -24,18 +24,17 @@ import torch.nn.functional as F
 from playground.lessons.parameter_server.baseline import train_by_all_reduce
 from playground.lessons.parameter_server.mistake import repeat_the_mistake
 from playground.lessons.parameter_server.results import ModeResult, ServerResult
-from playground.lessons.parameter_server.server import Parameters, ParameterServer, Push, load_parameters
-from playground.lessons.parameter_server.settings import ServerSettings
+from playground.lessons.parameter_server.server import Parameters, ParameterServer, Push, load_parameters, worker_lost
+from playground.lessons.parameter_server.settings import SERVER, ServerSettings
 from playground.lessons.parameter_server.workers import new_model, paced, warm_up, whole_batches
 from playground.remote.agents import AGENTS
 from playground.runtime.agreement import require_same_on_all_ranks
 from playground.training.replicas import flat
 
-SERVER = 0
 servers: list[ParameterServer] = []
 """On the server's rank: the one that answers."""
-delivered: SimpleQueue[tuple[ModeResult, torch.Tensor]] = SimpleQueue()
-"""On the server's rank: what the workers have come to without it, with the parameters."""
+delivered: SimpleQueue[tuple[ModeResult, torch.Tensor] | None] = SimpleQueue()
+"""On the server's rank: what the workers have come to without it, with the parameters; None if one of them died."""
 
 
 def run(rank: int, size: int, settings: ServerSettings) -> ServerResult:
@@ -48,22 +47,32 @@ def run(rank: int, size: int, settings: ServerSettings) -> ServerResult:
     with AGENTS[settings.over]() as agent:
         mistake = repeat_the_mistake(agent, workers)
         if rank == SERVER:
-            modes = serve(size - 1, settings)
+            modes = serve(agent, size - 1, settings)
         else:
             modes = []
             work(agent, workers, settings)
     return ServerResult(mistake=mistake, modes=modes)
 
 
-def serve(workers: int, settings: ServerSettings) -> list[ModeResult]:
+def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult]:
     """The server's part: make it, say that it is there, and wait. Other threads answer the workers' calls."""
-    result, parameters = delivered.get()
-    results = [result]
-    for mode in settings.modes:
-        servers[:] = [ParameterServer(new_model(settings), mode, workers, settings)]
-        dist.barrier()
-        results.append(servers[0].result(parameters))
-    return results
+    agent.on_loss(lambda rank: delivered.put(None))
+    by_all_reduce = delivered.get()
+    if not by_all_reduce:
+        raise worker_lost(workers, "has lost a worker in training by all-reduce")
+    result, parameters = by_all_reduce
+    return [result, *(serve_mode(agent, mode, workers, settings, parameters) for mode in settings.modes)]
+
+
+def serve_mode(
+    agent: Any, mode: str, workers: int, settings: ServerSettings, early_by_all_reduce: torch.Tensor
+) -> ModeResult:
+    """The same in one mode."""
+    server = ParameterServer(new_model(settings), mode, workers, settings)
+    servers[:] = [server]
+    agent.on_loss(lambda rank: server.lose_worker(rank - 1))
+    agent.barrier()
+    return server.result(early_by_all_reduce)
 
 
 def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
@@ -73,14 +82,15 @@ def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
     if agent.rank == SERVER + 1:
         agent.call(SERVER, deliver, result, parameters)
     for _ in settings.modes:
-        dist.barrier()
+        agent.barrier()
         train_with_server(agent, workers, settings)
 
 
 def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> None:
     """Compute a gradient on a copy of the parameters, push it, and get the next copy, until the server says enough."""
     model, coming = new_model(settings), whole_batches(settings, workers)
-    parameters, version, finished = agent.call(SERVER, pull)
+    worker = dist.get_rank(workers)
+    parameters, version, finished = agent.call(SERVER, pull, worker)
     while not finished:
         with paced(settings, workers):
             images, labels, samples_per_worker = next(coming)
@@ -89,13 +99,13 @@ def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> Non
             loss = F.nll_loss(model(images), labels, reduction="sum")
             (loss / samples_per_worker).backward()
         gradient = flat(param.grad for param in model.parameters()).cpu()
-        computed = Push(dist.get_rank(workers), gradient, version, loss.item(), len(labels))
+        computed = Push(worker, gradient, version, loss.item(), len(labels))
         parameters, version, finished = agent.call(SERVER, push, computed)
 
 
-def pull() -> Parameters:
+def pull(worker: int) -> Parameters:
     """Runs on the server: the parameters."""
-    return servers[0].pull()
+    return servers[0].pull(worker)
 
 
 def push(computed: Push) -> Parameters:

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.results import MistakeResult
+from playground.lessons.parameter_server.settings import SERVER
 from playground.remote.agent import Agent
 from playground.remote.autograd import apply_remotely
 from playground.training.net import Net
 
-SERVER = 0
 SAMPLES = 4
 IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
 """What autograd says of it, without where and how to look for it."""

@@ -47,6 +47,7 @@ def result_texts(modes: Sequence[ModeResult]) -> Iterator[str | Prose | Table]:
     """What came of each mode; the loss as it fell; how old the gradients were."""
     yield prose(heading("the right one"), ": each worker computes on a copy of its own; the server adds and steps.")
     yield summary_table(modes)
+    yield from (loss_text(each) for each in modes if each.lost_workers)
     yield ""
     yield "loss, and the seconds after which it was reached, by the share of gradients:"
     yield curve_table(modes)
@@ -54,6 +55,18 @@ def result_texts(modes: Sequence[ModeResult]) -> Iterator[str | Prose | Table]:
         yield ""
         yield "staleness: how many steps the server had taken since the worker got its copy"
         yield histogram(modes)
+
+
+def loss_text(mode: ModeResult) -> Prose:
+    """Which workers died in this mode or before it, and when."""
+    total = sum(mode.gradients_by_worker)
+    lost = (
+        f"worker {worker} was lost after {taken} of {total} gradients ({mode.gradients_by_worker[worker]} of its own)"
+        if taken
+        else f"worker {worker} had been lost before"
+        for worker, taken in mode.lost_workers.items()
+    )
+    return prose(f"{mode.mode}: ", ", ".join(lost), "; the others computed the rest.")
 
 
 def summary_table(modes: Sequence[ModeResult]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from playground.runtime.errors import PlaygroundError
 from playground.training.results import ROUNDING
@@ -34,6 +34,8 @@ class ModeResult:
     bytes_per_step: int
     """Sent and received by the busiest rank, for a gradient of every worker."""
     test_accuracy: float
+    lost_workers: dict[int, int] = field(default_factory=dict)
+    """Workers that died, and how many gradients in all the server had taken by then: 0 if it was before this mode."""
     difference_to_all_reduce: float = 0.0
     """The largest of any parameter, after the same number of gradients, the first few."""
 

@@ -2,7 +2,7 @@
 
 It owns the parameters and the optimizer. A worker gets a copy of the parameters, computes a gradient on it, and pushes
 that; the server adds and steps. No graph reaches from a worker into the server's parameters, so nobody is hurt when
-they change.
+they change. Nor when a worker dies: unless it steps with all workers' gradients, the server goes on with the others'.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import nn
 
 from playground.lessons.parameter_server.history import LossHistory
 from playground.lessons.parameter_server.results import ModeResult
-from playground.lessons.parameter_server.settings import ServerSettings
+from playground.lessons.parameter_server.settings import SERVER, ServerSettings
 from playground.measurement.interleave import Heartbeat
-from playground.runtime import device
+from playground.runtime import PeerDisconnected, device
 from playground.training.data import Images
 from playground.training.replicas import flat
 
@@ -48,7 +48,11 @@ class ParameterServer:
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         self.model, self.mode, self.workers, self.settings = model, mode, workers, settings
         self.optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        self.version, self.taken, self.left = 0, [0] * workers, 0
+        self.version, self.taken = 0, [0] * workers
+        self.active = set(range(workers))
+        """Workers that have not been told yet that the training has ended."""
+        self.lost: dict[int, int] = {}
+        """Workers that died, and how many gradients in all had been taken by then."""
         self.waiting: dict[int, torch.Tensor] = {}
         """Synchronous: the gradients of this step that have come, by worker."""
         self.staleness: Counter[int] = Counter()
@@ -59,10 +63,10 @@ class ParameterServer:
         self.heartbeat = Heartbeat()
         self.changed = threading.Condition()
 
-    def pull(self) -> Parameters:
+    def pull(self, worker: int) -> Parameters:
         """The parameters as they are. A worker begins with this."""
         with self.changed:
-            return self.reply()
+            return self.reply(worker)
 
     def push(self, push: Push) -> Parameters:
         """Take a gradient in; return the parameters when the worker may go on."""
@@ -71,7 +75,15 @@ class ParameterServer:
                 self.take(push)
                 self.changed.notify_all()
                 self.changed.wait_for(lambda: self.finished or self.may_go_on(push))
-            return self.reply()
+            return self.reply(push.worker)
+
+    def lose_worker(self, worker: int) -> None:
+        """Wait for this worker no more: it has died."""
+        with self.changed:
+            if worker in self.active:
+                self.active.remove(worker)
+                self.lost[worker] = sum(self.taken)
+                self.changed.notify_all()
 
     def take(self, push: Push) -> None:
         """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there.
@@ -95,7 +107,7 @@ class ParameterServer:
         """Whether the worker may have new parameters now."""
         if self.mode == "sync":
             return self.version > push.version
-        ahead = self.taken[push.worker] - min(self.taken)
+        ahead = self.taken[push.worker] - min(self.taken[worker] for worker in {push.worker, *self.active})
         return self.mode == "async" or ahead <= self.settings.staleness
 
     def step(self, gradient: torch.Tensor) -> None:
@@ -106,10 +118,11 @@ class ParameterServer:
         if sum(self.taken) == self.settings.early_steps * self.workers:
             self.early = flat(self.model.parameters()).cpu()
 
-    def reply(self) -> Parameters:
+    def reply(self, worker: int) -> Parameters:
         """What a worker gets. Told that the training has ended, it leaves."""
-        self.left += self.finished
-        self.changed.notify_all()
+        if self.finished:
+            self.active.discard(worker)
+            self.changed.notify_all()
         parameters = flat(self.model.parameters()).cpu()
         self.bytes += parameters.nbytes
         return parameters, self.version, self.finished
@@ -121,17 +134,25 @@ class ParameterServer:
     def result(self, early_by_all_reduce: torch.Tensor) -> ModeResult:
         """What came of it, when every worker has been told that the training has ended.
 
-        `early_by_all_reduce`: the parameters after as many gradients as `early` without a server.
+        `early_by_all_reduce`: the parameters after as many gradients as `early` without a server. Raises
+        `PeerDisconnected` if there is none because too many workers have died: one is, where the server waits for all.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self.left == self.workers)
+            self.changed.wait_for(lambda: not self.active or (self.lost and self.mode == "sync"))
+            if not self.finished:
+                raise worker_lost(self.workers, f"has lost worker {', '.join(map(str, self.lost))} in mode {self.mode}")
         return ModeResult(
             mode=self.mode, seconds=self.history.seconds, samples=self.history.samples, points=self.history.points(),
             staleness=dict(sorted(self.staleness.items())), gradients_by_worker=self.taken,
             bytes_per_step=round(self.bytes / self.settings.steps),
-            test_accuracy=test_accuracy(self.model, self.settings),
+            test_accuracy=test_accuracy(self.model, self.settings), lost_workers=self.lost,
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
         )  # fmt: skip
+
+
+def worker_lost(workers: int, how: str) -> PeerDisconnected:
+    """What the server raises when it cannot go on without a worker that has died."""
+    return PeerDisconnected(SERVER, workers + 1, how)
 
 
 def unflatten_gradients(model: nn.Module, gradient: torch.Tensor) -> None:

@@ -18,6 +18,8 @@ MODES = {
 ALL_REDUCE = "all-reduce"
 """The same training without a server, to compare with."""
 
+SERVER = 0
+"""Its rank. Worker 0 is rank 1, and so on."""
 EARLY_STEPS = 5
 """Steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it decides which of
 two numbers a ReLU or max_pool lets through."""
