@@ -36,6 +36,8 @@ class Training:
         self.processes = Processes(0, None, ())
         self.world: set[int] = set()
         """Ids of the ranks that were started last, those that have ended meanwhile included."""
+        self.is_replaced = False
+        """Whether others are to be started in their place. (The first to appear may be killed before the second.)"""
         self.step_before = 0
         """Of the newest whole snapshot when they were started."""
         self.untold: list[Kill] = []
@@ -81,6 +83,7 @@ class Training:
         self.hear(0)
         self.untold.clear()
         self.command.end()
+        self.is_replaced = True
         self.start()
 
     def look(self) -> None:
@@ -88,10 +91,11 @@ class Training:
         self.processes = find_processes(self.command.pid)
         self.record.last_step = self.newest_whole()
         ranks = set(self.processes.ranks)
-        if ranks and self.world.isdisjoint(ranks):
-            self.world, self.step_before = set(), self.record.last_step
+        if self.world.isdisjoint(ranks):
             self.hear(0)  # what is said of a failure is said before the next ranks are started
-            self.untold.clear()
+            if ranks and self.is_replaced:
+                self.world, self.step_before, self.is_replaced = set(), self.record.last_step, False
+                self.untold.clear()
         self.world |= ranks
         if self.world and not self.record.ranks_after:
             self.record.ranks_after = self.elapsed
@@ -132,6 +136,7 @@ class Training:
             for kill in self.untold if restart else ():
                 kill.said = failure
             self.untold = [] if restart else self.untold
+            self.is_replaced = self.is_replaced or bool(restart)
 
     def kill(self, role: str, pid: int) -> bool:
         """Kill one of the processes of the last look; False if it has ended by itself since."""
