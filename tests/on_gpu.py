@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from playground.lessons.pipeline.settings import BLOCKS
+from playground.remote.agents import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
 from playground.runtime.errors import UsageError
@@ -92,6 +94,12 @@ def runs(ranks: int, gpus: int, sharing: bool, data_dir: str) -> Iterator[Run]:
     yield lesson("ddp", *SMALL, *data)
     yield lesson("ddp", "--lab", *data)
     yield lesson("prove", *data)
+    if BLOCKS % ranks == 0:
+        yield lesson("pipeline", *data)
+    if ranks > 1:
+        yield lesson("rpc")
+        for over in AGENTS:
+            yield lesson("parameter-server", "--over", over, "--steps", "20", *data)
     yield lesson("bench", "--collective", "all", "--limit", "-e", "64M", "--json", verdict=bench_verdict)
     if ranks > 1:
         yield lesson("bench", "--algorithm", "all", "-e", "4M", "--json", verdict=bench_verdict)

@@ -18,6 +18,10 @@ from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.ladder.results import PARTS
+from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
+from playground.lessons.pipeline.schedules import SCHEDULES
+from playground.lessons.pipeline.settings import BLOCKS
+from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
@@ -183,6 +187,29 @@ def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -
     assert outcome.code == 0, outcome.err
     assert f"{size} rank" in outcome.out.splitlines()[-1]
     assert size == 1 or "broken in" in outcome.out.splitlines()[-1]
+
+
+def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
+    stages = max(stages for stages in range(1, pair + 1) if BLOCKS % stages == 0)
+    schedules = shown(run_cli, "pipeline", "-n", stages, "--dataset", "digits", "--data-dir", data_dir)["schedules"]
+    assert schedules.keys() == SCHEDULES.keys()
+    assert max(schedule["gradient_difference"] for schedule in schedules.values()) <= 1e-12
+
+
+def test_remote_calls(run_cli: Run, pair: int) -> None:
+    """They carry CPU tensors, over gloo; what is trained beside them is on the GPUs."""
+    document = shown(run_cli, "rpc", "-n", pair)
+    assert (document["backend"], document["device"]) == ("nccl", "cuda")
+    assert all(len(ranks) == pair for ranks in steps_of(document).values())
+
+
+@pytest.mark.parametrize("over", AGENTS)
+def test_parameter_server(over: str, run_cli: Run, pair: int, data_dir: Path) -> None:
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 20, "--over", over)
+    modes = shown(run_cli, "parameter-server", "-n", pair, *words)["modes"]
+    assert [mode["mode"] for mode in modes] == [ALL_REDUCE, *MODES]
+    for mode in modes:
+        assert sum(mode["gradients_by_worker"]) == 20 * (pair - 1)
 
 
 def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:

@@ -57,13 +57,14 @@ ALLOWED = {
     "algorithms": {"algorithms", "runtime"},
     "training": {"training", "algorithms", "runtime"},
     "measurement": {"measurement", "runtime"},
+    "remote": {"remote", "runtime"},
     "analysis": {"analysis", "recording", "algorithms"},
     "figures": {
         "figures", "player", "analysis", "recording", "lessons", "training", "algorithms", "measurement", "runtime",
-    },
+    },  # fmt: skip
     "recording": {"recording", "training", "algorithms", "runtime"},
     "console": {"console", "recording", "figures", "training", "algorithms", "runtime"},
-    "lessons": {"lessons", "console", "training", "algorithms", "measurement", "runtime"},
+    "lessons": {"lessons", "console", "training", "algorithms", "measurement", "remote", "runtime"},
     "tools": {
         "tools", "console", "training", "algorithms", "measurement", "recording", "analysis", "figures", "player",
         "runtime",

@@ -54,6 +54,11 @@ HEAVIER = (
     "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "prove", "ladder", "ladder --bucket-cap-mb 25",
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits", "ddp --only buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
+    "parameter-server -n 9 --mode async --over rpc",
+    "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
+    "parameter-server -n 4 --mode async --steps 2000",
+    "pipeline --schedule gpipe --microbatches 32", "pipeline -n 4 --schedule 1f1b --microbatches 2",
+    "pipeline -n 4 --data-parallel 2",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test, is in the suite."""
 EXACT = ("p2p", "collectives", "allreduce")
@@ -65,6 +70,8 @@ SMALLER = {
     "ddp": FEW_SAMPLES,
     "elastic": ("--epochs", "4"),
     "prove": (*FEW_SAMPLES, "--batch-size", "16"),
+    "parameter-server": (*FEW_SAMPLES, "--batch-size", "64", "--steps", "8"),
+    "pipeline": (*FEW_SAMPLES, "--batch-size", "32", "--steps", "1"),
     "bench": ("--iterations", "2"),
 }
 """Options that make a command quick and leave the form of its output as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from playground.runtime.errors import PlaygroundError
+from playground.runtime.errors import PlaygroundError, RankFailed
 from playground.runtime.rank import Event
 from playground.runtime.restarts import OnRestart
 
@@ -22,6 +22,11 @@ class NoticePrinter:
         if "problem" in event and event["problem"] not in self.problems:
             self.problems.add(event["problem"])
             click.echo(event["problem"], err=True)
+
+
+def echo_loss(failure: RankFailed) -> None:
+    """What is called when a rank has died and the others go on: says so."""
+    click.echo(f"{failure.headline}; the others go on", err=True)
 
 
 def echo_restarts(restarts: int) -> OnRestart:

@@ -79,6 +79,26 @@ PATH = (
         shown="{ranks} trained on after failures, to the same bits",
         default_size=4,
     ),
+    Lesson(
+        name="rpc",
+        teaches="remote calls, remote references, backward across ranks: by send and recv, and by torch's RPC",
+        shown="calls, objects and graphs that reach from rank to rank, over send and recv as over torch's RPC",
+        default_size=3,
+        min_size=2,
+    ),
+    Lesson(
+        name="parameter-server",
+        teaches="one rank owns the parameters: how that fails, how it works, when it beats all-reduce",
+        shown="a server that fails, and one that works",
+        default_size=5,
+        min_size=2,
+    ),
+    Lesson(
+        name="pipeline",
+        teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
+        shown="the gradients of a model in stages on {ranks} are those of one process",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from playground.runtime import backends, host, server
@@ -15,6 +15,7 @@ from playground.runtime.rank import Progress
 from playground.runtime.remote import Remote
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart
+from playground.runtime.watch import OnLoss, log_loss
 
 Around = Callable[["World", Callable[..., Any]], contextlib.AbstractContextManager[Callable[..., Any]]]
 """Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""
@@ -86,33 +87,24 @@ class World:
         on_report: Progress | None = None,
         on_restart: OnRestart = log_restart,
         grace: float | None = None,
+        expendable: Collection[int] = (),
+        on_loss: OnLoss = log_loss,
     ) -> list[Any]:
         """What `fn(rank, size, *args)` returned on each rank, in rank order.
 
-        Raises what `launch` raises. `on_report`, `on_restart` and `grace` are those of `launch`, too; a world that is
-        joined has no restarts of ours.
+        Raises what `launch` raises. The other arguments are those of `launch`, too; a world that is joined has no
+        restarts of ours, and no expendable ranks: whoever started the ranks ends all of them when one dies.
         """
         with self.around(self, fn) as fn:
-            return self.run_ranks(fn, *args, on_report=on_report, on_restart=on_restart, grace=grace)
+            if self.rank_env is None:
+                return launch(
+                    fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
+                    init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
+                    grace=grace, expendable=expendable, on_loss=on_loss,
+                )  # fmt: skip
+            from playground.runtime.join import join
 
-    def run_ranks(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        on_report: Progress | None,
-        on_restart: OnRestart,
-        grace: float | None,
-    ) -> list[Any]:
-        """As `run`, with nothing around it."""
-        if self.rank_env is None:
-            return launch(
-                fn, self.size, backend=self.backend, args=args, timeout=self.timeout,
-                init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
-                grace=grace,
+            return join(
+                self.rank_env, fn, backend=self.backend, args=args, timeout=self.timeout,
+                on_report=on_report if self.is_main else None, grace=grace,
             )  # fmt: skip
-        from playground.runtime.join import join
-
-        return join(
-            self.rank_env, fn, backend=self.backend, args=args, timeout=self.timeout,
-            on_report=on_report if self.is_main else None, grace=grace,
-        )  # fmt: skip

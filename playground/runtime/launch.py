@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from playground.runtime.preemption import PreemptionNotice, raise_if_preempted
 from playground.runtime.rank import Progress
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
-from playground.runtime.watch import Rank, release, stop, watch
+from playground.runtime.watch import OnLoss, Rank, log_loss, release, stop, watch
 from playground.runtime.work import Work, prepare_work
 
 MAX_RANKS = 128
@@ -44,6 +44,8 @@ def launch(
     restarts: int = 0,
     on_restart: OnRestart = log_restart,
     grace: float | None = None,
+    expendable: Collection[int] = (),
+    on_loss: OnLoss = log_loss,
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
@@ -67,6 +69,12 @@ def launch(
     second signal, or no end within that time, does end it. (Only where `launch` is called in the main thread, and only
     for signals that the program does not handle itself.)
 
+    A rank in `expendable` may die, killed or by leaving, once all ranks run the function: `on_loss(failure)` is called
+    with the `RankFailed` that says how (by default it logs a warning, one line), the others go on, and the result of
+    the lost one is None. They must be able to: collectives with a lost rank fail or hang, but gloo's send and recv
+    between two others do not. If another rank fails because of the loss, `RankFailed` is raised for the lost one.
+    Rank 0 is never expendable.
+
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
     `RankFailed` for the first rank that raised or died; `RankTimeout`, with every unfinished rank's Python stack, when
     the timeout passes; `Preempted` when all ranks have ended and one of them has raised it. However it ends, Ctrl-C
@@ -77,11 +85,13 @@ def launch(
         server.leave_if_imported()
         check(size, backend, timeout)
         check_restarts(restarts)
-        work = replace(prepare_work(fn, args, timeout + HEAD_START), preemptible=grace is not None)
+        check_expendable(expendable, size)
+        work = prepare_work(fn, args, timeout + HEAD_START)
+        work = replace(work, preemptible=grace is not None, expendable=frozenset(expendable))
         with PreemptionNotice(grace) as notice:
             attempt = partial(
                 run_world, size=size, backend=backend, timeout=timeout, init_method=init_method, fresh=fresh,
-                on_report=on_report or (lambda rank, event: None), notice=notice,
+                on_report=on_report or (lambda rank, event: None), notice=notice, on_loss=on_loss,
             )  # fmt: skip
             return run_with_restarts(attempt, work, restarts, partial(tell_of_restart, notice, on_restart))
     except PlaygroundError as error:
@@ -98,7 +108,7 @@ def tell_of_restart(notice: PreemptionNotice, on_restart: OnRestart, failure: Pl
 
 def run_world(
     work: Work, *, size: int, backend: str, timeout: float, init_method: str | None, fresh: bool, on_report: Progress,
-    notice: PreemptionNotice,
+    notice: PreemptionNotice, on_loss: OnLoss,
 ) -> list[Any]:  # fmt: skip
     """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
     ranks: list[Rank] = []
@@ -109,9 +119,11 @@ def run_world(
             start(ranks, size, backend, init_method, PORT_LIMIT if work.restart_count else 0.0)
         for rank in ranks:
             rank.assign(work)
-        watch(ranks, timeout, on_report, notice)
-        results = [pickle.loads(rank.result or b"") for rank in ranks]
-        if reusable and kept.keep(ranks):
+        watch(ranks, timeout, on_report, notice, on_loss)
+        results = [None if rank.lost else pickle.loads(rank.result or b"") for rank in ranks]
+        if any(rank.lost for rank in ranks):
+            pass  # to leave takes all ranks: what is left of this world is stopped
+        elif reusable and kept.keep(ranks):
             ranks = []
         else:
             release(ranks)
@@ -158,3 +170,12 @@ def check(size: int, backend: str, timeout: float) -> None:
         raise UsageError(f"a timeout of {timeout} s: use a number of seconds above 0 and below a million")
     check_open_files(size)
     backends.get_backend(backend).check(size)
+
+
+def check_expendable(ranks: Collection[int], size: int) -> None:
+    """Raise `UsageError` for expendable ranks that cannot be."""
+    for rank in ranks:
+        if not 1 <= rank < size:
+            raise UsageError(
+                f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; at rank 0 is the store where all meet"
+            )

@@ -3,10 +3,11 @@
 | rank → launcher              | launcher → rank                                     |
 |------------------------------|-----------------------------------------------------|
 | `("up",)`                    | `Work`: run this                                     |
-| `("report", event)`          | `"where"`: answer with `("stack", text)`             |
-| `("result", pickled, clean)` | `"leave"`: every rank has its result, you may go     |
-| `("failed", error)`          | a signal: it asks you to end soon (`preempted()`)    |
-| `("paused", flag)`           | end of file: the launcher is gone, go at once        |
+| `("running",)`               | `"where"`: answer with `("stack", text)`             |
+| `("report", event)`          | `"leave"`: every rank has its result, you may go     |
+| `("result", pickled, clean)` | a signal: it asks you to end soon (`preempted()`)    |
+| `("failed", error)`          | end of file: the launcher is gone, go at once        |
+| `("paused", flag)`           |                                                      |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
 fails only because it is gone, and the first failure to be told is the first that happened. A rank that has handed in
@@ -147,6 +148,8 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
             member.drop_groups()
         member.form_group(work.timeout)
         fn, args = work.load()
+        if work.expendable:
+            launcher.tell("running")
         state.begin()
         with count_lines(work.coverage), leave_to_launcher(work.preemptible):
             result = run_until_preempted(call, fn, rank, size, *args)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -28,6 +29,8 @@ GRACE = 1.0
 LEAVE_LIMIT = 10.0
 """Seconds a rank has to destroy its process group, all results being in."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
+OnLoss = Callable[[RankFailed], None]
+"""Takes the end of an expendable rank, without which the others go on."""
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 
 
@@ -42,6 +45,10 @@ class Rank:
     outputs: list[Output]
     backend: Backend
     up: bool = False
+    expendable: bool = False
+    """Whether the others may go on without it, once all run the function."""
+    running: bool = False
+    """Whether it runs the function. (It only says so where a rank is expendable.)"""
     result: bytes | None = None
     clean: bool = False
     """Whether its process can run something else as a new one would."""
@@ -51,17 +58,32 @@ class Rank:
     failure: PlaygroundError | None = None
     failed_at: float = 0.0
     vanished: bool = False
+    lost: bool = False
+    """Whether it has died, and the others go on."""
 
     def assign(self, work: Work) -> None:
         """Give it something to do."""
-        self.result, self.stack = None, UNHEARD
+        self.result, self.stack, self.running = None, UNHEARD, False
+        self.expendable = self.number in work.expendable
         self.order(work)
+
+    @property
+    def done(self) -> bool:
+        """Whether no result is to come from it any more."""
+        return self.lost or self.result is not None
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether it has died, and the others may go on. (An exception is another matter.)"""
+        return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
 
     def receive(self) -> Event | None:
         """Take in one message; return the event if it is a report."""
         kind, *content = self.line.recv()
         if kind == "up":
             self.up = True
+        elif kind == "running":
+            self.running = True
         elif kind == "report":
             return content[0]
         elif kind == "result":
@@ -109,21 +131,22 @@ def describe_exit(code: int | None, backend: Backend) -> str:
     return backend.deaths.get(-code, f"was killed by {names.get(-code, f'signal {-code}')}")
 
 
-def watch(ranks: list[Rank], timeout: float, on_report: Progress, notice: PreemptionNotice) -> None:
+def watch(ranks: list[Rank], timeout: float, on_report: Progress, notice: PreemptionNotice, on_loss: OnLoss) -> None:
     """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for too long.
 
-    A signal of which `notice` is given is passed on to the ranks.
+    A signal of which `notice` is given is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
+    told, and its result is not waited for.
     """
     limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
-    while not all(rank.result for rank in ranks):
+    while not all(rank.done for rank in ranks):
         heard = listen(ranks, min(limit, notice.seconds_left), on_report, notice.ears)
         if number := notice.take():
             for rank in ranks:
                 rank.order(number)
         if not heard and not any(rank.paused for rank in ranks):
             raise RankTimeout(len(ranks), limit, collect_stacks(ranks))
-        if any(rank.failure for rank in ranks):
-            raise first_failure(ranks)
+        if any(rank.failure and not rank.lost for rank in ranks):
+            lose_dead(ranks, on_report, on_loss)
         limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
     for rank in ranks:
         rank.relay_output()
@@ -166,6 +189,34 @@ def wait_relaying(ranks: list[Rank], others: list[Any], seconds: float) -> list[
     for pipe in outputs.keys() & set(ready):
         outputs[pipe].relay()
     return ready
+
+
+def lose_dead(ranks: list[Rank], on_report: Progress, on_loss: OnLoss) -> None:
+    """The ranks that have died are lost, if all of them are expendable: `on_loss` is told of each.
+
+    Raise the first failure if another one has failed, or fails in the `AFTERMATH`: it cannot go on without them. If it
+    says that it has lost somebody, raise what that one died of, even if it was lost before.
+    """
+    going = [rank for rank in ranks if not rank.lost]
+    end = time.monotonic() + AFTERMATH
+    while all(rank.running for rank in ranks) and all(rank.may_be_lost for rank in going if rank.failure):
+        if (left := end - time.monotonic()) > 0:
+            listen(ranks, left, on_report)
+            continue
+        for rank in going:
+            if isinstance(rank.failure, RankFailed):
+                rank.lost = True
+                on_loss(rank.failure)
+        return
+    failure, lost = first_failure(going), [rank for rank in ranks if rank.lost]
+    if lost and isinstance(failure, PeerDisconnected):
+        failure = max(lost, key=lambda rank: rank.failed_at).failure or failure
+    raise failure
+
+
+def log_loss(failure: RankFailed) -> None:
+    """Say in one line who is lost: on stderr, unless the program has set up logging otherwise."""
+    logging.getLogger("playground").warning("%s; the others go on", failure.headline)
 
 
 def first_failure(ranks: list[Rank]) -> PlaygroundError:

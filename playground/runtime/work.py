@@ -37,6 +37,8 @@ class Work:
     """How often it has been given to a world that failed."""
     preemptible: bool = False
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
+    expendable: frozenset[int] = frozenset()
+    """Ranks without which the others may go on."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,108 +117,76 @@ def map_idx_file(file: Path) -> torch.Tensor:
 
 
 class EqualSteps(Sampler[list[int]]):
-    """These positions within a dataset, shuffled anew each epoch, in batches; exactly `steps` of them.
+    """Positions within a partition, shuffled anew each epoch, in batches; exactly `steps` of them.
 
     Every rank must take the same number of steps, or the others wait for the missing one for ever. So a rank whose
     share of the last global batch is nothing takes part with an empty batch.
     """
 
-    def __init__(self, positions: range, batch_size: int, steps: int, seed: int) -> None:
-        self.positions, self.batch_size, self.steps = positions, batch_size, steps
+    def __init__(self, samples: int, batch_size: int, steps: int, seed: int) -> None:
+        self.samples, self.batch_size, self.steps = samples, batch_size, steps
         self.generator = torch.Generator().manual_seed(seed)
         self.first = 0
 
     def go_on_from(self, epochs: int, steps: int) -> None:
         """Be as after so many epochs, and so many steps of the next: another run of the same training took them."""
         for _ in range(epochs):
-            self.shuffle()
+            torch.randperm(self.samples, generator=self.generator)
         self.first = steps
-
-    def shuffle(self) -> list[int]:
-        order = torch.randperm(len(self.positions), generator=self.generator)
-        return order.add_(self.positions.start).tolist()
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self.shuffle()
+        order = torch.randperm(self.samples, generator=self.generator).tolist()
         first, self.first = self.first, 0
         for step in range(first, self.steps):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
 
 
-class SideBySide(Sampler[list[int]]):
-    """For each step a batch of every shard, in the order of the shards."""
-
-    def __init__(self, shards: Sequence[EqualSteps]) -> None:
-        self.shards = shards
-
-    def go_on_from(self, epochs: int, steps: int) -> None:
-        """Be as after so many epochs, and so many steps of the next."""
-        for shard in self.shards:
-            shard.go_on_from(epochs, steps)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.shards))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return chain.from_iterable(zip(*self.shards, strict=True))
-
-
-def carried_shards(shards: int) -> range:
-    """The numbers of this rank's shards, where each rank carries so many of them."""
-    return range(dist.get_rank() * shards, (dist.get_rank() + 1) * shards)
-
-
 def partition_dataset(
-    data: Dataset[Batch], batch_size: int = 128, seed: int = 1234, num_workers: int = 0, shards: int = 1
+    data: Dataset[Batch], batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
 ) -> DataLoader[Batch]:
-    """This rank's part of `data`, in batches: its share of every global batch of `batch_size`.
+    """This rank's part of `data`, in batches: its share of every global batch of `batch_size`, of which each rank of
+    the group has one.
 
     With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes fetch the
     batches, ahead of the rank; with 0 it does that itself.
-
-    A rank that carries several `shards` has the parts of as many ranks, in a world that is so many times as large.
     """
-    number, samples = dist.get_world_size() * shards, len(data)
-    sizes = [part / samples for part in shares(samples, batch_size, number)]
-    partitioner, carried = DataPartitioner(data, sizes, seed), carried_shards(shards)
-    parts = [partitioner.use(shard).index for shard in carried]
-    cuts = accumulate(map(len, parts), initial=0)
-    steps = [
-        EqualSteps(range(first, end), share(batch_size, shard, number), math.ceil(samples / batch_size), seed + shard)
-        for shard, (first, end) in zip(carried, pairwise(cuts), strict=True)
-    ]
-    partition = Partition(data, [*chain(*parts)])
-    return RankLoader(partition, num_workers=num_workers, batch_sampler=SideBySide(steps), collate_fn=collate)
+    partition, steps = part_of(data, batch_size, seed, dist.get_rank(group), dist.get_world_size(group))
+    return RankLoader(partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
+
+
+def part_of(data: Dataset[Batch], batch_size: int, seed: int, rank: int, size: int) -> tuple[Partition, EqualSteps]:
+    """The samples of a rank in a world of `size`, and the batches it takes them in."""
+    samples = len(data)
+    sizes = [part / samples for part in shares(samples, batch_size, size)]
+    partition = DataPartitioner(data, sizes, seed).use(rank)
+    steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
+    return partition, steps
 
 
 def batches(
-    train_set: DataLoader[Batch], batch_size: int, done: int = 0, shards: int = 1
+    train_set: DataLoader[Batch], batch_size: int, done: int = 0, group: Any = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
     """This rank's (images, labels, samples per rank) of every global batch, on its device. `done` of them are left out.
-    Of several `shards` it has one each, shard after shard.
 
     The last is the size of the global batch, of which this is a part, divided by the number of ranks. So a sum of
     losses divided by it is this rank's part of the mean loss: averaged over the ranks, the mean over all samples, also
     where the parts are of different sizes, or empty.
     """
-    here, number = device(), dist.get_world_size() * shards
-    samples = len(train_set.dataset.data)  # of the whole set, of which this rank has a part
-    for place, (images, labels) in enumerate(train_set, done * shards):
-        batch = min(batch_size, samples - place // shards * batch_size)
-        yield images.to(here, non_blocking=True), labels.to(here, non_blocking=True), batch / number
+    here, size = device(), dist.get_world_size(group)
+    left = len(train_set.dataset.data) - done * batch_size  # of the whole set, of which this rank has a part
+    for images, labels in train_set:
+        batch = min(batch_size, left)
+        left -= batch
+        yield images.to(here, non_blocking=True), labels.to(here, non_blocking=True), batch / size
 
 
-def partition_test_set(data: Dataset[Batch], shards: int = 1) -> DataLoader[Batch]:
-    """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact.
-
-    A batch holds samples of one shard only, of which each rank carries `shards`.
-    """
-    parts = [range(shard, len(data), dist.get_world_size() * shards) for shard in carried_shards(shards)]
-    steps = [part[first : first + TEST_BATCH] for part in parts for first in range(0, len(part), TEST_BATCH)]
-    return RankLoader(data, batch_sampler=steps, collate_fn=collate)
+def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
+    """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
+    part = range(dist.get_rank(), len(data), dist.get_world_size())
+    return RankLoader(Partition(data, part), batch_size=TEST_BATCH, collate_fn=collate)
 
 
 def collate(batch: Any) -> Any:

@@ -19,16 +19,7 @@ from torch.utils.data import DataLoader
 
 from playground.runtime import device
 from playground.training import net
-from playground.training.data import (
-    Batch,
-    Images,
-    batches,
-    carried_shards,
-    collate,
-    partition_dataset,
-    partition_test_set,
-    training_images,
-)
+from playground.training.data import Batch, Images, collate, training_images
 from playground.training.files import sha256
 from playground.training.history import History
 from playground.training.logical_ranks import AverageOverShards, seed_shard
@@ -37,6 +28,12 @@ from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
+from playground.training.shards import (
+    carried_shards,
+    partition_among_shards,
+    partition_test_set_among_shards,
+    shard_batches,
+)
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
@@ -73,8 +70,8 @@ def prepare_and_train(
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
     images, shards = training_images(settings), settings.shards_per_rank(dist.get_world_size())
-    train_set = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers, shards)
-    test_set = partition_test_set(Images(settings.folder, "t10k"), shards)
+    train_set = partition_among_shards(images, settings.batch_size, settings.seed, settings.loader_workers, shards)
+    test_set = partition_test_set_among_shards(Images(settings.folder, "t10k"), shards)
     sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
     return train(sync, train_set, test_set, settings)
 
@@ -113,7 +110,7 @@ def train(
     train_set.batch_sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
     for epoch in history.epochs(settings.epochs):
         done = run.enter(epoch)
-        coming = batches(train_set, settings.batch_size, done * settings.accumulate, shards)
+        coming = shard_batches(train_set, settings.batch_size, done * settings.accumulate, shards)
         for step in range(done + 1, steps + 1):
             several = list(islice(coming, batches_per_step))
             run.draw_as_before()

@@ -20,7 +20,10 @@ from playground.testing import World
 
 Worlds = Callable[..., World]
 TABLED = [
-    (lesson, step) for lesson in ("p2p", "collectives") for step in LESSONS[lesson].steps if step != "reduce_operations"
+    (lesson, step)
+    for lesson in ("p2p", "collectives", "rpc")
+    for step in LESSONS[lesson].steps
+    if step != "reduce_operations"
 ]
 
 
@@ -38,7 +41,7 @@ def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     return table
 
 
-@pytest.mark.parametrize("lesson", ["p2p", "collectives"])
+@pytest.mark.parametrize("lesson", ["p2p", "collectives", "rpc"])
 def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
     steps = [step for name, step in TABLED if name == lesson]
     tables = {step: docstring_table(lesson, step) for step in steps}

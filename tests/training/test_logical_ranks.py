@@ -20,12 +20,13 @@ from playground.lessons.elastic.settings import Kill
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.remote import remote
 from playground.testing import World
-from playground.training.data import Images, carried_shards, partition_dataset, partition_test_set, training_images
+from playground.training.data import Images, training_images
 from playground.training.logical_ranks import sum_of_shards
 from playground.training.loop import prepare_and_train, sync_by_hand, train
 from playground.training.replicas import flat
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
+from playground.training.shards import carried_shards, partition_among_shards, partition_test_set_among_shards
 from playground.training.snapshots.comparison import last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.snapshots.snapshots import load_all
@@ -121,8 +122,8 @@ def train_without_dropout(rank: int, size: int, settings: TrainingSettings) -> l
     """The parameters of a model without dropout, after training."""
     model = nn.Sequential(small_model(seed=0).float(), nn.LogSoftmax(dim=1))
     sync, shards = sync_by_hand(model, settings), settings.shards_per_rank(size)
-    train_set = partition_dataset(training_images(settings), settings.batch_size, settings.seed, shards=shards)
-    train(sync, train_set, partition_test_set(Images(settings.folder, "t10k"), shards), settings)
+    train_set = partition_among_shards(training_images(settings), settings.batch_size, settings.seed, 0, shards)
+    train(sync, train_set, partition_test_set_among_shards(Images(settings.folder, "t10k"), shards), settings)
     return flat(model.parameters()).tolist()
 
 
@@ -148,8 +149,8 @@ def random_numbers_of_shards(rank: int, size: int, settings: TrainingSettings) -
             return (self.weight * images.mean()).log_softmax(0).expand(len(images), 10)
 
     sync, shards = sync_by_hand(Witness(), settings), settings.shards_per_rank(size)
-    train_set = partition_dataset(training_images(settings), settings.batch_size, settings.seed, shards=shards)
-    train(sync, train_set, partition_test_set(Images(settings.folder, "t10k"), shards), settings)
+    train_set = partition_among_shards(training_images(settings), settings.batch_size, settings.seed, 0, shards)
+    train(sync, train_set, partition_test_set_among_shards(Images(settings.folder, "t10k"), shards), settings)
     return len(masks)
 
 

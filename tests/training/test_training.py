@@ -67,7 +67,7 @@ def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: 
     return {
         "steps": steps,
         "lengths": [len(labels) for _, labels in train_set],
-        "tested": [position for step in tested.batch_sampler for position in step],
+        "tested": list(tested.dataset.index),
         "test_lengths": [len(labels) for _, labels in tested],
     }
 

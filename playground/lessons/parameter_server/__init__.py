@@ -1,0 +1,1 @@
+"""A parameter server: synchronous, asynchronous, and with bounded staleness."""

@@ -1,0 +1,135 @@
+"""The parameter server that many have copied: the workers' forward passes run through the server's own parameters.
+
+Every worker has the server compute part of its forward pass, so that its graph holds the server's parameters. Then one
+worker's step changes them, in place, and the next worker's backward pass finds other values than its forward pass
+used. With one worker nothing happens; with two it depends on who is faster. Here the order is fixed.
+Source: https://docs.pytorch.org/tutorials/intermediate/rpc_param_server_tutorial.html; what becomes of it:
+pytorch/examples#780 and #856
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+import torch.nn.functional as F
+from torch import nn
+
+from playground.lessons.parameter_server.results import MistakeResult
+from playground.lessons.parameter_server.settings import SERVER
+from playground.remote.agent import Agent
+from playground.remote.autograd import apply_remotely
+from playground.training.net import Net
+
+SAMPLES = 4
+IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
+"""What autograd says of it, without where and how to look for it."""
+models: list[nn.Module] = []
+"""On the server's rank, the model that all workers train."""
+
+
+def repeat_the_mistake(agent: Any, workers: Any) -> MistakeResult | None:
+    """All workers go forward through the server, the first one backward, and steps; then the others go backward.
+
+    Returns what this worker met; None on the server.
+    """
+    models[:] = [Net().eval()]
+    dist.barrier()
+    met = None if agent.rank == SERVER else meet(agent, workers)
+    dist.barrier()
+    models.clear()
+    return met
+
+
+def meet(agent: Any, workers: Any) -> MistakeResult:
+    """One worker's part."""
+    worker, error = dist.get_rank(workers), ""
+    read = agent.call(SERVER, version)
+    with OwnGraph(agent) if isinstance(agent, Agent) else TorchGraph(agent) as graph:
+        loss = F.nll_loss(graph.compute(torch.ones(SAMPLES, 1, 28, 28)), torch.zeros(SAMPLES, dtype=torch.int64))
+        dist.barrier(workers)
+        found = agent.call(SERVER, version)
+        if worker == 0:
+            graph.backward(loss)
+            graph.step()
+        dist.barrier(workers)
+        if worker > 0:
+            found = agent.call(SERVER, version)
+            try:
+                graph.backward(loss)
+            except RuntimeError as raised:
+                told = IN_PLACE.search(str(raised))
+                error = told[0] if told else str(raised)
+    return MistakeResult(worker=worker, version_read=read, version_found=found, error=error)
+
+
+class OwnGraph:
+    """A graph through the server by our own agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    def __enter__(self) -> OwnGraph:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """The server's part of the graph goes with ours."""
+
+    def compute(self, images: torch.Tensor) -> torch.Tensor:
+        return apply_remotely(self.agent, SERVER, compute, images)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.agent.call(SERVER, take_step)
+
+
+class TorchGraph:
+    """The same by torch.distributed.rpc, which keeps every worker's gradients in a context of its own."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent, self.context = agent, dist_autograd.context()
+
+    def __enter__(self) -> TorchGraph:
+        self.number = self.context.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.context.__exit__(*raised)
+
+    def compute(self, images: torch.Tensor) -> torch.Tensor:
+        return self.agent.call(SERVER, compute, images)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        dist_autograd.backward(self.number, [loss])
+
+    def step(self) -> None:
+        self.agent.call(SERVER, take_step_in, self.number)
+
+
+def compute(images: torch.Tensor) -> torch.Tensor:
+    """On the server: a forward pass through its parameters."""
+    return models[0](images)
+
+
+def version() -> int:
+    """On the server: how often its first parameter was changed in place."""
+    return next(models[0].parameters())._version
+
+
+@torch.no_grad()
+def take_step() -> None:
+    """On the server: plain SGD, in place."""
+    for param in models[0].parameters():
+        param -= 0.01 * param.grad
+
+
+def take_step_in(context_id: int) -> None:
+    """The same, with the gradients that torch keeps for this context."""
+    for param, gradient in dist_autograd.get_gradients(context_id).items():
+        param.grad = gradient
+    take_step()

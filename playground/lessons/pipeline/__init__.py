@@ -1,0 +1,1 @@
+"""A model in stages over ranks, and the order in which they work."""

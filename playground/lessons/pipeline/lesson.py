@@ -1,0 +1,158 @@
+"""A model in stages over ranks: three schedules, and what each costs in idle time and in memory.
+
+    python -m playground pipeline
+    python -m playground pipeline -n 4 --schedule 1f1b --microbatches 16
+    python -m playground pipeline -n 4 --data-parallel 2
+
+Each rank holds one stage of the model. A batch is cut into microbatches: each goes forward through the stages as
+activations, and its gradients come back. A schedule says in which order a stage does that; whatever the order, the
+gradients are those of one process with the whole batch, which the run proves.
+With --data-parallel D the ranks are a grid: D pipelines side by side, the replicas of each stage averaging gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from playground.lessons.pipeline.grid import Grid
+from playground.lessons.pipeline.stopwatch import Stopwatch
+
+
+def naive(stage: Stage, microbatches: int) -> None:
+    """Each microbatch goes there and back before the next one starts: one stage works while all others wait."""
+    for m in range(microbatches):
+        stage.forward(m)
+        stage.backward(m)
+
+
+def gpipe(stage: Stage, microbatches: int) -> None:
+    """All microbatches forward, then all backward: stages work at the same time, but hold the activations of all."""
+    for m in range(microbatches):
+        stage.forward(m)
+    for m in range(microbatches):
+        stage.backward(m)
+
+
+def one_forward_one_backward(stage: Stage, microbatches: int) -> None:
+    """Each stage goes as many forwards ahead as there are stages behind it; then it alternates. It idles no longer than
+    with GPipe, but each backward frees activations before the next forward saves some."""
+    ahead = min(microbatches, stage.grid.stages - 1 - stage.grid.stage)
+    for m in range(ahead):
+        stage.forward(m)
+    for m in range(ahead, microbatches):
+        stage.forward(m)
+        stage.backward(m - ahead)
+    for m in range(microbatches - ahead, microbatches):
+        stage.backward(m)
+
+
+class Stage:
+    """This rank's part of the model, and its four links: activations come in and go out, gradients the other way.
+
+    `model` takes [samples, width] and returns as much; the last stage's returns logits [samples, classes].
+    """
+
+    def __init__(self, model: nn.Module, grid: Grid) -> None:
+        self.model, self.grid, self.stopwatch = model, grid, Stopwatch()
+
+    def load(self, images: torch.Tensor, labels: torch.Tensor, microbatches: int) -> None:
+        """Take this replica's part of a batch of images [samples, width] and labels [samples], in microbatches."""
+        grid, rank = self.grid, dist.get_rank()
+        images, labels = (whole.chunk(grid.replicas)[grid.replica] for whole in (images, labels))
+        self.images, self.labels = images.chunk(microbatches), labels.chunk(microbatches)
+        self.loss, self.held, self.most_held = 0.0, dict[int, tuple[torch.Tensor, torch.Tensor]](), 0
+        if not grid.is_first:
+            self.inputs = Inbox(rank - 1, grid.links[rank - 1, rank], self.images)
+            self.input_gradients = Outbox(rank - 1, grid.links[rank, rank - 1])
+        if not grid.is_last:
+            self.outputs = Outbox(rank + 1, grid.links[rank, rank + 1])
+            self.output_gradients = Inbox(rank + 1, grid.links[rank + 1, rank], self.images)
+
+    def forward(self, m: int) -> None:
+        """Compute microbatch `m` and send the activations on; the last stage computes its part of the mean loss.
+
+        Whatever autograd needs for `backward` is held until then.
+        """
+        inputs = self.images[m] if self.grid.is_first else self.inputs.take().requires_grad_()
+        with self.stopwatch.slot("F", m):
+            output = self.model(inputs)
+            if self.grid.is_last:
+                output = F.cross_entropy(output, self.labels[m]) / len(self.labels)  # microbatches are equal
+        if self.grid.is_last:
+            self.loss += output.item()
+        else:
+            self.outputs.put(output.detach())
+        self.held[m] = inputs, output
+        self.most_held = max(self.most_held, len(self.held))
+
+    def backward(self, m: int) -> None:
+        """Compute the gradients of microbatch `m`, add them to those of the parameters, and send that of the input back
+        to the stage that the input came from."""
+        gradient = None if self.grid.is_last else self.output_gradients.take()
+        inputs, output = self.held.pop(m)
+        with self.stopwatch.slot("B", m):
+            output.backward(gradient)
+        if not self.grid.is_first:
+            self.input_gradients.put(inputs.grad)
+
+    def finish(self) -> None:
+        """Wait until all has been sent; then average the gradients over the replicas of this stage."""
+        if not self.grid.is_first:
+            self.input_gradients.wait()
+        if not self.grid.is_last:
+            self.outputs.wait()
+        if self.grid.replicas > 1:
+            for param in self.model.parameters():
+                dist.all_reduce(param.grad, group=self.grid.column)
+                param.grad /= self.grid.replicas
+
+
+class Inbox:
+    """A tensor from rank `source` for each tensor of `like`, in order. While one is worked on the next may arrive."""
+
+    def __init__(self, source: int, group: dist.ProcessGroup, like: Sequence[torch.Tensor]) -> None:
+        self.source, self.group, self.buffers = source, group, (torch.empty_like(each) for each in like)
+        self.expect()
+
+    def expect(self) -> None:
+        """Let the next tensor come, if there is one."""
+        self.tensor = next(self.buffers, None)
+        if self.tensor is not None:
+            self.request = dist.irecv(self.tensor, self.source, group=self.group)
+
+    def take(self) -> torch.Tensor:
+        """The next tensor, as soon as it is there."""
+        self.request.wait()
+        tensor = self.tensor
+        self.expect()
+        return tensor
+
+
+class Outbox:
+    """Tensors for rank `target`, in order. Computing goes on while one is sent; the next waits until it has gone."""
+
+    def __init__(self, target: int, group: dist.ProcessGroup) -> None:
+        self.target, self.group = target, group
+        self.sending: tuple[dist.Work, torch.Tensor] | None = None
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Send a tensor, which is kept until it has gone: memory that is freed may be overwritten."""
+        self.wait()
+        self.sending = dist.isend(tensor, self.target, group=self.group), tensor
+
+    def wait(self) -> None:
+        """Until the last tensor has gone."""
+        if self.sending is not None:
+            self.sending[0].wait()
+            self.sending = None
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("pipeline")

@@ -1,0 +1,1 @@
+"""Remote calls, remote references, and backward passes that span ranks."""

@@ -1,0 +1,413 @@
+"""The parameter server takes the steps it should, in every mode, and the published one fails as it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given, settings as tried, strategies as st
+
+from playground.lessons.parameter_server import lesson
+from playground.lessons.parameter_server.report import LARGEST, binned, loss_text
+from playground.lessons.parameter_server.results import ModeResult, Point, steps_verdict
+from playground.lessons.parameter_server.server import ParameterServer, Push
+from playground.lessons.parameter_server.settings import MODES, ServerSettings
+from playground.lessons.parameter_server.workers import new_model, whole_batches
+from playground.lessons.sgd.lesson import average_gradients
+from playground.remote.agent import agents
+from playground.remote.agents import AGENTS
+from playground.runtime import PlaygroundError, RankFailed, UsageError, launch
+from playground.testing import World
+from playground.training.replicas import flat
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+
+
+def small(folder: Path, **more: Any) -> ServerSettings:
+    return ServerSettings(folder=folder, limit=200, batch_size=40, **more)
+
+
+def parameters_of_server(rank: int, size: int, settings: ServerSettings, dtype: str) -> list[float]:
+    """The server's parameters, after the last mode."""
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        lesson.run(rank, size, settings)
+        return flat(lesson.servers[0].model.parameters()).tolist() if rank == 0 else []
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def parameters_by_sgd(rank: int, size: int, settings: ServerSettings, dtype: str) -> list[float]:
+    """As the lesson sgd takes its steps."""
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        model, coming = new_model(settings), whole_batches(settings, dist.group.WORLD)
+        optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+        for _ in range(settings.steps):
+            images, labels, samples_per_rank = next(coming)
+            optimizer.zero_grad()
+            (F.nll_loss(model(images), labels, reduction="sum") / samples_per_rank).backward()
+            average_gradients(model)
+            optimizer.step()
+        return flat(model.parameters()).tolist()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def parameters_by_plain_sgd(rank: int, size: int, settings: ServerSettings) -> list[float]:
+    """By rank 1 alone, with as many threads as a worker has, on which bits depend."""
+    alone = dist.new_group([1])
+    if rank == 0:
+        return []
+    model, coming = new_model(settings), whole_batches(settings, alone)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    for _ in range(settings.steps):
+        images, labels, _ = next(coming)
+        optimizer.zero_grad()
+        (F.nll_loss(model(images), labels, reduction="sum") / len(labels)).backward()
+        optimizer.step()
+    return flat(model.parameters()).tolist()
+
+
+def difference_to_sgd(workers: int, settings: ServerSettings, world: Worlds) -> float:
+    ours = world(workers + 1).run(parameters_of_server, settings, "float64")[0]
+    theirs = world(workers).run(parameters_by_sgd, settings, "float64")[0]
+    return (torch.tensor(ours).double() - torch.tensor(theirs).double()).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "workers", [3, *(pytest.param(many, marks=pytest.mark.stress) for many in (1, 2, 4, 5, 6, 7, 8))]
+)
+def test_synchronous_steps_are_those_of_sgd(workers: int, digits_folder: Path, world: Worlds) -> None:
+    assert difference_to_sgd(workers, small(digits_folder, modes=("sync",), steps=20), world) <= 1e-12
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("workers", [1, 4])
+def test_over_rpc_they_are_the_same(workers: int, digits_folder: Path, world: Worlds) -> None:
+    settings = small(digits_folder, modes=("sync",), steps=20, over="rpc")
+    assert difference_to_sgd(workers, settings, world) <= 1e-12
+
+
+@pytest.mark.parametrize("mode", ["async", "stale-synchronous"])
+def test_one_worker_alone_takes_plain_sgd_s_steps_to_the_bit(mode: str, digits_folder: Path, world: Worlds) -> None:
+    settings = small(digits_folder, modes=(mode,), steps=12, staleness=0)
+    ours = world(2).run(parameters_of_server, settings, "float32")[0]
+    assert ours == world(2).run(parameters_by_plain_sgd, settings)[1]
+
+
+@pytest.mark.parametrize("over", AGENTS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_published_server_fails_with_more_than_one_worker(
+    size: int, over: str, digits_folder: Path, world: Worlds
+) -> None:
+    results = world(size).run(lesson.run, small(digits_folder, modes=("async",), steps=1, over=over))
+    assert results[0].mistake is None
+    met = [result.mistake for result in results[1:]]
+    assert [each.error for each in met if each.worker == 0] == [""]
+    for each in met[1:]:
+        assert (each.version_read, each.version_found) == (1, 2)
+        assert "modified by an inplace operation" in each.error
+        assert "is at version 2; expected version 1 instead" in each.error
+
+
+def push_at_random(server: ParameterServer, worker: int, seed: int, ahead: list[int]) -> None:
+    """What a worker does, without computing. Notes how far it was ahead whenever it was let go."""
+    pauses = random.Random(seed + worker)
+    _, version, finished = server.pull(worker)
+    while not finished:
+        time.sleep(pauses.choice((0, 0, 0.001)))
+        parameters, version, finished = server.push(Push(worker, torch.ones(2), version, 1.0, 1))
+        if not finished:
+            ahead.append(server.taken[worker] - min(server.taken))
+        assert parameters.shape == (2,)
+
+
+@given(
+    mode=st.sampled_from(sorted(MODES)),
+    workers=st.integers(1, 5),
+    steps=st.integers(1, 6),
+    staleness=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+@tried(max_examples=25)
+def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int, staleness: int, seed: int) -> None:
+    settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
+    model = torch.nn.Linear(1, 1)
+    start = flat(model.parameters()).clone()
+    server, ahead = ParameterServer(model, mode, workers, settings), list[int]()
+    threads = [
+        threading.Thread(target=push_at_random, args=(server, worker, seed, ahead), daemon=True)
+        for worker in range(workers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert (server.active, server.lost) == (set(), {})
+    assert sum(server.taken) == sum(server.staleness.values()) == steps * workers
+    torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
+    if mode == "sync":
+        assert (server.version, server.taken, set(server.staleness)) == (steps, [steps] * workers, {0})
+    if mode == "stale-synchronous":
+        assert max(ahead, default=0) <= staleness
+        assert max(server.taken) - min(server.taken) <= staleness + 1
+
+
+def lose_at_random(server: ParameterServer, worker: int, seed: int, life: int) -> None:
+    """What a worker does that dies after so many gradients, and the agent that notices."""
+    pauses = random.Random(seed + worker)
+    _, version, finished = server.pull(worker)
+    for _ in range(life):
+        if not finished:
+            time.sleep(pauses.choice((0, 0, 0.001)))
+            _, version, finished = server.push(Push(worker, torch.ones(2), version, 1.0, 1))
+    server.lose_worker(worker)
+
+
+@given(
+    mode=st.sampled_from(["async", "stale-synchronous"]),
+    lives=st.lists(st.integers(0, 4), max_size=4),
+    steps=st.integers(1, 6),
+    staleness=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+@tried(max_examples=25)
+def test_it_goes_on_without_workers_that_die(
+    mode: str, lives: list[int], steps: int, staleness: int, seed: int
+) -> None:
+    """All but the last worker die, some of them when all is done."""
+    workers = len(lives) + 1
+    settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
+    model = torch.nn.Linear(1, 1)
+    start = flat(model.parameters()).clone()
+    server = ParameterServer(model, mode, workers, settings)
+    threads = [
+        threading.Thread(target=lose_at_random, args=(server, worker, seed, life), daemon=True)
+        for worker, life in enumerate(lives)
+    ]
+    threads.append(threading.Thread(target=push_at_random, args=(server, workers - 1, seed, []), daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert (server.active, sum(server.taken)) == (set(), steps * workers)
+    assert set(server.lost) <= set(range(workers - 1))
+    assert all(server.taken[worker] <= life for worker, life in enumerate(lives))
+    torch.testing.assert_close(flat(model.parameters()), start - steps)
+
+
+def gradients_taken() -> int:
+    """Runs on the server."""
+    return sum(lesson.servers[0].taken) if lesson.servers else 0
+
+
+def kill_after(agent: Any, gradients: int) -> None:
+    """End this process once the server has taken so many gradients."""
+    while agent.call(0, gradients_taken) < gradients:
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[ModeResult]:
+    """All modes, without all-reduce before. In the first one the culprit is killed; the server reports each mode."""
+    workers = dist.new_group(list(range(1, size)))
+    with AGENTS[settings.over]() as agent:
+        lesson.servers.clear()
+        agent.barrier()
+        if rank == culprit > 0:
+            threading.Thread(target=kill_after, args=(agent, 20), daemon=True).start()
+        if rank == culprit == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if rank == 0:
+            none = torch.zeros(1)
+            return [lesson.serve_mode(agent, mode, size - 1, settings, none) for mode in settings.modes]
+        for _ in settings.modes:
+            agent.barrier()
+            lesson.train_with_server(agent, workers, settings)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("mode", "over", "culprit"),
+    [
+        ("sync", "send-recv", 2),
+        ("async", "rpc", 0),
+        *(
+            pytest.param(mode, over, culprit, marks=pytest.mark.stress)
+            for mode in MODES
+            for over in AGENTS
+            for culprit in (0, 2)
+        ),
+    ],
+)
+def test_a_killed_worker_or_server_is_named(
+    mode: str, over: str, culprit: int, digits_folder: Path, world: Worlds
+) -> None:
+    settings = small(digits_folder, modes=(mode,), steps=100_000, over=over)
+    with pytest.raises(RankFailed) as caught:
+        world(3).run(train_until_killed, settings, culprit)
+    assert str(caught.value).startswith(f"rank {culprit} of 3 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [("async", "stale-synchronous"), pytest.param(("stale-synchronous", "async"), marks=pytest.mark.stress)],
+    ids=["async first", "stale-synchronous first"],
+)
+def test_the_others_go_on_without_a_killed_worker(modes: tuple[str, ...], digits_folder: Path) -> None:
+    settings, lost = small(digits_folder, modes=modes, steps=40), list[RankFailed]()
+    results = launch(train_until_killed, 4, args=(settings, 2), expendable=range(1, 4), on_loss=lost.append)
+    assert [str(failure) for failure in lost] == ["rank 2 of 4 was killed by SIGKILL"]
+    assert [bool(result) for result in results] == [True, False, False, False]
+    assert results[2] is None
+    first, second = results[0]
+    assert 20 <= first.lost_workers[1] < 120
+    assert first.gradients_by_worker[1] > 0
+    assert second.lost_workers == {1: 0}
+    assert second.gradients_by_worker[1] == 0
+    for mode in (first, second):
+        assert sum(mode.gradients_by_worker) == sum(mode.staleness.values()) == 120
+        assert len(mode.points) == 10
+    told = [" ".join("".join(map(str, loss_text(mode).parts)).split()) for mode in (first, second)]
+    assert f"{modes[0]}: worker 1 was lost after {first.lost_workers[1]} of 120 gradients" in told[0]
+    assert f"{modes[1]}: worker 1 had been lost before" in told[1]
+
+
+@pytest.mark.parametrize(("mode", "size"), [("sync", 3), ("async", 2)])
+def test_without_those_it_needs_the_server_cannot_go_on(mode: str, size: int, digits_folder: Path) -> None:
+    """One is missing in sync, all are elsewhere."""
+    settings, lost = small(digits_folder, modes=(mode,), steps=100_000), list[RankFailed]()
+    with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL$"):
+        launch(train_until_killed, size, args=(settings, 1), expendable=range(1, size), on_loss=lost.append)
+
+
+def run_until_killed(rank: int, size: int, settings: ServerSettings) -> None:
+    if rank == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    lesson.run(rank, size, settings)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_worker_killed_while_there_is_no_server_is_named(size: int, digits_folder: Path) -> None:
+    settings = small(digits_folder, modes=("async",), steps=100_000)
+    with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL"):
+        launch(run_until_killed, size, args=(settings,), expendable=range(1, size))
+
+
+@pytest.fixture
+def parameter_server(run_cli: Run, data_dir: Path) -> Run:
+    """The command, on a few digits."""
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 200, "--batch-size", 40, "--steps", 6)
+    return lambda *more: run_cli("parameter-server", *words, *more)
+
+
+def test_as_json(parameter_server: Run) -> None:
+    shown = parameter_server("-n", 3, "--slow-worker", 2, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert [step["name"] for step in document["steps"]] == ["mistake"]
+    assert [rank["worker"] for rank in document["steps"][0]["ranks"]] == [0, 1]
+    modes = {mode["mode"]: mode for mode in document["modes"]}
+    assert list(modes) == ["all-reduce", *MODES]
+    for mode in modes.values():
+        assert sum(mode["gradients_by_worker"]) == sum(mode["staleness"].values()) == 12
+        assert [point["samples"] for point in mode["points"]] == [40, 80, 120, 160, 200, 240]
+    assert modes["sync"]["staleness"] == {"0": 12}
+    assert modes["sync"]["samples"] == modes["all-reduce"]["samples"] == 240
+    for ours, theirs in zip(modes["sync"]["points"], modes["all-reduce"]["points"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+    assert modes["all-reduce"]["bytes_per_step"] == 2 * 21_840 * 4
+    assert modes["sync"]["bytes_per_step"] >= 2 * modes["all-reduce"]["bytes_per_step"]
+
+
+def test_as_text(parameter_server: Run, tmp_path: Path) -> None:
+    shown = parameter_server("-n", 2, "--mode", "async", "--plot", tmp_path / "loss.svg")
+    text = " ".join(shown.out.split())
+    assert shown.code == 0
+    assert "training: 6 steps of 40 samples, shared by 1 worker, over send-recv" in text
+    assert "Shown: a server that fails, and one that works; in every mode the server took as many gradients" in text
+    assert (tmp_path / "loss.svg").read_text().lstrip().startswith("<?xml")
+
+
+def run_and_kill(rank: int, size: int, settings: ServerSettings) -> Any:
+    """The lesson; its last worker is killed when the server has taken some gradients in the first mode."""
+    lesson.servers.clear()
+    if rank == size - 1:
+        threading.Thread(target=kill_with_current_agent, daemon=True).start()
+    return lesson.run(rank, size, settings)
+
+
+def kill_with_current_agent() -> None:
+    while not agents:
+        time.sleep(0.01)
+    kill_after(agents[0], 5)
+
+
+def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.lessons.parameter_server.command.RUN", run_and_kill)
+    monkeypatch.setattr("playground.runtime.entry.World.warm_up", lambda world, *needed: None)  # of the lesson's own
+    shown = parameter_server("-n", 3, "--mode", "async", "--steps", 60)
+    assert (shown.code, shown.err) == (0, "rank 2 of 3 was killed by SIGKILL; the others go on\n")
+    assert "async: worker 1 was lost after" in shown.out
+    assert "the others computed the rest." in " ".join(shown.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-n", 1), "2"),
+        (("-n", 3, "--staleness", -1), "--staleness"),
+        (("-n", 3, "--slow-worker", 0.5), "--slow-worker"),
+        (("-n", 5, "--batch-size", 3), "--batch-size 3"),
+        (("-n", 3, "--limit", 30), "--batch-size 40"),
+        (("-n", 3, "--mode", "eventually"), "--mode"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[Any, ...], said: str, parameter_server: Run) -> None:
+    shown = parameter_server(*words)
+    assert (shown.code, shown.out) == (2, "")
+    assert said in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"staleness": -1}, {"slow_worker": 0.5}, {"modes": ("never",)}, {"over": "air"}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ServerSettings(folder=Path(), **wrong)
+
+
+def test_a_server_that_goes_elsewhere_is_no_success() -> None:
+    def sync(difference: float) -> list[ModeResult]:
+        return [
+            ModeResult(
+                mode="sync", seconds=1.0, samples=1, points=[Point(samples=1, seconds=1.0, loss=1.0)],
+                staleness={0: 1}, gradients_by_worker=[1], bytes_per_step=1, test_accuracy=0.5,
+                difference_to_all_reduce=difference,
+            )
+        ]  # fmt: skip
+
+    assert "1.0e-08" in steps_verdict(sync(1e-8))
+    for difference in (0.01, float("nan")):
+        with pytest.raises(PlaygroundError, match="away from all-reduce"):
+            steps_verdict(sync(difference))
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(1, 9), min_size=1))
+def test_every_gradient_is_in_the_histogram(staleness: dict[int, int]) -> None:
+    counts = binned(staleness)
+    assert sum(counts) == sum(staleness.values())
+    assert len(counts) <= LARGEST + 1

@@ -1,0 +1,313 @@
+"""A model in stages: one process's gradients by every schedule, as little idle time and memory as promised."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given, strategies as st
+from processes import by_hand, free_port
+from ranks import misbehave
+from torch import nn
+
+from playground.lessons.pipeline.activations import ActivationCounter
+from playground.lessons.pipeline.grid import make_grid
+from playground.lessons.pipeline.lesson import Stage
+from playground.lessons.pipeline.model import cut, new_model
+from playground.lessons.pipeline.results import EXACT, ScheduleRun, Slot, StageRun, bubble
+from playground.lessons.pipeline.schedules import SCHEDULES
+from playground.lessons.pipeline.settings import PipelineSettings
+from playground.lessons.pipeline.timeline import draw
+from playground.runtime import PlaygroundError, RankFailed, UsageError, device
+from playground.runtime.host import cores
+from playground.testing import World
+from playground.training.replicas import flat
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+BLOCKS, WIDTH = 12, 6
+FORWARD, BACKWARD = 1.0, 2.0
+"""How long each takes, where schedules are simulated."""
+
+
+def small_model() -> nn.Sequential:
+    return new_model(BLOCKS, WIDTH, seed=1).to(device(), torch.float64)
+
+
+def small_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64)
+    return images.to(device()), torch.randint(10, (samples,), generator=generator).to(device())
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return flat(param.grad for param in model.parameters())
+
+
+def expected_gradients(samples: int, stage: int, stages: int) -> torch.Tensor:
+    """Of that stage, by one process with the whole batch."""
+    model, (images, labels) = small_model(), small_batch(samples)
+    F.cross_entropy(model(images), labels).backward()
+    return gradients(cut(model, stage, stages))
+
+
+def pipelined(rank: int, size: int, replicas: int, each: int) -> dict[tuple[str, int], tuple[float, int]]:
+    """By schedule and number of microbatches of `each` samples: how far this stage's gradients are from one process's,
+    and how many microbatches it held."""
+    grid, found = make_grid(replicas), {}
+    for microbatches in range(1, 9):
+        samples = each * microbatches * replicas
+        expected = expected_gradients(samples, grid.stage, grid.stages)
+        for name, spec in SCHEDULES.items():
+            model = cut(small_model(), grid.stage, grid.stages)
+            stage = Stage(model, grid)
+            stage.load(*small_batch(samples), microbatches)
+            spec.code(stage, microbatches)
+            stage.finish()
+            assert not stage.held
+            difference = (gradients(model) - expected).abs().max().item()
+            found[name, microbatches] = difference, stage.most_held
+    return found
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 3)])
+def test_gradients_are_those_of_one_process(stages: int, replicas: int, world: Worlds) -> None:
+    by_rank = world(stages * replicas).run(pipelined, replicas, 2)
+    for rank, found in enumerate(by_rank):
+        for (name, microbatches), (difference, held) in found.items():
+            assert difference <= EXACT, (name, microbatches)
+            assert held == SCHEDULES[name].held(rank % stages, stages, microbatches), (name, microbatches)
+
+
+TORCH_S_OWN = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+
+
+def beside_torch_s_own(rank: int, size: int, microbatches: int) -> dict[str, float]:
+    """How far our gradients are from those of torch.distributed.pipelining, by schedule."""
+    from torch.distributed import pipelining
+
+    grid, found = make_grid(), {}
+    images, labels = small_batch(2 * microbatches)
+    for name, theirs in TORCH_S_OWN.items():
+        models = [cut(small_model(), rank, size) for _ in range(2)]
+        stage = Stage(models[0], grid)
+        stage.load(images, labels, microbatches)
+        SCHEDULES[name].code(stage, microbatches)
+        stage.finish()
+        theirs_stage = pipelining.PipelineStage(models[1], rank, size, device())
+        schedule = getattr(pipelining, theirs)(theirs_stage, microbatches, loss_fn=F.cross_entropy)
+        schedule.step(*[images][: grid.is_first], **({"target": labels} if grid.is_last else {}))
+        found[name] = (gradients(models[0]) - gradients(models[1])).abs().max().item()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches"), [(2, 3), *(pytest.param(*pair, marks=pytest.mark.stress) for pair in [(3, 3), (4, 8)])]
+)
+def test_gradients_are_those_of_torch_s_own_schedules(stages: int, microbatches: int, world: Worlds) -> None:
+    for found in world(stages).run(beside_torch_s_own, microbatches):
+        assert found.keys() == TORCH_S_OWN.keys()
+        assert max(found.values()) <= EXACT
+
+
+def counted_bytes(rank: int, size: int, microbatches: int) -> dict[str, tuple[int, int]]:
+    """By schedule: the bytes that autograd saved, at most, and the microbatches that were held."""
+    grid, found = make_grid(), {}
+    for name, spec in SCHEDULES.items():
+        stage = Stage(cut(small_model(), rank, size), grid)
+        stage.load(*small_batch(3 * microbatches), microbatches)
+        counter = ActivationCounter(stage.model)
+        with counter:
+            spec.code(stage, microbatches)
+        stage.finish()
+        assert counter.nbytes == 0
+        found[name] = counter.peak, stage.most_held
+    return found
+
+
+def test_activations_take_as_many_bytes_as_microbatches_are_held(world: Worlds) -> None:
+    for found in world(3).run(counted_bytes, 5):
+        one, held = found["naive"]
+        assert held == 1
+        assert one >= 4 * 3 * WIDTH * 8  # what four blocks have saved
+        assert {name: peak / held for name, (peak, held) in found.items()} == dict.fromkeys(found, one)
+
+
+class SimulatedStage:
+    """Carries out a schedule on paper: what is done, and in which order."""
+
+    def __init__(self, stage: int, stages: int) -> None:
+        self.grid = self
+        self.stage, self.stages = stage, stages
+        self.order: list[tuple[str, int]] = []
+
+    def forward(self, m: int) -> None:
+        self.order.append(("F", m))
+
+    def backward(self, m: int) -> None:
+        self.order.append(("B", m))
+
+
+def simulate(name: str, stages: int, microbatches: int) -> list[list[Slot]]:
+    """What each stage does, and when, if nothing but computing takes time."""
+    paper = [SimulatedStage(stage, stages) for stage in range(stages)]
+    for stage in paper:
+        SCHEDULES[name].code(stage, microbatches)
+    ends: dict[tuple[int, str, int], float] = {}
+    steps: list[list[Slot]] = [[] for _ in paper]
+    while any(stage.order for stage in paper):
+        before = len(ends)
+        for s, stage in enumerate(paper):
+            if not stage.order:
+                continue
+            kind, m = stage.order[0]
+            neighbour = (s - 1, "F", m) if kind == "F" else (s + 1, "B", m)
+            if 0 <= neighbour[0] < stages and neighbour not in ends:
+                continue
+            start = max(ends.get(neighbour, 0.0), steps[s][-1].end if steps[s] else 0.0)
+            end = start + (FORWARD if kind == "F" else BACKWARD)
+            ends[s, kind, m] = end
+            steps[s].append(Slot(kind=kind, microbatch=m, start=start, end=end))
+            stage.order.pop(0)
+        assert len(ends) > before, "a deadlock"
+    return steps
+
+
+@given(st.sampled_from([*SCHEDULES]), st.integers(1, 8), st.integers(1, 12))
+def test_the_formulas_are_those_of_the_schedules(name: str, stages: int, microbatches: int) -> None:
+    steps, spec = simulate(name, stages, microbatches), SCHEDULES[name]
+    assert bubble(steps) == pytest.approx(spec.bubble(stages, microbatches))
+    for stage, slots in enumerate(steps):
+        assert Counter((slot.kind, slot.microbatch) for slot in slots) == Counter(
+            (kind, m) for kind in "FB" for m in range(microbatches)
+        )
+        held = [sum(1 if slot.kind == "F" else -1 for slot in slots[: place + 1]) for place in range(len(slots))]
+        assert (max(held), held[-1]) == (spec.held(stage, stages, microbatches), 0)
+
+
+@given(st.sampled_from([*SCHEDULES]), st.integers(1, 4), st.integers(1, 12), st.integers(20, 120))
+def test_a_timeline_is_as_wide_as_asked(name: str, stages: int, microbatches: int, width: int) -> None:
+    lines = draw(simulate(name, stages, microbatches), width)
+    assert [len(line) for line in lines] == [width] * stages
+
+
+def test_a_timeline() -> None:
+    assert draw(simulate("1f1b", 2, 3), 48) == [
+        "F0--F1--........B0======F2--B1======....B2======",
+        "....F0--B0======F1--B1======F2--B2======........",
+    ]
+
+
+REFUSED = [
+    (["-n", "3", "--data-parallel", "2"], "choose a multiple of 2 as -n"),
+    (["-n", "5"], "cut into 1, 2, 3, 4, 6, 8, 12 or 24 equal stages"),
+    (["--microbatches", "3", "--batch-size", "8"], "make 1, 2, 4 or 8 of them"),
+    (["--microbatches", "9", "--batch-size", "8"], "make 1, 2, 4 or 8 of them"),
+    (["-n", "4", "--data-parallel", "2", "--batch-size", "9"], "choose a multiple of 2"),
+    (["-n", "4", "--data-parallel", "2", "--batch-size", "8"], "a replica's 4 of the 8 samples in a batch make 1, 2"),
+    (["--batch-size", "8", "--limit", "4", "--dataset", "digits"], "choose no more"),
+    (["--microbatches", "0"], "0 is not in the range"),
+    (["--schedule", "bogus"], "'bogus' is not one of"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_bad_input(words: list[str], message: str, run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli("pipeline", "--data-dir", data_dir, *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"schedules": ("bogus",)}, {"steps": 0}, {"data_parallel": 0}, {"size": 7}])
+def test_settings_check_themselves(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"choose|at least 1"):
+        PipelineSettings(**{"size": 2, "folder": tmp_path, **wrong})
+
+
+SMALL = ("--dataset", "digits", "--batch-size", 32, "--steps", 1)
+
+
+def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli("pipeline", *SMALL, "--microbatches", 4, "--data-dir", data_dir, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert (document["stages"], document["data_parallel"], document["microbatches"]) == (2, 1, 4)
+    schedules = document["schedules"].values()
+    assert [schedule["held"] for schedule in schedules] == [[1, 1], [4, 4], [2, 1]]
+    assert [schedule["losses"] for schedule in schedules] == [document["schedules"]["naive"]["losses"]] * 3
+    for schedule in schedules:
+        assert schedule["gradient_difference"] <= EXACT
+        assert 0 < schedule["bubble"] < 1
+
+
+def test_a_grid_as_text(run_cli: Run, data_dir: Path) -> None:
+    words = ("-n", 4, "--data-parallel", 2, "--schedule", "1f1b", "--data-dir", data_dir)
+    shown = run_cli("pipeline", *SMALL, *words)
+    assert shown.code == 0, shown.err
+    text = " ".join(shown.out.split())
+    assert "on each of 2 replicas" in text
+    assert ("4 ranks share" in text) == (cores() < 4)
+    rows = [line.split()[:2] for line in shown.out.splitlines() if line.endswith(("=", "."))]
+    assert [row for row in rows if row[0].isdigit()] == [["0", "0"], ["1", "1"], ["2", "0"], ["3", "1"]]
+    assert "naive" not in text
+    assert "the gradients of a model in stages on 4 ranks are those of one process" in text
+
+
+def a_run(**changes: Any) -> ScheduleRun:
+    rank = StageRun(gradient_difference=0.0, held=1, held_bytes=1, losses=[1.0], steps=[])
+    return ScheduleRun(name="gpipe", stages=1, microbatches=1, ranks=[replace(rank, **changes)])
+
+
+@pytest.mark.parametrize("changes", [{"gradient_difference": 1e-9}, {"gradient_difference": float("nan")}, {"held": 2}])
+def test_what_is_not_as_promised_is_an_error(changes: dict[str, Any]) -> None:
+    a_run().check()
+    with pytest.raises(PlaygroundError, match="must not be"):
+        a_run(**changes).check()
+
+
+class DyingStage(Stage):
+    """Is killed in its second backward."""
+
+    def backward(self, m: int) -> None:
+        if m == 1:
+            misbehave("kill")
+        super().backward(m)
+
+
+def die_in_a_stage(rank: int, size: int, name: str, culprit: int, folder: Path) -> None:
+    (folder / str(rank)).write_text(str(os.getpid()))
+    kind = DyingStage if rank == culprit else Stage
+    stage = kind(cut(small_model(), rank, size), make_grid())
+    stage.load(*small_batch(8), 4)
+    SCHEDULES[name].code(stage, 4)
+    stage.finish()
+    dist.barrier()
+
+
+@pytest.mark.parametrize(("name", "culprit"), [("naive", 2), ("gpipe", 0), ("1f1b", 1)])
+def test_a_killed_stage_is_named(name: str, culprit: int, world: Worlds, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        world(3).run(die_in_a_stage, name, culprit, tmp_path)
+    assert str(caught.value).startswith(f"rank {culprit} of 3 was killed by SIGKILL")
+    assert [os.path.exists(f"/proc/{(tmp_path / str(rank)).read_text()}") for rank in range(3)] == [False] * 3
+
+
+@pytest.mark.stress
+def test_a_joined_world(start_cli: Callable[..., Any], data_dir: Path) -> None:
+    port = free_port()
+    words = ("pipeline", *SMALL, "--data-dir", data_dir, "--json")
+    runs = [start_cli(*words, **by_hand(rank, 2, port)) for rank in range(2)]
+    outcomes = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outcomes
+    assert json.loads(outcomes[0][0])["schedules"].keys() == SCHEDULES.keys()
+    assert outcomes[1][0] == ""

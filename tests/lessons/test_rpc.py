@@ -1,0 +1,61 @@
+"""Remote calls, references and graphs in worlds of any size. (What the steps return: test_lessons.py.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from playground.lessons import LESSONS
+from playground.lessons.rpc import lesson
+from playground.runtime import UsageError
+from playground.runtime.steps import run_steps
+from playground.testing import World
+
+Worlds = Callable[..., World]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_remote_calls_in_any_world(size: int, world: Worlds) -> None:
+    steps = [LESSONS["rpc"].remote(step) for step in LESSONS["rpc"].steps]
+    for rank, results in enumerate(world(size).run(run_steps, steps)):
+        outcome = dict(zip(LESSONS["rpc"].steps, results, strict=True))
+        right = (rank + 1) % size
+        assert outcome["remote_call"]["after"] == outcome["by_torch"]["call"] == rank + 10.0 * right
+        assert outcome["remote_reference"].items() >= {"owner": right, "held": 1, "left": 0}.items()
+        autograd = outcome["distributed_autograd"]
+        assert outcome["by_torch"]["gradients"] == [autograd["gradient_here"], autograd["gradient_there"]]
+        assert (autograd["gradient_here"], autograd["gradient_there"]) == (autograd["there"], autograd["here"])
+        assert outcome["beside_ddp"]["as_one_process"]
+        assert outcome["by_torch"]["beside_ddp"]
+
+
+def test_one_rank_alone_is_refused(run_cli: Callable[..., Any]) -> None:
+    shown = run_cli("rpc", "-n", 1)
+    assert (shown.code, shown.out) == (2, "")
+    assert len(shown.err.splitlines()) == 1
+
+
+def meet_without_an_address(rank: int, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MASTER_ADDR")
+        lesson.by_torch(rank, size)
+
+
+def test_torch_s_rpc_needs_an_address(world: Worlds) -> None:
+    with pytest.raises(UsageError, match="torch's RPC meets at an address"):
+        world(2).run(meet_without_an_address)
+
+
+def call_without_rpc(rank: int, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.distributed.rpc.is_available", lambda: False)
+        lesson.by_torch(rank, size)
+
+
+def test_a_torch_without_rpc_is_refused_in_a_line(world: Worlds) -> None:
+    with pytest.raises(UsageError, match=r"this torch \(.*\) has no RPC") as caught:
+        world(2).run(call_without_rpc)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,300 @@
+"""Remote calls over our own agent, and over torch's: what arrives, what comes back, and what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from playground.remote.agent import Agent, current_agent
+from playground.remote.agents import AGENTS
+from playground.remote.autograd import apply_remotely
+from playground.remote.messages import ENVELOPE, Decoder, Encoder, Envelope
+from playground.runtime import RankFailed
+from playground.testing import World
+
+Worlds = Callable[..., World]
+kept: list[torch.nn.Module] = []
+
+
+def double(value: Any) -> Any:
+    return value * 2
+
+
+def identify(*args: Any) -> tuple[int, tuple[Any, ...]]:
+    return dist.get_rank(), args
+
+
+def fail(words: str) -> None:
+    raise LookupError(words)
+
+
+def make_lock() -> Any:
+    return threading.Lock()
+
+
+class Unpicklable(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def fail_unpicklably() -> None:
+    raise Unpicklable("one", "two")
+
+
+def ask_back(rank: int, depth: int) -> list[int]:
+    """The ranks that were called, in turn, one by the other."""
+    here = dist.get_rank()
+    return [here] if depth == 0 else [here, *current_agent().call(rank, ask_back, here, depth - 1)]
+
+
+def call_everybody(rank: int, size: int, over: str) -> list[Any]:
+    with AGENTS[over]() as agent:
+        answers = [agent.call(other, identify, rank, "word", None) for other in range(size)]
+        futures = [agent.call_async(other, double, torch.full((other + 1,), rank)) for other in range(size)]
+        return [*answers, *(future.wait().tolist() for future in futures)]
+
+
+@pytest.mark.parametrize("over", AGENTS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_everybody_calls_everybody(size: int, over: str, world: Worlds) -> None:
+    for rank, answers in enumerate(world(size).run(call_everybody, over)):
+        assert answers[:size] == [(other, (rank, "word", None)) for other in range(size)]
+        assert answers[size:] == [[2 * rank] * (other + 1) for other in range(size)]
+
+
+def twice_in_a_row(rank: int, size: int, over: str) -> list[int]:
+    found = []
+    for number in range(2):
+        with AGENTS[over]() as agent:
+            found.append(agent.call((rank + 1) % size, double, number + rank))
+    return found
+
+
+@pytest.mark.parametrize("over", AGENTS)
+def test_a_world_may_call_again_after_the_end(over: str, world: Worlds) -> None:
+    assert world(2).run(twice_in_a_row, over) == [[0, 2], [2, 4]]
+
+
+def describe_failures(rank: int, size: int) -> list[tuple[str, str, str]]:
+    """(type, words, traceback) of what calls to the next rank raise."""
+    found = []
+    with Agent() as agent:
+        for function, args in ((fail, ("not here",)), (make_lock, ()), (fail_unpicklably, ())):
+            try:
+                agent.call((rank + 1) % size, function, *args)
+            except Exception as error:
+                found.append((type(error).__name__, str(error), traceback.format_exc()))
+        assert agent.call((rank + 1) % size, double, 4) == 8
+    return found
+
+
+def test_exceptions_come_with_their_traceback(world: Worlds) -> None:
+    for failures in world(2).run(describe_failures):
+        [missing, no_pickle, wrong_pickle] = failures
+        assert missing[:2] == ("LookupError", "not here")
+        assert "raise LookupError(words)" in missing[2]
+        assert "agent.py" not in missing[2].split("The above exception")[0]
+        assert no_pickle[0] == "TypeError"
+        assert "cannot pickle '_thread.lock'" in no_pickle[1]
+        assert wrong_pickle[:2] == ("RuntimeError", "Unpicklable: one")
+
+
+def call_each_other(rank: int, size: int) -> list[int]:
+    with Agent() as agent:
+        return agent.call((rank + 1) % size, ask_back, rank, 3)
+
+
+def test_a_function_that_was_called_may_call_back(world: Worlds) -> None:
+    """Both ranks at once, each three deep: a thread that waits for a reply must not keep others from listening."""
+    assert world(2).run(call_each_other) == [[1, 0, 1, 0], [0, 1, 0, 1]]
+
+
+def pass_references_on(rank: int, size: int) -> list[Any]:
+    """Rank 0 has rank 1 keep a list, and hands the reference to rank 2. What is left on rank 1 after each step."""
+    left: list[Any] = []
+    with Agent() as agent:
+        if rank == 0:
+            reference = agent.remote(1, list, (1, 2))
+            agent.call(2, hold, reference)
+            left.append(agent.call(1, counts))
+            del reference
+            left.append(agent.call(1, counts))
+            left.append(agent.call(2, append_to_held, 3))
+            agent.call(2, let_go)
+            left.append(agent.call(2, ask_for_counts))
+        dist.barrier()
+    return left
+
+
+held: list[Any] = []
+
+
+def hold(reference: Any) -> None:
+    held.append(reference)
+
+
+def append_to_held(value: int) -> list[int]:
+    held[0].call("append", value)
+    return held[0].to_here()
+
+
+def let_go() -> None:
+    held.clear()
+
+
+def counts() -> list[int]:
+    return list(current_agent().references.counts.values())
+
+
+def ask_for_counts() -> list[int]:
+    return current_agent().call(1, counts)
+
+
+def test_an_object_lives_as_long_as_somebody_refers_to_it(world: Worlds) -> None:
+    assert world(3).run(pass_references_on)[0] == [[2], [1], [1, 2, 3], []]
+
+
+def backward_over_ranks(rank: int, size: int) -> list[float]:
+    """The largest differences of gradients from those of one process: of the input here, of the weight there."""
+    torch.manual_seed(1)
+    layers, inputs = torch.nn.ModuleList([torch.nn.Linear(5, 4) for _ in range(2)]).double(), torch.randn(3, 5).double()
+    kept[:] = [layers[1]]
+    with Agent() as agent:
+        dist.barrier()
+        differences = []
+        if rank == 0:
+            ours, alone = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+            hidden = layers[0](ours)
+            (apply_remotely(agent, 1, through_kept, torch.cat([hidden, hidden[:, :1]], 1)) ** 2).sum().backward()
+            there = agent.call(1, gradient_of_kept)
+            ours_first = layers[0].weight.grad.clone()
+            layers.zero_grad()
+            hidden = layers[0](alone)
+            (layers[1](torch.cat([hidden, hidden[:, :1]], 1)) ** 2).sum().backward()
+            pairs = [(ours.grad, alone.grad), (there, layers[1].weight.grad), (ours_first, layers[0].weight.grad)]
+            differences = [(one - other).abs().max().item() for one, other in pairs]
+            assert agent.call(1, counts) in ([], [1])
+    return differences
+
+
+def through_kept(inputs: torch.Tensor) -> torch.Tensor:
+    return kept[0](inputs)
+
+
+def gradient_of_kept() -> torch.Tensor:
+    return kept[0].weight.grad
+
+
+def test_backward_goes_on_across_ranks(world: Worlds) -> None:
+    [differences, _] = world(2).run(backward_over_ranks)
+    assert max(differences) <= 1e-12
+
+
+def wait_for_the_other(rank: int, size: int, over: str, culprit: int) -> None:
+    """The culprit is killed while it answers the other's call, or while the other answers its own."""
+    with AGENTS[over]() as agent:
+        if rank == 1:
+            agent.call(0, end_or_wait, culprit == 0)
+
+
+def end_or_wait(end: bool) -> None:
+    if end:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+def killed_while_waiting(rank: int, size: int, over: str) -> None:
+    """Rank 1 is killed while rank 0 answers its call."""
+    with AGENTS[over]() as agent:
+        if rank == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            agent.call(0, end_or_wait, False)
+
+
+@pytest.mark.parametrize("over", AGENTS)
+@pytest.mark.parametrize(
+    ("function", "culprit"), [(wait_for_the_other, 0), (killed_while_waiting, 1)], ids=["who answers", "who asks"]
+)
+def test_a_killed_rank_is_named(function: Any, culprit: int, over: str, world: Worlds) -> None:
+    args = (over, culprit) if function is wait_for_the_other else (over,)
+    with pytest.raises(RankFailed) as caught:
+        world(2).run(function, *args)
+    assert str(caught.value).startswith(f"rank {culprit} of 2 was killed by SIGKILL")
+
+
+def raise_a_remote_error(rank: int, size: int) -> None:
+    with Agent() as agent:
+        if rank == 1:
+            agent.call(0, fail, "there")
+
+
+def test_a_remote_error_that_nobody_catches_is_shown_with_both_tracebacks(world: Worlds) -> None:
+    with pytest.raises(RankFailed) as caught:
+        world(2).run(raise_a_remote_error)
+    assert str(caught.value).startswith("rank 1 of 2 failed: LookupError")
+    assert "raise LookupError(words)" in caught.value.traceback
+    assert 'agent.call(0, fail, "there")' in caught.value.traceback
+
+
+def nobody_there(rank: int, size: int) -> None:
+    with Agent() as agent:
+        agent.call(size, double, 1)
+
+
+def test_a_rank_that_does_not_exist_is_refused(world: Worlds) -> None:
+    with pytest.raises(Exception, match="a remote call to rank 2: there are ranks 0 to 1"):
+        world(2).run(nobody_there)
+
+
+tensors = st.builds(
+    lambda shape, dtype: (
+        torch.arange(max(1, torch.Size(shape).numel())).to(dtype)[: torch.Size(shape).numel()].view(shape)
+    ),
+    st.lists(st.integers(0, 12), max_size=4).map(tuple),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]),
+)
+objects = st.recursive(
+    tensors | st.integers() | st.text() | st.none() | st.binary(max_size=2 * ENVELOPE),
+    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(st.text(), parts, max_size=3) | st.tuples(parts, parts),
+    max_leaves=8,
+)
+
+
+@given(obj=objects, sender=st.integers(0, 1000), number=st.integers(-1, 2**31 - 1))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_encoded_is_decoded(obj: Any, sender: int, number: int) -> None:
+    """By the messages alone: what they say of themselves is enough to receive them."""
+    [memory, *parts] = Encoder(lambda part: None).encode(sender, number, obj)
+    envelope = Envelope(memory)
+    assert (envelope.sender, envelope.number, len(memory)) == (sender, number, ENVELOPE)
+    if envelope.rest is not None:
+        envelope.rest.copy_(parts.pop(0))
+    decoder = Decoder(envelope.pickled, lambda pid: None)
+    decoded = decoder.load()
+    for tensor, part in zip(decoder.tensors, parts, strict=True):
+        tensor.copy_(part)
+    assert_same(decoded, obj)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            assert_same(mine, its)
+    elif isinstance(one, dict):
+        assert_same(list(one.items()), list(other.items()))
+    else:
+        assert one == other
