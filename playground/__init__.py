@@ -1,8 +1,10 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
-    lessons/      the path, a folder for each chapter: hello, p2p, collectives, all_reduce, data_parallel, sgd, ladder,
-                  ddp, prove
-    tools/        bench measures collectives, scale predicts them
+    lessons/      the path, a folder for each chapter, from hello to pipeline
+    tools/        commands beside the path: bench, scale, snapshots, chaos, see
+    figures/      what is drawn of a recorded run; player/, the page that plays one
+    analysis/     who waited for whom and why, what overlapped, what if; recording/, what a run did, as it happened
+    remote/       remote calls by send and recv
     algorithms/   our own all-reduce, an algorithm a file, and what carries its messages
     training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation
     measurement/  timing side by side, and the machine it was done on
@@ -18,7 +20,8 @@ From a script, a test or a notebook:
 
 A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is started anew,
 three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM and
-SIGUSR1 give the ranks 30 s to store where they are: see `preempted()`. What `launch` raises is a `PlaygroundError`:
+SIGUSR1 give the ranks 30 s to store where they are: see `preempted()`. With `launch(fn, 4, expendable=[1, 2, 3])` these
+may die, and the others go on. What `launch` raises is a `PlaygroundError`:
 
     UsageError           what was asked cannot be done; nothing was started
     RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback

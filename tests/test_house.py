@@ -62,6 +62,7 @@ ALLOWED = {
     "figures": {
         "figures", "player", "analysis", "recording", "lessons", "training", "algorithms", "measurement", "runtime",
     },  # fmt: skip
+    "player": {"player", "figures", "analysis", "recording", "runtime"},
     "recording": {"recording", "training", "algorithms", "runtime"},
     "console": {"console", "recording", "figures", "training", "algorithms", "runtime"},
     "lessons": {"lessons", "console", "training", "algorithms", "measurement", "remote", "runtime"},

@@ -1,0 +1,78 @@
+/** A number with up to four digits; very large and very small ones with their power of ten. */
+function formatNumber(number) {
+  const size = Math.abs(number);
+  if (size !== 0 && Number.isFinite(number) && (size >= 1e5 || size < 1e-3)) return number.toExponential(1).replace("e+", "e");
+  return String(Number(number.toPrecision(4)));
+}
+
+function formatTime(nanoseconds) {
+  if (!Number.isFinite(nanoseconds)) return "never";
+  const [unit, size] = nanoseconds >= 1e9 ? ["s", 1e9] : nanoseconds >= 1e6 ? ["ms", 1e6] : nanoseconds >= 1e3 ? ["µs", 1e3] : ["ns", 1];
+  return `${formatNumber(nanoseconds / size)} ${unit}`;
+}
+
+function formatBytes(bytes) {
+  const [unit, size] = bytes >= 2 ** 30 ? ["GiB", 2 ** 30] : bytes >= 2 ** 20 ? ["MiB", 2 ** 20] : bytes >= 2 ** 10 ? ["KiB", 2 ** 10] : ["B", 1];
+  return `${formatNumber(bytes / size)} ${unit}`;
+}
+
+/** The first of these values, as many as are asked for. */
+function formatValues(values, most = 4) {
+  return `[${values.slice(0, most).map(formatNumber).join(", ")}${values.length > most ? ", …" : ""}]`;
+}
+
+/** What a message carries: its values if they are known, and its size. */
+function formatCargo(run, place) {
+  const values = run.values(place), bytes = formatBytes(run.what(place)[BYTES]);
+  return values ? `${bytes} ${formatValues(values)}` : bytes;
+}
+
+/** The rank of the event that this one's wait is for, or null. */
+function awaitedRank(run, wait) {
+  return wait[1] === null ? null : run.rankOf[wait[1]];
+}
+
+/** Why a rank waits, in a few words. */
+function formatWait(run, wait) {
+  const rank = awaitedRank(run, wait);
+  return rank === null ? "waits" : `waits for rank ${rank} (${run.causes[wait[2]]})`;
+}
+
+/** What a rank is doing, in a few words. */
+function formatDoing(run, clock, rank, time) {
+  const [place] = run.stack(clock, rank, time);
+  if (place === undefined) return "";
+  const [kind, name, , , , , peer] = run.what(place);
+  const wait = run.waits[run.waitOf.get(place)];
+  if (wait) return kind === "wait" ? formatWait(run, wait) : `${name}: ${formatWait(run, wait)}`;
+  if (kind === "send") return `${name} to rank ${peer}`;
+  if (kind === "receive") return `${name} from ${peer === null ? "any rank" : `rank ${peer}`}`;
+  return name;
+}
+
+function formatSource(run, place) {
+  const [file, line] = run.sources[place];
+  return `${file}:${line}`;
+}
+
+/** One line of the program, without the space around it. */
+function lineOf(run, place) {
+  const [file, line] = run.sources[place];
+  return (run.texts[file] || "").split("\n")[line - 1]?.trim() ?? "";
+}
+
+/** An element with these attributes, properties that are functions, and children. */
+function element(tag, attributes = {}, ...children) {
+  const isSvg = ["svg", "g", "rect", "path", "circle", "text", "title", "defs", "marker"].includes(tag);
+  const made = isSvg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(name, value); else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Write a text where another stands; nothing is done where it stands already. */
+function write(place, text) {
+  if (place.textContent !== text) place.textContent = text;
+}

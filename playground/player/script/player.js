@@ -1,0 +1,258 @@
+const REAL_SECONDS = 20, MOST_SAID = 6, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** One run on the page: its parts, which all show the same moment. */
+class View {
+  constructor(player, run, name) {
+    Object.assign(this, {player, run, name, selected: 0, chosen: -1});
+    this.stage = new Stage(run);
+    this.timeline = new Timeline(run, (time) => player.goTo(time), (place) => this.choose(place));
+    this.ranks = new Ranks(run, (rank) => this.select(rank), (wait) => this.waits.explain(wait));
+    this.source = new Source(run);
+    this.waits = new Waits(run, (place) => this.visit(place));
+    this.root = element("section", {class: "run", "aria-label": `Run: ${run.command}`},
+      element("div", {class: "wide"}, ...this.describe()), element("figure", {}, this.stage.svg, this.stage.caption),
+      element("div", {class: "scroll"}, this.ranks.root), element("div", {class: "wide"}, this.timeline.root),
+      this.waits.root, this.source.root);
+  }
+
+  /** What was run, and what of it is missing. */
+  describe() {
+    const {run} = this, cut = run.ranks.filter((rank) => rank.cutOff).map((rank) => rank.rank);
+    const dropped = run.ranks.reduce((sum, rank) => sum + rank.dropped, 0), bound = Math.max(...run.ranks.map((rank) => rank.bound));
+    const hosts = new Set(run.ranks.map((rank) => rank.host)).size, versions = Object.entries(run.versions).map((pair) => pair.join(" "));
+    const facts = [`${run.ranks.length} ranks on ${run.backend}`, hosts > 1 ? `${hosts} hosts` : "", `${run.size} events in ${formatTime(run.end)}`,
+      `recorded ${run.began}`, ...versions, bound ? `clocks within ${formatTime(bound)}` : ""];
+    const missing = [dropped && `${dropped} events were dropped: there was no room for them.`,
+      cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
+      run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
+    return [...(this.name ? [element("h2", {}, this.name)] : []), element("p", {class: "muted"}, facts.filter(Boolean).join(" · ")),
+      ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
+  }
+
+  layOut() {
+    this.stage.layOut(Math.max(200, this.stage.svg.clientWidth));
+    this.timeline.layOut(Math.max(200, this.timeline.root.clientWidth));
+  }
+
+  show(clock, time, from, to, isMoving) {
+    this.stage.show(clock, time, isMoving);
+    this.timeline.show(clock, time, from, to);
+    this.ranks.show(clock, time, this.selected);
+    this.source.show(clock, time, this.selected, this.chosen < 0 ? null : this.run.what(this.chosen)[SOURCE]);
+  }
+
+  select(rank) {
+    this.selected = rank;
+    this.mark(-1);
+    this.player.show();
+  }
+
+  /** An event is what we look at, until we go elsewhere. */
+  mark(place) {
+    this.chosen = this.timeline.chosen = place;
+  }
+
+  visit(place) {
+    this.selected = this.run.rankOf[place];
+    this.player.goTo(this.player.timeOf(this.run, place));
+    this.mark(place);
+    this.player.show();
+  }
+
+  choose(place) {
+    const wait = this.run.waitOf.get(place);
+    if (wait === undefined) this.visit(place); else this.waits.explain(wait);
+  }
+
+  /** The moment in words: messages that are under way, ranks that wait. */
+  tell(clock, time) {
+    const {run} = this, said = run.arrowsBetween(clock, time, time).map((arrow) =>
+      `rank ${run.rankOf[run.sent[arrow]]} → rank ${run.rankOf[run.received[arrow]]}: ${formatCargo(run, run.sent[arrow])}`);
+    run.ranks.forEach((rank, index) => {
+      const doing = formatDoing(run, clock, index, time);
+      if (doing) said.push(`rank ${rank.rank}: ${doing}`);
+    });
+    const more = said.length > MOST_SAID ? `; and ${said.length - MOST_SAID} more` : "";
+    return (said.length ? said.slice(0, MOST_SAID).join("; ") : "nothing is recorded at this moment") + more;
+  }
+}
+
+/** Which moment is shown, and how it moves: one clock for all runs on the page. */
+class Player {
+  constructor(runs) {
+    this.runs = runs;
+    this.clock = "logical";
+    this.time = 0;
+    this.isPlaying = false;
+    this.views = runs.map((run, index) => new View(this, run, runs.length > 1 ? `${index + 1}. ${run.command}` : ""));
+    this.controls = Object.fromEntries(["position", "status", "clock", "speed", "play"].map((id) => [id, document.getElementById(id)]));
+    document.getElementById("runs").append(...this.views.map((view) => view.root));
+    this.listen();
+    this.compare();
+    this.changeClock("logical");
+    performance.mark("usable");
+    new ResizeObserver(() => { this.layOut(); this.show(); }).observe(document.getElementById("runs"));
+  }
+
+  listen() {
+    const click = (id, action) => document.getElementById(id).addEventListener("click", action);
+    click("first", () => this.goTo(this.start()));
+    click("last", () => this.goTo(this.length()));
+    click("back", () => this.step(-1));
+    click("forward", () => this.step(1));
+    click("play", () => this.toggle());
+    click("narrower", () => this.zoom(0.5));
+    click("wider", () => this.zoom(2));
+    click("whole", () => this.zoom(Infinity));
+    this.controls.speed.addEventListener("change", () => this.show());
+    this.controls.clock.addEventListener("change", (event) => this.changeClock(event.target.value));
+    this.controls.position.addEventListener("input", (event) => this.goTo(Number(event.target.value)));
+    document.addEventListener("keydown", (event) => this.press(event));
+    for (const query of ["(prefers-color-scheme: dark)", "(resolution: 1dppx)"]) {
+      matchMedia(query).addEventListener("change", () => { this.layOut(); this.show(); });
+    }
+  }
+
+  press(event) {
+    const {tagName} = event.target;
+    if (event.ctrlKey || event.altKey || event.metaKey || tagName === "SELECT") return;
+    const actions = {ArrowLeft: () => this.step(-1), ArrowRight: () => this.step(1), Home: () => this.goTo(this.start()),
+      End: () => this.goTo(this.length()), "+": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.zoom(Infinity),
+      t: () => this.changeClock(this.clock === "real" ? "logical" : "real"), w: () => this.explainLongest()};
+    if (!["BUTTON", "SUMMARY"].includes(tagName)) actions[" "] = () => this.toggle();
+    const action = actions[event.key];
+    if (!action || (tagName === "PRE" && event.key !== " ")) return;
+    event.preventDefault();
+    action();
+  }
+
+  explainLongest() {
+    const view = this.views.find((each) => each.run.waits.length);
+    if (view) view.waits.explain(0);
+  }
+
+  /** Of two runs, which one was done first. */
+  compare() {
+    if (this.runs.length < 2) return;
+    const [a, b] = this.runs.map((run) => Math.max(1, run.end)), verdict = document.getElementById("verdict");
+    verdict.hidden = false;
+    const ratio = formatNumber(Math.max(a, b) / Math.min(a, b));
+    verdict.textContent = `On one clock: the first was done after ${formatTime(a)}, the second after ${formatTime(b)}` +
+      (a === b ? "." : `; the ${a < b ? "first" : "second"} was ${ratio} times as fast.`);
+  }
+
+  length() { return Math.max(...this.runs.map((run) => run.length[this.clock])); }
+
+  start() { return this.clock === "real" ? 0 : 0.5; }
+
+  /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
+  timeOf(run, place) { return run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
+
+  /** Moments to stop at: the middle of every logical step, or whenever anything begins or ends. */
+  findStops() {
+    if (this.clock === "logical") return Float64Array.from({length: this.length()}, (_, step) => step + 0.5);
+    const size = this.runs.reduce((sum, run) => sum + 2 * run.size, 0), moments = new Float64Array(size);
+    let count = 0;
+    for (const run of this.runs) for (const times of [run.begin.real, run.finish.real]) for (const time of times) moments[count++] = time;
+    return moments.sort().filter((time, index) => Number.isFinite(time) && (index === 0 || time !== moments[index - 1]));
+  }
+
+  changeClock(clock) {
+    const share = this.time / this.length();
+    this.clock = this.controls.clock.value = clock;
+    this.stops = this.findStops();
+    this.window = [0, this.length()];
+    this.controls.position.max = this.length();
+    this.layOut();
+    const index = Math.min(this.stops.length - 1, Math.floor(share * this.stops.length));
+    this.goTo(clock === "logical" ? this.stops[Math.max(0, index)] ?? 0 : share * this.length());
+  }
+
+  goTo(time) {
+    this.time = Math.min(Math.max(time, 0), this.length());
+    for (const view of this.views) view.mark(-1);
+    this.follow();
+    this.show();
+  }
+
+  step(by) {
+    this.pause();
+    const at = lastUpTo(this.stops.length, (i) => this.stops[i], this.time);
+    const next = by > 0 ? at + 1 : this.stops[at] < this.time ? at : at - 1;
+    this.goTo(this.stops[Math.min(Math.max(next, 0), this.stops.length - 1)] ?? 0);
+  }
+
+  zoom(by) {
+    const long = Math.min(this.length(), Math.max((this.window[1] - this.window[0]) * by, this.length() / 1e6));
+    const from = Math.min(Math.max(this.time - long / 2, 0), this.length() - long);
+    this.window = [from, from + long];
+    this.show();
+  }
+
+  /** Keep in sight where we are. */
+  follow() {
+    const [from, to] = this.window, long = to - from;
+    if (this.time >= from && this.time <= to) return;
+    const start = Math.min(Math.max(this.time - long / 8, 0), this.length() - long);
+    this.window = [start, start + long];
+  }
+
+  toggle() { if (this.isPlaying) this.pause(); else this.play(); }
+
+  play() {
+    if (this.time >= this.stops.at(-1)) this.time = 0;
+    this.isPlaying = true;
+    this.showPlaying();
+    this.last = performance.now();
+    this.next = requestAnimationFrame((now) => this.advance(now));
+  }
+
+  pause() {
+    if (!this.isPlaying) return;
+    this.isPlaying = false;
+    cancelAnimationFrame(this.next);
+    this.showPlaying();
+    this.show();
+  }
+
+  showPlaying() {
+    write(this.controls.play, this.isPlaying ? "Pause" : "Play");
+    // A screen reader that was told every moment of a film would never be done.
+    this.controls.status.setAttribute("aria-live", this.isPlaying ? "off" : "polite");
+  }
+
+  /** How much time goes by in a second of playing, at speed 1: a step, or a run in twenty seconds. */
+  rate() { return this.clock === "real" ? this.length() / REAL_SECONDS : 1; }
+
+  advance(now) {
+    const passed = ((now - this.last) / 1000) * Number(this.controls.speed.value);
+    if (!IS_STILL.matches || passed >= 1) this.moveBy((IS_STILL.matches ? 1 : passed) * this.rate(), now);
+    if (this.time >= this.length()) this.pause();
+    else if (this.isPlaying) this.next = requestAnimationFrame((then) => this.advance(then));
+  }
+
+  moveBy(time, now) {
+    this.last = now;
+    this.goTo(this.time + time);
+  }
+
+  layOut() { for (const view of this.views) view.layOut(); }
+
+  show() {
+    const isMoving = !IS_STILL.matches;
+    for (const view of this.views) view.show(this.clock, this.time, ...this.window, isMoving);
+    const {position, status} = this.controls, where = this.describeTime();
+    position.value = this.time;
+    position.setAttribute("aria-valuetext", where);
+    write(status, [where, ...this.views.map((view) => view.tell(this.clock, this.time))].join(". "));
+  }
+
+  describeTime() {
+    if (this.clock === "logical") return `Step ${Math.min(Math.floor(this.time) + 1, this.length())} of ${this.length()}`;
+    const slower = formatTime(this.rate() * Number(this.controls.speed.value));
+    return `${formatTime(this.time)} of ${formatTime(this.length())} (a second is ${slower} of the run)`;
+  }
+}
+
+const recordings = JSON.parse(document.getElementById("recordings").textContent);
+Promise.all(recordings.map(Run.read)).then((runs) => new Player(runs));

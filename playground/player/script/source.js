@@ -1,0 +1,70 @@
+/** The program, with the ranks at the lines at which they are. */
+class Source {
+  constructor(run) {
+    this.run = run;
+    this.heading = element("h3");
+    this.lines = element("pre", {tabindex: 0, "aria-label": "Source"});
+    this.root = element("section", {}, this.heading, this.lines);
+    this.file = null;
+    this.marked = [];
+  }
+
+  /** Show the line of one rank, and whatever other ranks are in the same file. */
+  show(clock, time, selected, chosen) {
+    const places = this.run.ranks.map((_, rank) => this.run.sourceAt(clock, rank, time));
+    if (chosen !== null) places[selected] = chosen;
+    const key = `${selected} ${places.join(" ")}`;
+    if (key === this.shown) return;
+    this.shown = key;
+    this.clear();
+    const place = places[selected];
+    write(this.heading, place === null ? `Rank ${selected}: no line is recorded` : this.title(selected, place));
+    if (place === null) return;
+    this.open(this.run.sources[place][0]);
+    const lines = new Map();
+    places.forEach((each, rank) => {
+      if (each === null || this.run.sources[each][0] !== this.file) return;
+      const line = this.run.sources[each][1];
+      lines.set(line, [...(lines.get(line) ?? []), this.run.ranks[rank].rank]);
+    });
+    for (const [line, ranks] of lines) this.mark(line, ranks);
+    this.scroll(this.run.sources[place][1]);
+  }
+
+  title(rank, place) {
+    const [file, line, name] = this.run.sources[place];
+    return `Rank ${rank}: ${file}:${line} in ${name}`;
+  }
+
+  open(file) {
+    if (file === this.file) return;
+    this.file = file;
+    const text = this.run.texts[file];
+    const lines = text ? text.replace(/\n$/, "").split("\n") : [];
+    this.lines.hidden = !text;
+    this.lines.replaceChildren(...lines.map((line, index) =>
+      element("div", {}, element("span", {class: "ranks"}), element("span", {class: "number"}, `${index + 1}`),
+        element("span", {}, line))));
+  }
+
+  clear() {
+    for (const line of this.marked) {
+      line.classList.remove("here");
+      write(line.firstChild, "");
+    }
+    this.marked = [];
+  }
+
+  mark(number, ranks) {
+    const line = this.lines.children[number - 1], all = this.run.ranks.length;
+    if (!line) return;
+    line.classList.add("here");
+    write(line.firstChild, ranks.length === all && all > 1 ? "all ranks" : `rank ${ranks.join(", ")}`);
+    this.marked.push(line);
+  }
+
+  scroll(number) {
+    const line = this.lines.children[number - 1];
+    if (line) this.lines.scrollTop = line.offsetTop - this.lines.clientHeight / 2;
+  }
+}

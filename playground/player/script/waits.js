@@ -1,0 +1,68 @@
+const WAITS_AT_ONCE = 8;
+
+/** The longest waits, and the chain from one of them to the rank and the line that caused it. */
+class Waits {
+  /** `visit(place)` is called to go to an event. */
+  constructor(run, visit) {
+    this.run = run;
+    this.visit = visit;
+    this.list = element("ol", {class: "waits"});
+    this.more = element("button", {click: () => this.showMore()}, "more");
+    this.chain = element("ol", {class: "chain"});
+    this.answer = element("div", {"aria-live": "polite", tabindex: -1});
+    this.root = element("section", {}, element("h3", {}, run.waits.length ? "The longest waits" : "No rank waited"),
+      this.list, this.more, this.answer);
+    this.showMore();
+  }
+
+  showMore() {
+    const from = this.list.children.length;
+    this.run.waits.slice(from, from + WAITS_AT_ONCE).forEach((wait, i) => {
+      this.list.append(element("li", {}, element("button", {click: () => this.explain(from + i)}, this.describe(wait))));
+    });
+    this.more.hidden = this.list.children.length >= this.run.waits.length;
+  }
+
+  describe(wait) {
+    const {run} = this, place = wait[0], long = run.finish.real[place] - run.begin.real[place];
+    const late = wait[3] ? `, ${formatTime(wait[3])} of it until that rank came` : "";
+    return `rank ${run.rankOf[place]} ${formatWait(run, wait)}: ${formatTime(long)}${late}${this.where(place)}`;
+  }
+
+  where(place) {
+    const source = this.run.what(place)[SOURCE];
+    return source === null ? "" : `, ${formatSource(this.run, source)}`;
+  }
+
+  /** Show what caused a wait, and go there. */
+  explain(index) {
+    const wait = this.run.waits[index], chain = this.run.chains[index];
+    this.visit(wait[0]);
+    const links = [this.link(this.describe(wait), wait[0])];
+    let end = "The chains of the longest waits are in this page; of this one there is none.";
+    if (chain) {
+      const [waits, place, from, to, isRecorded] = chain;
+      for (const each of waits) links.push(this.link(this.describe(each), each[0]));
+      if (place !== undefined) links.push(this.link(this.describeCause(place, to - from, isRecorded), place, "cause"));
+      end = place === undefined ? this.describeEnd(waits.at(-1) ?? wait) : "";
+    }
+    this.chain.replaceChildren(...links);
+    this.answer.replaceChildren(element("h3", {}, "What caused it"), this.chain, element("p", {}, end));
+    this.answer.focus({preventScroll: true});
+    this.answer.scrollIntoView({block: "nearest"});
+  }
+
+  link(text, place, name = "") {
+    return element("li", {class: name}, element("button", {click: () => this.visit(place)}, text));
+  }
+
+  describeCause(place, long, isRecorded) {
+    const rank = this.run.rankOf[place], name = this.run.what(place)[NAME];
+    const what = isRecorded ? `in ${name}` : `with what is not recorded, before ${name}`;
+    return `rank ${rank} was busy for ${formatTime(long)} ${what}${this.where(place)}`;
+  }
+
+  describeEnd(wait) {
+    return awaitedRank(this.run, wait) === null ? "What it waited for is not recorded." : "Every rank was there: what it waited for is the transfer.";
+  }
+}
