@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 
-from playground.analysis.timeline import Interval, Timeline, clip, subtract, total, union
+from playground.analysis.timeline import Interval, Lookup, Timeline, clip, subtract, total, union
 from playground.recording.recording import (
     BUCKET,
     COLLECTIVE,
@@ -70,7 +70,7 @@ def overlaps(recording: Recording) -> list[Overlap]:
     waits = [*timeline.waits()]
     found = []
     for rank in recording.ranks:
-        waited = [(wait.start, wait.end) for wait in waits if wait.rank == rank.rank]
+        waited = Lookup(wait for wait in waits if wait.rank == rank.rank)
         steps = [step for step in passes_of(rank) if any(event.name == STEP for event in step)]
         found += [overlap_in(rank.rank, number, step, waited, timeline) for number, step in enumerate(steps)]
     return [overlap for overlap in found if overlap.communication]
@@ -95,13 +95,12 @@ def is_turn(event: Event) -> bool:
     return event.kind == COMPUTE and event.name in (FORWARD, BACKWARD) and event.lane != DEVICE
 
 
-def overlap_in(
-    rank: int, number: int, step: Sequence[Event], waited: Sequence[Interval], timeline: Timeline
-) -> Overlap:
+def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, timeline: Timeline) -> Overlap:
     """Of a training step: until the optimizer is done, and the averaging of parameters where that comes after it."""
     end = max(event.end for event in step if is_part_to_the_end(event))
     messages = [event for event in step if is_communication(event) and event.start < end]
-    compute = subtract(union(clip(intervals([event for event in step if event.kind == COMPUTE]), 0.0, end)), waited)
+    waits = [(wait.start, wait.end) for wait in waited.during(step[0].start, end)]
+    compute = subtract(clip(intervals([event for event in step if event.kind == COMPUTE]), 0.0, end), waits)
     communication = union(intervals(messages))
     last = max((event.end for event in step if event.kind == GRADIENT), default=step[0].start)
     sent = [event for event in messages if event.kind in (BUCKET, COLLECTIVE) and not is_inside(event, timeline)]

@@ -144,7 +144,12 @@ def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interv
 
 def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
     """What of them lies in none of the others."""
-    left = union(intervals)
-    for start, end in union(others):
-        left = [*clip(left, float("-inf"), start), *clip(left, end, float("inf"))]
-    return sorted(left)
+    taken, left, place = union(others), list[Interval](), 0
+    for start, end in union(intervals):
+        while place < len(taken) and taken[place][1] <= start:
+            place += 1
+        for first, last in taken[place : bisect_left(taken, (end,), lo=place)]:
+            left.append((start, first))
+            start = last
+        left.append((start, end))
+    return [(start, end) for start, end in left if start < end]

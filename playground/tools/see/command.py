@@ -103,7 +103,8 @@ def see_file(session: Session, file: Path, output: Path | None, race: Path | Non
         )
     else:
         session.say(*recording_texts(recording))
-    session.print_document({}, file=output, **document_of(recording))
+    if session.run.as_json:
+        session.print_document({}, file=output, **document_of(recording))
 
 
 def check_output(output: Path | None, race: Path | None, steps: bool) -> None:
