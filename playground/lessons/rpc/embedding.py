@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/tutorials/advanced/rpc_ddp_tutorial.html
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ SEED = 1234
 CLOSE = 1e-12
 embeddings: list[nn.Embedding] = []
 """On the owner."""
+one_at_a_time = threading.Lock()
+"""On the owner, whose threads answer several trainers at once."""
 
 
 def gradients_are_right(agent: Any, trainers: Any) -> bool:
@@ -67,7 +70,8 @@ def add_gradient_of(context: int) -> None:
     """Runs on the owner: torch keeps gradients apart for each context."""
     weight = embeddings[0].weight
     gradient = dist_autograd.get_gradients(context)[weight]
-    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+    with one_at_a_time:
+        weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
 
 def new_parts() -> tuple[nn.Embedding, nn.Linear]:
