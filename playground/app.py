@@ -23,7 +23,7 @@ from playground.tools import TOOLS
 COMMANDS = [*LESSONS, *TOOLS]
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
-    "To measure": {tool.name: tool.purpose for tool in TOOLS.values()},
+    "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()},
 }
 """What each command is for, under the titles under which --help lists them."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -94,7 +94,7 @@ def show_path() -> None:
     formatter.write_paragraph()
     formatter.write_text(f"Start with: python -m playground {PATH[0].name}")
     formatter.write_text("Then read its folder in playground/lessons/, and run it again with other options (--help).")
-    formatter.write_text(f"To measure: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
+    formatter.write_text(f"Beside the path: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
     click.echo(formatter.getvalue().rstrip())
 
 
