@@ -57,6 +57,13 @@ class Commands(click.Group):
         with keep_broken_pipe():
             return super().invoke(ctx)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Import the command. Only then may signals raise something: an import can lose what is raised meanwhile, or
+        have Python end by the signal in the end, and so far there is nothing to clean up."""
+        resolved = super().resolve_command(ctx, args)
+        signals.handle_termination()
+        return resolved
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return COMMANDS
 
@@ -116,7 +123,6 @@ def run() -> NoReturn:
     signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, nobody to read the output 141)."""
     try:
         terminal.replace_unencodable()
-        signals.handle_termination()
         leave_deleted_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()

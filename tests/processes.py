@@ -1,4 +1,5 @@
-"""What tests ask of processes: who is left of a session, a free port, a place in a world set by hand."""
+"""What tests ask of processes: whether a command has begun, who is left of a session, a free port, a place in a world
+set by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import socket
 import time
 from pathlib import Path
@@ -32,6 +34,19 @@ def session_members(session: int) -> list[str]:
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(entry)
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, or one that nobody has waited for yet."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def has_begun(launcher: int) -> bool:
+    """Whether it has installed its handlers: before, Ctrl-C is Python's to explain."""
+    for line in Path(f"/proc/{launcher}/status").read_text().splitlines():
+        if line.startswith("SigCgt"):
+            return bool(int(line.split()[1], 16) & 1 << (signal.SIGHUP - 1))
+    return False
 
 
 def is_first_epoch(line: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from playground.runtime.errors import PlaygroundError, RankFailed
+from playground.runtime.losses import describe_loss
 from playground.runtime.rank import Event
-from playground.runtime.restarts import OnRestart
+from playground.runtime.restarts import OnRestart, describe_restart
 
 
 class NoticePrinter:
@@ -26,13 +27,13 @@ class NoticePrinter:
 
 def echo_loss(failure: RankFailed) -> None:
     """What is called when a rank has died and the others go on: says so."""
-    click.echo(f"{failure.headline}; the others go on", err=True)
+    click.echo(describe_loss(failure), err=True)
 
 
 def echo_restarts(restarts: int) -> OnRestart:
     """What is called before each restart, of so many at most: says why there is one."""
 
     def echo(failure: PlaygroundError, count: int) -> None:
-        click.echo(f"{failure.headline}; restart {count} of {restarts}", err=True)
+        click.echo(f"{describe_restart(failure, count)} of {restarts}", err=True)
 
     return echo

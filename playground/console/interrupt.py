@@ -12,7 +12,8 @@ from playground.console.search_path import is_our_command
 
 
 def leave_quietly_on_ctrl_c() -> None:
-    """Until the command line takes over (`app.run`). Does nothing in any other program, nor where Ctrl-C is ignored."""
+    """Until the command line takes over (`app.Commands`). Does nothing in any other program, nor where Ctrl-C is
+    ignored."""
     installed = os.path.basename(sys.argv[0]) == "playground" if sys.argv else False
     if (installed or is_our_command()) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave_at_once)

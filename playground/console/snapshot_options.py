@@ -14,7 +14,7 @@ from playground.console.options import pack_options
 from playground.console.paths import FilePath
 from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
 
-MOST_RESTARTS = 1000
+MAX_RESTARTS = 1000
 
 
 class Interval(NamedTuple):
@@ -85,7 +85,7 @@ snapshot_options = pack_options(
         "none; or from the snapshot at PATH.",
     ),
     click.option(
-        "--restarts", type=click.IntRange(0, MOST_RESTARTS), default=0, show_default=True, metavar="K",
+        "--restarts", type=click.IntRange(0, MAX_RESTARTS), default=0, show_default=True, metavar="K",
         help="How often to start all ranks anew after a failure.",
     ),
     click.option(

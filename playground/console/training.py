@@ -16,6 +16,7 @@ from playground.console.snapshot_options import SnapshotOptions
 from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
+    PreparedData,
     TrainingOptions,
     describe_logical_ranks,
     prepare_data,
@@ -24,7 +25,7 @@ from playground.console.unfinished import FinishedEpochs
 from playground.runtime.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.training.grad_syncs import RUNGS
-from playground.training.results import replicas_verdict
+from playground.training.results import TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
 RUN_TRAINING = remote("playground.training.runner:run_training")
@@ -65,23 +66,30 @@ def train_and_show(
             printer(rank, event)
             notices(rank, event)
 
-        on_restart = echo_restarts(survival.restarts)
         stopped = finished.printed_if_stopped(session, dataset=prepared.summary)
         with stopped, resumable_if_preempted(session, survival, survival.snapshots):
             bar.show(f"starting {world.size} ranks")
             [result, *_] = world.run(
-                RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart,
-                grace=survival.grace_of_ranks,
+                RUN_TRAINING, function, settings, on_report=on_report,
+                on_restart=echo_restarts(survival.restarts), grace=survival.grace_of_ranks,
             )  # fmt: skip
+    show_result(session, lesson, settings, prepared, result)
+
+
+def show_result(
+    session: Session, lesson: Lesson, settings: TrainingSettings, data: PreparedData, result: TrainingResult
+) -> None:
+    """Show what came of training with `settings` on `data`. Raises `PlaygroundError` if replicas differ that must
+    not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:
         click.echo("training diverged: the loss is no longer a finite number; try a smaller --lr", err=True)
     session.print_document(
         {"run": [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]},
-        dataset=prepared.summary, best=best, epochs=result.epochs,
+        dataset=data.summary, best=best, epochs=result.epochs,
         replicas_max_difference=result.replicas_max_difference, complete=True,
     )  # fmt: skip
     verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce)
     averaged = "gradients" if settings.sync in RUNGS else "parameters"
-    session.say(prose(f"Shown: {lesson.conclude(world.size, averaged=averaged)}; ", good(verdict), "."))
+    session.say(prose(f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}; ", good(verdict), "."))

@@ -13,6 +13,7 @@ from multiprocessing.spawn import get_executable
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED
+from playground.runtime.signals import describe_signal
 
 START_LIMIT = 300.0
 """Seconds the server has to answer: for a request that has to wait for its imports, from a cold disk."""
@@ -110,7 +111,7 @@ class ForkServerClient:
         with contextlib.suppress(ChildProcessError):
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if found and found.si_code != os.CLD_EXITED:
-                return f"was killed by {signal.Signals(found.si_status).name}: out of memory? (ulimit -v, dmesg)"
+                return f"was killed by {describe_signal(found.si_status)}: out of memory? (ulimit -v, dmesg)"
         return "has exited: out of memory? (ulimit -v)"
 
     def end(self) -> None:

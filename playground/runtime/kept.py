@@ -10,11 +10,12 @@ from __future__ import annotations
 import atexit
 from multiprocessing.connection import wait
 
-from playground.runtime.watch import Rank, release, stop
+from playground.runtime.rank_handle import RankHandle
+from playground.runtime.shutdown import release, stop
 
 MAX_RANKS_KEPT = 32
 """In all worlds together. An idle rank costs some 30 MB."""
-_worlds: dict[tuple[int, str], list[Rank]] = {}
+_worlds: dict[tuple[int, str], list[RankHandle]] = {}
 _wanted = False
 
 
@@ -39,14 +40,14 @@ def end_worlds() -> None:
         end(_worlds.popitem()[1])
 
 
-def end(ranks: list[Rank]) -> None:
+def end(ranks: list[RankHandle]) -> None:
     try:
         release(ranks)
     finally:
         stop(ranks)
 
 
-def take(size: int, backend: str) -> list[Rank]:
+def take(size: int, backend: str) -> list[RankHandle]:
     """The ranks of a world that is kept; none if there is no such world, or one of its ranks has ended since."""
     ranks = _worlds.pop((size, backend), [])
     if any(wait([rank.process.sentinel, rank.line], 0) for rank in ranks):
@@ -55,7 +56,7 @@ def take(size: int, backend: str) -> list[Rank]:
     return ranks
 
 
-def keep(ranks: list[Rank]) -> bool:
+def keep(ranks: list[RankHandle]) -> bool:
     """Keep this world, if worlds are to be kept and all its processes are as good as new."""
     if not _wanted or not all(rank.clean for rank in ranks):
         return False

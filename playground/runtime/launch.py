@@ -13,12 +13,15 @@ from typing import Any
 from playground.runtime import backends, kept, rank as rank_process, server
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.limits import check_open_files
+from playground.runtime.losses import OnLoss, check_expendable, log_loss
 from playground.runtime.output import open_pipes
 from playground.runtime.preemption import PreemptionNotice, raise_if_preempted
 from playground.runtime.rank import Progress
+from playground.runtime.rank_handle import RankHandle
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
-from playground.runtime.watch import OnLoss, Rank, log_loss, release, stop, watch
+from playground.runtime.shutdown import release, stop
+from playground.runtime.watch import watch
 from playground.runtime.work import Work, prepare_work
 
 MAX_RANKS = 128
@@ -111,7 +114,7 @@ def run_world(
     notice: PreemptionNotice, on_loss: OnLoss,
 ) -> list[Any]:  # fmt: skip
     """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
-    ranks: list[Rank] = []
+    ranks: list[RankHandle] = []
     try:
         reusable = not fresh and init_method is None and backends.get_backend(backend).may_be_kept
         ranks = kept.take(size, backend) if reusable else []
@@ -121,11 +124,10 @@ def run_world(
             rank.assign(work)
         watch(ranks, timeout, on_report, notice, on_loss)
         results = [None if rank.lost else pickle.loads(rank.result or b"") for rank in ranks]
-        if any(rank.lost for rank in ranks):
-            pass  # to leave takes all ranks: what is left of this world is stopped
-        elif reusable and kept.keep(ranks):
+        complete = not any(rank.lost for rank in ranks)
+        if complete and reusable and kept.keep(ranks):
             ranks = []
-        else:
+        elif complete:  # to leave takes all ranks: otherwise they are stopped
             release(ranks)
         raise_if_preempted(results)
         return results
@@ -135,7 +137,7 @@ def run_world(
             remove_store(init_method)
 
 
-def start(ranks: list[Rank], size: int, backend: str, init_method: str | None, port_limit: float) -> None:
+def start(ranks: list[RankHandle], size: int, backend: str, init_method: str | None, port_limit: float) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped.
 
     The port that `init_method` names may be taken for another `port_limit` seconds.
@@ -146,7 +148,9 @@ def start(ranks: list[Rank], size: int, backend: str, init_method: str | None, p
             ranks.append(start_rank(number, size, backend, rendezvous, listener if number == 0 else None))
 
 
-def start_rank(number: int, size: int, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> Rank:
+def start_rank(
+    number: int, size: int, backend: str, rendezvous: Rendezvous, listener: socket.socket | None
+) -> RankHandle:
     outputs, ends = open_pipes(number)
     try:
         process, line = server.start(
@@ -159,7 +163,7 @@ def start_rank(number: int, size: int, backend: str, rendezvous: Rendezvous, lis
     finally:
         for end in ends:
             end.close()
-    return Rank(number, size, process, line, outputs, backends.get_backend(backend))
+    return RankHandle(number, size, process, line, outputs, backends.get_backend(backend))
 
 
 def check(size: int, backend: str, timeout: float) -> None:
@@ -170,12 +174,3 @@ def check(size: int, backend: str, timeout: float) -> None:
         raise UsageError(f"a timeout of {timeout} s: use a number of seconds above 0 and below a million")
     check_open_files(size)
     backends.get_backend(backend).check(size)
-
-
-def check_expendable(ranks: Collection[int], size: int) -> None:
-    """Raise `UsageError` for expendable ranks that cannot be."""
-    for rank in ranks:
-        if not 1 <= rank < size:
-            raise UsageError(
-                f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; at rank 0 is the store where all meet"
-            )

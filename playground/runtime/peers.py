@@ -1,39 +1,26 @@
 """Watch the other ranks of a world that somebody else started, and agree on who was lost first, and of what.
 
-Whoever starts the ranks sees only those of one host, so they watch each other. Those of one host hold a descriptor of
-each other's process: it tells the end of the process, and the system why. Each rank also holds a connection to the
-ranks before and after it, if they are on other hosts: it breaks when the process ends, and when the host falls silent.
-These connections carry nothing, and no process needs to serve them: the kernels keep them up, so that a rank that is
-busy, stopped or being debugged is not taken for lost. The first loss to be noticed goes into the store, where every
-rank looks for it.
+Whoever starts the ranks sees only those of one host, so they watch each other: `PeerEnds` notices what happens to some
+of them. The first loss to be noticed goes into the store, where every rank looks for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from playground.runtime import signals
-from playground.runtime.connections import (
-    SILENCE,
-    address_towards,
-    detect_silence_of,
-    keep_alive,
-    shut_down_connections,
-)
-from playground.runtime.host import namespace_id
-from playground.runtime.process_end import describe_end
+from playground.runtime.connections import SILENCE, address_towards, detect_silence_of, shut_down_connections
+from playground.runtime.peer_ends import Loss, Peer, PeerEnds, machine
 from playground.runtime.store import connect_as_client
 
 if TYPE_CHECKING:
@@ -47,8 +34,6 @@ WITNESS_TIME = 0.5
 """Seconds in which, when a process of another host has ended, a rank there may say why, who knows better."""
 INTRODUCTION_TIMEOUT = 10.0
 """Seconds for which a rank waits until all have told where they are: they have met before."""
-LINK_TIMEOUT = 2.0
-"""Seconds that connecting to a rank of another host may take."""
 HEARD_TIMEOUT = 0.7
 """Seconds for which a rank that leaves waits for the others to hear of the loss. torchrun grants little more."""
 STUCK_TIME = 3.0
@@ -57,30 +42,6 @@ KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 SILENT = re.compile(r"timed out|No route to host|unreachable")
 """What the system says of a connection whose other end has not answered."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What a rank tells the others of its process."""
-
-    rank: int
-    host: str
-    machine: str
-    """The same for processes that see each other's process numbers."""
-    pid: int
-    address: str
-    port: int
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The ranks that were lost first, and how."""
-
-    ranks: list[int]
-    reason: str
-
-    def __str__(self) -> str:
-        return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
 
 
 class PeerWatch:
@@ -100,7 +61,6 @@ class PeerWatch:
         """When the connection to a rank of another host broke."""
         self.noticed: Loss | None = None
         """What this rank has seen itself, and not told the others yet."""
-        self.selector = selectors.DefaultSelector()
         self.closing = threading.Event()
         self.takes_leave = False
         self.attended = threading.Event()
@@ -118,8 +78,6 @@ class PeerWatch:
             self.store = connect_as_client(self.env.rendezvous, self.env.size, self.timeout)
             detect_silence_of(self.env.rendezvous.port)
             self.introduce()
-            self.bell, ear = socket.socketpair()
-            self.selector.register(ear, selectors.EVENT_READ)
             self.thread.start()
 
     def close(self) -> None:
@@ -128,7 +86,7 @@ class PeerWatch:
         self.closing.set()
         self.attended.set()
         if self.thread.ident:
-            self.bell.close()  # whatever the thread waits for, it wakes
+            self.ends.wake()
             self.thread.join()
             self.listener.close()
 
@@ -154,9 +112,7 @@ class PeerWatch:
             elif self.noticed and not self.takes_leave:
                 self.learn(self.noticed)
         finally:
-            for key in list(self.selector.get_map().values()):
-                self.forget(key)
-            self.selector.close()
+            self.ends.close()
 
     def look_once_more(self) -> None:
         """After a signal that ends this process: wait until the thread has seen whether it was sent because of a
@@ -175,31 +131,12 @@ class PeerWatch:
         self.store.set(f"rank {self.env.rank}", json.dumps(asdict(self_)))
         told = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
         self.peers = [Peer(**json.loads(each)) for each in told]
-        neighbours = {(self.env.rank + step) % self.env.size for step in (1, -1)}
-        for peer in self.peers:
-            if peer.machine == self_.machine and peer.rank != self.env.rank and hasattr(os, "pidfd_open"):
-                self.observe_process(peer)
-            elif peer.rank in neighbours:
-                self.observe_host(peer)
-
-    def observe_process(self, peer: Peer) -> None:
-        """From now on, hear of the end of this process."""
-        try:
-            self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
-        except ProcessLookupError:  # already
-            self.suspects[peer.rank] = time.monotonic()
-
-    def observe_host(self, peer: Peer) -> None:
-        """From now on, hear of the end of this process or of the network to it, if there is a way to it."""
-        with contextlib.suppress(OSError):
-            link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
-            keep_alive(link)
-            self.selector.register(link, selectors.EVENT_READ, peer)
+        self.ends = PeerEnds(self_, self.peers)
 
     def look(self) -> None:
         """Take in what has happened to the peers, and what others say of it."""
         assert self.store
-        ends = [self.read_end(key) for key, _ in self.selector.select(POLL) if key.data]
+        ends = self.ends.wait(POLL)
         if signals.stopping.is_set():  # whoever started the ranks ends them, one after the other: after a loss, maybe
             self.closing.set()
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
@@ -208,18 +145,6 @@ class PeerWatch:
             self.learn(Loss(**json.loads(self.store.get("loss"))))
         else:
             self.judge(ends)
-
-    def read_end(self, key: selectors.SelectorKey) -> tuple[Peer, Loss | None]:
-        """Whose end is to be read at `key`, and how it came; None if the rank's own host knows better."""
-        peer: Peer = key.data
-        loss = None
-        if not isinstance(key.fileobj, socket.socket):
-            loss = Loss([peer.rank], f"{describe_end(key.fd, peer.pid)} on {peer.host}")
-        elif is_silent(key.fileobj):
-            ranks = [each.rank for each in self.peers if each.machine == peer.machine]
-            loss = Loss(ranks, f"{peer.host} has been silent for {SILENCE} s")
-        self.forget(key)
-        return peer, loss
 
     def judge(self, ends: list[tuple[Peer, Loss | None]]) -> None:
         """Report the peers that have ended without taking leave."""
@@ -234,13 +159,6 @@ class PeerWatch:
         for rank, since in self.suspects.items():
             if time.monotonic() - since > WITNESS_TIME:
                 self.report(Loss([rank], f"its process on {self.peers[rank].host} has ended"))
-
-    def forget(self, key: selectors.SelectorKey) -> None:
-        self.selector.unregister(key.fileobj)
-        if isinstance(key.fileobj, socket.socket):
-            key.fileobj.close()
-        else:
-            os.close(key.fd)
 
     def report(self, loss: Loss) -> None:
         """Tell all of a loss, unless they know of an earlier one."""
@@ -291,13 +209,3 @@ class PeerWatch:
             silent = hosts.pop() if len(hosts) == 1 else f"the store at {place}"
             return Loss([peer.rank for peer in others], f"{silent} has been silent for {SILENCE} s")
         return Loss([0], f"the store at {place}, which it or its torchrun served, is gone")
-
-
-def is_silent(link: socket.socket) -> bool:
-    """Whether it broke because no answer came; otherwise the process at its other end has ended."""
-    return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ETIMEDOUT, errno.EHOSTUNREACH)
-
-
-def machine() -> str:
-    """This machine, or this container, if it has process numbers of its own."""
-    return namespace_id("pid")

@@ -8,6 +8,8 @@ import struct
 import sys
 from pathlib import Path
 
+from playground.runtime.signals import describe_signal
+
 PIDFD_GET_INFO, INFO_EXIT = 0xC040FF0B, 1 << 3
 """Source: include/uapi/linux/pidfd.h"""
 
@@ -17,11 +19,12 @@ def describe_end(pidfd: int, pid: int) -> str:
     status = exit_status(pidfd, pid)
     if status is None:
         return "ended"
-    names = {number.value: number.name for number in signal.Signals}
-    code = os.WEXITSTATUS(status)
     if os.WIFSIGNALED(status):
-        return f"killed by {names.get(os.WTERMSIG(status), f'signal {os.WTERMSIG(status)}')}"
-    return f"ended by {names[code - 128]}" if code - 128 in names else f"exited with code {code}"
+        return f"killed by {describe_signal(os.WTERMSIG(status))}"
+    code = os.WEXITSTATUS(status)
+    if code - 128 in [*signal.Signals]:  # it has handled that one, and left
+        return f"ended by {describe_signal(code - 128)}"
+    return f"exited with code {code}"
 
 
 def exit_status(pidfd: int, pid: int) -> int | None:

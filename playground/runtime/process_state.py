@@ -51,7 +51,7 @@ def read_settings() -> list[Any]:
         list(sys.path),
         [signal.getsignal(number) for number in signal.valid_signals()],
         (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
-        (sys.stdin, sys.stdout, sys.stderr),
+        [(stream, getattr(stream, "closed", False)) for stream in (sys.stdin, sys.stdout, sys.stderr)],
         (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
         (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
         (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),

@@ -15,6 +15,8 @@ from playground.runtime.work import Work
 
 OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""
+RESTART = "; restart "
+"""Stands in the line that tells of a restart, after the failure and before the count."""
 
 
 def run_with_restarts(run: Callable[[Work], list[Any]], work: Work, restarts: int, on_restart: OnRestart) -> list[Any]:
@@ -36,7 +38,12 @@ def run_with_restarts(run: Callable[[Work], list[Any]], work: Work, restarts: in
 
 def log_restart(failure: PlaygroundError, count: int) -> None:
     """Say in one line why there is a restart: on stderr, unless the program has set up logging otherwise."""
-    logging.getLogger("playground").warning("%s; restart %d", failure.headline, count)
+    logging.getLogger("playground").warning(describe_restart(failure, count))
+
+
+def describe_restart(failure: PlaygroundError, count: int) -> str:
+    """Why there is a restart, and which one it is."""
+    return f"{failure.headline}{RESTART}{count}"
 
 
 def check_restarts(restarts: int, joined: bool = False) -> None:

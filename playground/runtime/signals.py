@@ -28,7 +28,16 @@ def handle_termination() -> None:
         if signal.getsignal(number) in DEFAULT:
             signal.signal(number, exit_orderly)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. If a plain `KeyboardInterrupt` comes out of code that is given to `exec` as text, as a dataclass is made
+    of, Python ends by SIGINT in the end, although the program has caught it and exits with a code of its own."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted
 
 
 def exit_orderly(number: int, frame: FrameType | None) -> NoReturn:
@@ -42,6 +51,14 @@ def stopping_signal(error: BaseException) -> signal.Signals | None:
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
         return signal.Signals(error.code - 128)
     return None
+
+
+def describe_signal(number: int) -> str:
+    """Its name, if it has one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def leave_to_system() -> None:

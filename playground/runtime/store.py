@@ -59,8 +59,14 @@ def connect(
             if not serves
             else f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {first_line(error)}"
         ) from error
-    if rendezvous.served:
-        return store
+    return store if rendezvous.served else enter_attempt(store, rendezvous, rank, size, timeout)
+
+
+def enter_attempt(store: dist.Store, rendezvous: Rendezvous, rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """The part of torchrun's store for this start of the world. Raises `RendezvousTimeout` if rank 0 does not come in
+    time."""
+    import torch.distributed as dist
+
     try:
         attempt, everyone = agree_on_attempt(store, rank, size, timeout)
     except dist.DistNetworkError as error:

@@ -5,7 +5,7 @@ The lessons sgd and ddp have the tutorial's loop written out. This one takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -87,24 +87,12 @@ def train(
     settings.check_accumulation(len(train_set.dataset.data))
     torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
     shards = settings.shards_per_rank(dist.get_world_size())
-    model, history = sync.model, History(sync.model, train_set, test_set, shards)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-
-    def mean_loss(
-        when: tuple[int, int], number: int, images: torch.Tensor, labels: torch.Tensor, samples: float
-    ) -> torch.Tensor:
-        if settings.logical_ranks:
-            seed_shard(settings.seed, *when, carried_shards(shards)[number])
-        output = model(images)
-        loss = F.nll_loss(output, labels, reduction="sum")
-        history.add(loss, output, labels, number)
-        return loss / samples
-
-    def warm_up() -> None:
-        images, labels = first_sample(train_set)
-        backward(optimizer, shards * [lambda: F.nll_loss(model(images), labels, reduction="sum")], sync)
-
-    run = open_run(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
+    history = History(sync.model, train_set, test_set, shards)
+    optimizer = torch.optim.SGD(sync.model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    run = open_run(
+        settings.snapshots, partial(identify, settings, sync), sync, optimizer, history,
+        partial(warm_up, optimizer, sync, train_set, shards),
+    )  # fmt: skip
     batches_per_step = settings.accumulate * shards
     steps = len(train_set) // batches_per_step
     train_set.batch_sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
@@ -112,17 +100,46 @@ def train(
         done = run.enter(epoch)
         coming = shard_batches(train_set, settings.batch_size, done * settings.accumulate, shards)
         for step in range(done + 1, steps + 1):
-            several = list(islice(coming, batches_per_step))
+            batches = list(islice(coming, batches_per_step))
             run.draw_as_before()
-            samples = sum(samples_per_rank for _, _, samples_per_rank in several[::shards])
-            losses = [
-                partial(mean_loss, (epoch, step), place % shards, images, labels, samples)
-                for place, (images, labels, _) in enumerate(several)
-            ]
+            losses = losses_of_step(sync.model, batches, history, settings, (epoch, step))
             training_step(optimizer, losses, sync, last=step == steps)
             run.advance(step, last=step == steps)
     run.end()
     return history.result()
+
+
+def losses_of_step(
+    model: nn.Module,
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor, float]],
+    history: History,
+    settings: TrainingSettings,
+    when: tuple[int, int],
+) -> list[Callable[[], torch.Tensor]]:
+    """For each of a step's `batches` a forward pass that returns its part of the mean loss over all of them.
+
+    They are this rank's (images, labels, samples per shard), of its shards in turn; `when` is (epoch, step).
+    """
+    shards = carried_shards(history.shards)
+    samples = sum(samples_per_shard for _, _, samples_per_shard in batches[:: len(shards)])
+
+    def mean_loss(number: int, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if settings.logical_ranks:
+            seed_shard(settings.seed, *when, shards[number])
+        output = model(images)
+        loss = F.nll_loss(output, labels, reduction="sum")
+        history.add(loss, output, labels, number)
+        return loss / samples
+
+    return [
+        partial(mean_loss, place % len(shards), images, labels) for place, (images, labels, _) in enumerate(batches)
+    ]
+
+
+def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoader[Batch], shards: int) -> None:
+    """A backward on one sample for each shard, whose gradients nobody uses."""
+    images, labels = first_sample(train_set)
+    backward(optimizer, shards * [lambda: F.nll_loss(sync.model(images), labels, reduction="sum")], sync)
 
 
 def first_sample(train_set: DataLoader[Batch]) -> Batch:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from processes import by_hand
 
+from playground.lessons.elastic.command import Witness
 from playground.lessons.elastic.settings import Kill, draw_kills
-from playground.runtime import UsageError
+from playground.runtime import RankFailed, UsageError
 
 Run = Callable[..., Any]
 
@@ -48,11 +49,25 @@ def test_many_random_kills_leave_no_trace(seed: int, elastic: Run) -> None:
     assert (shown.code, json.loads(shown.out)["comparison"]["differing"]) == (0, 0)
 
 
+def test_word_of_the_next_kill_may_come_first() -> None:
+    """Before that of the step which another rank took before it: each rank has a pipe of its own."""
+    witness = Witness()
+    for killed_after, resumed_after in ((3, 0), (4, 2)):
+        witness.hear(1, {"killed": killed_after})
+        if killed_after == 4:
+            witness.hear(0, {"stepped": 1})
+        witness.note_failure(RankFailed(1, 2, "was killed by SIGKILL"), 1)
+        if resumed_after:
+            witness.hear(0, {"resumed": {"total": resumed_after}})
+    witness.hear(0, {"stepped": 3})
+    assert [(each.killed_after, each.resumed_after) for each in witness.recoveries] == [(3, 0), (4, 2)]
+
+
 def test_as_text(elastic: Run) -> None:
     shown = elastic("-n", 2, "--kills", 1)
     assert shown.code == 0
     assert "0 bytes differ" in shown.out
-    assert "Shown: 2 ranks trained on after failures, to the same bits; 1 kills left no trace." in " ".join(
+    assert "Shown: 2 ranks trained on after failures, to the same bits; 1 kill left no trace." in " ".join(
         shown.out.split()
     )
 

@@ -16,7 +16,7 @@ import torch
 from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
 from playground.runtime.entry import World as EntryWorld
-from playground.runtime.watch import describe_exit
+from playground.runtime.rank_handle import describe_exit
 from playground.testing import World
 
 Worlds = Callable[..., World]

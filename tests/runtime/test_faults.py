@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import is_first_epoch, session_ends, session_members
+from processes import has_begun, is_first_epoch, session_ends, session_members
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
@@ -72,6 +73,8 @@ def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: P
     process = start_cli(*TRAINING, data_dir)
     if isinstance(moment, float):
         time.sleep(moment)
+        while process.poll() is None and not has_begun(process.pid):  # on a busy machine it takes longer
+            time.sleep(0.01)
     else:
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
@@ -80,6 +83,24 @@ def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: P
     assert err.strip().splitlines()[-1:] == ["playground: interrupted"]
     assert "Traceback" not in err
     assert session_ends(process.pid, within=5)
+
+
+INTERRUPTED_IN_TEXT = """
+import os, signal, sys
+from playground.runtime import signals
+
+signals.handle_termination()
+try:
+    exec("os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**6)]")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_the_exit_code_after_ctrl_c_is_the_program_s(tmp_path: Path) -> None:
+    """Also if it came while Python ran code that it was given as text, as it does wherever a dataclass is made."""
+    (tmp_path / "program.py").write_text(INTERRUPTED_IN_TEXT)
+    assert subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path).returncode == 130
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from processes import is_alive
 
 from playground import RankFailed, launch
 from playground.runtime import kept
@@ -96,9 +98,17 @@ def change_folder(rank: int, size: int) -> None:
     os.chdir("/")
 
 
+def close_stdout(rank: int, size: int) -> None:
+    sys.stdout.close()
+
+
 @pytest.mark.parametrize(
-    "fn", [set_environment, set_dtype, disable_gradients, set_handler, start_thread, change_folder, start_child]
-)
+    "fn",
+    [
+        set_environment, set_dtype, disable_gradients, set_handler, start_thread, change_folder, close_stdout,
+        start_child,
+    ],
+)  # fmt: skip
 def test_a_process_that_was_changed_is_not_kept(fn: Callable[[int, int], None]) -> None:
     before = launch(pid, 2)
     launch(fn, 2)
@@ -140,7 +150,3 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch(pid, 2) == two
     assert not any(map(is_alive, three)), "3 had waited longest"
     assert launch(pid, 1) == one
-
-
-def is_alive(process: int) -> bool:
-    return os.path.exists(f"/proc/{process}")

@@ -12,16 +12,18 @@ import sys
 import textwrap
 import time
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import is_alive
 from ranks import go_wrong
 
 import playground
-from playground.runtime import RankFailed, RankTimeout, UsageError, host, report
+from playground.runtime import RankFailed, RankTimeout, UsageError, host, report, watch
 from playground.runtime.host import cores
 from playground.training.net import Net
 
@@ -137,19 +139,39 @@ def test_ranks_meet_by_every_method(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_the_rank_that_failed_is_named(how: str, reason: str, culprit: int) -> None:
     pids: dict[int, int] = {}
-    started = time.monotonic()
+    reported: list[float] = []
+
+    def on_report(rank: int, event: dict[str, Any]) -> None:
+        pids[rank] = event["pid"]
+        reported.append(time.monotonic())
+
     with pytest.raises(RankFailed) as caught:
-        launch(go_wrong, 3, args=(how, culprit), on_report=lambda rank, event: pids.update({rank: event["pid"]}))
-    assert time.monotonic() - started < 5
+        launch(go_wrong, 3, args=(how, culprit), on_report=on_report)
+    assert time.monotonic() - reported[-1] < 5
     assert str(caught.value).startswith(f"rank {culprit} of 3 {reason}")
     assert str(caught.value).count("Traceback") == (1 if how in ("raise", "exit") else 0)
     assert "go_wrong" in str(caught.value) or how not in ("raise", "exit")
     assert all_gone(pids, expected=3)
 
 
+def report_and_vanish(rank: int, size: int) -> None:
+    report(last="words")
+    os._exit(7)
+
+
+def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if, while the launcher looks for what is ready, they come after it has looked at the line, and the end of
+    the process before it looks at that: here it never looks at the line."""
+    monkeypatch.setattr(watch, "wait", lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds))
+    heard: list[dict[str, Any]] = []
+    with pytest.raises(RankFailed, match="rank 0 of 1 exited with code 7"):
+        launch(report_and_vanish, 1, on_report=lambda rank, event: heard.append(event))
+    assert heard == [{"last": "words"}]
+
+
 def all_gone(pids: dict[int, int], expected: int) -> bool:
     assert len(pids) == expected
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    return not any(map(is_alive, pids.values()))
 
 
 @pytest.mark.parametrize("how", ["hang", "stop"])

@@ -112,7 +112,7 @@ def close_stdout(rank: int, size: int) -> int:
 
 
 def test_what_was_printed_before_an_error_arrives(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RankFailed, match="the error"):
+    with pytest.raises(RankFailed, match=r"^rank 0 of 1 failed: ValueError: the error"):
         launch(raise_after_printing, 1)
     assert capsys.readouterr().out == "before the error\n"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import session_ends, session_members
+from processes import has_begun, session_ends, session_members
 
 Start = Callable[..., "subprocess.Popen[str]"]
 RUN = ("hello", "-n", "2", "--json")
@@ -61,14 +61,6 @@ def expected_codes(fault: Fault) -> set[int]:
     if fault.target == "fork server":
         return {0} if fault.number in (signal.SIGTERM, signal.SIGHUP) else {0, 1}
     return {0, -fault.number} | ({128 + fault.number} if fault.number != signal.SIGKILL else set())
-
-
-def has_begun(launcher: int) -> bool:
-    """Whether it has installed its handlers: before, Ctrl-C is Python's to explain."""
-    for line in Path(f"/proc/{launcher}/status").read_text().splitlines():
-        if line.startswith("SigCgt"):
-            return bool(int(line.split()[1], 16) & 1 << (signal.SIGHUP - 1))
-    return False
 
 
 def fork_server_of(launcher: int) -> int | None:

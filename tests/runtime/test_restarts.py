@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, strategies as st
-from processes import by_hand, free_port
+from processes import by_hand, free_port, is_alive
 from ranks import misbehave
 
 import playground
@@ -47,10 +47,6 @@ class Restarts:
 
     def on_report(self, rank: int, event: dict[str, Any]) -> None:
         self.pids.append(event["pid"])
-
-
-def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tuple[int, int]:

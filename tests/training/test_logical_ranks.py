@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings as options, strategies as st
+from mortals import by_hand
 from ranks import small_model
 from torch import nn
 
 from playground import launch
 from playground.lessons.elastic.settings import Kill
 from playground.runtime import RankFailed, UsageError
-from playground.runtime.remote import remote
 from playground.testing import World
 from playground.training.data import Images, training_images
 from playground.training.logical_ranks import sum_of_shards
@@ -33,8 +33,6 @@ from playground.training.snapshots.snapshots import load_all
 from playground.training.sync import GradSync
 
 Worlds = Callable[..., World]
-MORTAL = remote("playground.lessons.elastic.lesson:by_hand")
-"""Training by hand, whose ranks are killed."""
 few = options(max_examples=3, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
 
 
@@ -169,8 +167,8 @@ def train_on(sizes: Sequence[int], settings: TrainingSettings, folder: Path) -> 
     asked = replace(settings, logical_ranks=4, snapshots=snapshots)
     for number, size in enumerate(sizes[:-1], 1):
         with pytest.raises(RankFailed, match="killed"):
-            launch(MORTAL, size, args=(asked, [Kill(size - 1, 3 * number)]))
-    return figures(launch(MORTAL, sizes[-1], args=(asked, []))[0])
+            launch(by_hand, size, args=(asked, [Kill(size - 1, 3 * number)]))
+    return figures(launch(by_hand, sizes[-1], args=(asked, []))[0])
 
 
 @pytest.mark.parametrize("sizes", [(4, 2), pytest.param((4, 2, 1, 4), marks=pytest.mark.stress)], ids=str)
@@ -184,9 +182,9 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(
 
 def test_another_number_of_logical_ranks_is_another_run(settings: TrainingSettings, tmp_path: Path) -> None:
     snapshots = SnapshotSettings(folder=tmp_path, every=2)
-    launch(MORTAL, 1, args=(replace(settings, epochs=1, logical_ranks=2, snapshots=snapshots), []))
+    launch(by_hand, 1, args=(replace(settings, epochs=1, logical_ranks=2, snapshots=snapshots), []))
     with pytest.raises(UsageError, match="logical_ranks is 2 in the snapshot and 3 here"):
-        launch(MORTAL, 1, args=(replace(settings, epochs=1, logical_ranks=3, snapshots=snapshots), []))
+        launch(by_hand, 1, args=(replace(settings, epochs=1, logical_ranks=3, snapshots=snapshots), []))
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from mortals import by_hand, with_ddp
 
 from playground import launch
 from playground.lessons.elastic.settings import Kill
 from playground.runtime import UsageError
-from playground.runtime.remote import remote
 from playground.training.results import TrainingResult
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.folder import find_steps, step_folder
 from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.snapshots.snapshots import load_part
-
-BY_HAND, WITH_DDP = (remote(f"playground.lessons.elastic.lesson:{name}") for name in ("by_hand", "with_ddp"))
-"""Training as sgd and ddp do it, whose ranks are killed."""
 
 
 @pytest.fixture
@@ -88,11 +85,11 @@ def compare(size: int, lesson: Any, settings: TrainingSettings, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("size", "lesson", "kills", "options"),
     [
-        (2, BY_HAND, [Kill(1, 4)], {}),
-        (3, WITH_DDP, [Kill(0, 6), Kill(2, 8)], {}),
-        (3, BY_HAND, [Kill(2, 1), Kill(1, 10)], {"sync": "overlapped", "all_reduce": "ring"}),
-        (2, BY_HAND, [Kill(0, 9)], {"sync": "parameters", "sync_every": 3}),
-        (2, WITH_DDP, [Kill(1, 5)], {"accumulate": 5, "epochs": 6}),
+        (2, by_hand, [Kill(1, 4)], {}),
+        (3, with_ddp, [Kill(0, 6), Kill(2, 8)], {}),
+        (3, by_hand, [Kill(2, 1), Kill(1, 10)], {"sync": "overlapped", "all_reduce": "ring"}),
+        (2, by_hand, [Kill(0, 9)], {"sync": "parameters", "sync_every": 3}),
+        (2, with_ddp, [Kill(1, 5)], {"accumulate": 5, "epochs": 6}),
     ],
     ids=["sgd", "ddp", "overlapped", "local SGD", "accumulate"],
 )
@@ -106,29 +103,29 @@ def test_the_end_has_the_same_bits(
 @pytest.mark.parametrize("seed", range(10))
 def test_random_kills_leave_the_same_bits(seed: int, settings: TrainingSettings, tmp_path: Path) -> None:
     random = Random(seed)
-    size, lesson = random.randint(1, 4), random.choice((BY_HAND, WITH_DDP))
+    size, lesson = random.randint(1, 4), random.choice((by_hand, with_ddp))
     kills = [Kill(random.randrange(size), random.randint(1, 10)) for _ in range(5)]
     assert compare(size, lesson, settings, tmp_path, kills) == []
 
 
 def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tmp_path: Path) -> None:
     longer = replace(settings, epochs=3)
-    train(2, BY_HAND, settings, [])
-    train(2, BY_HAND, longer, [])
+    train(2, by_hand, settings, [])
+    train(2, by_hand, longer, [])
     at_once = replace(longer, snapshots=snapshots_of(settings, folder=tmp_path / "at once"))
-    train(2, BY_HAND, at_once, [])
+    train(2, by_hand, at_once, [])
     assert differences(last_snapshot(longer), last_snapshot(at_once)) == []
-    again = train(2, BY_HAND, longer, [])
+    again = train(2, by_hand, longer, [])
     assert len(again[0].epochs) == 3
 
 
 def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(settings: TrainingSettings) -> None:
     """Asked for fewer epochs than it has begun, it takes no step, and the epoch it was in is not finished."""
-    train(1, BY_HAND, settings, [])
+    train(1, by_hand, settings, [])
     folder = snapshots_of(settings).folder
     shutil.rmtree(step_folder(folder, 10))  # the end; what is left is within the second epoch
     before = find_steps(folder)
-    shorter = train(1, BY_HAND, replace(settings, epochs=1), [])
+    shorter = train(1, by_hand, replace(settings, epochs=1), [])
     assert len(shorter[0].epochs) == 1
     assert find_steps(folder) == before == [8, 6]
     assert [find_epoch(folder, step) for step in before] == [2, 2]
@@ -141,12 +138,12 @@ def find_epoch(folder: Path, step: int) -> int:
 
 
 def test_a_snapshot_by_name(settings: TrainingSettings) -> None:
-    train(1, BY_HAND, settings, [])
+    train(1, by_hand, settings, [])
     expected = last_snapshot(settings)
     assert settings.snapshots
     folder = settings.snapshots.folder
     named = replace(settings, snapshots=snapshots_of(settings, resume=str(step_folder(folder, 8))))
-    train(1, BY_HAND, named, [])
+    train(1, by_hand, named, [])
     assert differences(last_snapshot(settings), expected) == []
 
 
@@ -162,24 +159,24 @@ def test_a_snapshot_by_name(settings: TrainingSettings) -> None:
 def test_what_belongs_to_another_run_is_refused(
     change: dict[str, Any], message: str, settings: TrainingSettings
 ) -> None:
-    train(1, BY_HAND, settings, [])
+    train(1, by_hand, settings, [])
     if "resume" in change:
         change = {"snapshots": snapshots_of(settings, **change)}
     with pytest.raises(UsageError, match=message):
-        train(1, BY_HAND, replace(settings, **change), [])
+        train(1, by_hand, replace(settings, **change), [])
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
 def test_another_number_of_ranks_goes_on_and_says_what_is_exact(
     before: int, now: int, settings: TrainingSettings
 ) -> None:
-    train(before, BY_HAND, settings, [])
+    train(before, by_hand, settings, [])
     folder = snapshots_of(settings).folder
     for step in (10, 8):
         shutil.rmtree(step_folder(folder, step))  # what is left is in the second epoch, one step done
     events: list[Any] = []
     finished = launch(
-        run_training, now, args=(BY_HAND, settings, ([],)), on_report=lambda rank, event: events.append(event)
+        run_training, now, args=(by_hand, settings, ([],)), on_report=lambda rank, event: events.append(event)
     )[0].epochs
     notices = [event["notice"] for event in events if "notice" in event and "going on" in event["notice"]]
     assert notices
@@ -192,13 +189,13 @@ def test_another_number_of_ranks_goes_on_and_says_what_is_exact(
 
 def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:
     local = replace(settings, sync="parameters", sync_every=3)
-    train(1, BY_HAND, local, [])
+    train(1, by_hand, local, [])
     with pytest.raises(UsageError, match="was taken by 1, and the ranks here are 2: with --sync-every, parameters are"):
-        train(2, BY_HAND, local, [])
+        train(2, by_hand, local, [])
 
 
 def test_snapshots_change_nothing(settings: TrainingSettings, world: Callable[..., Any]) -> None:
-    plain = world(2).run(run_training, BY_HAND, replace(settings, snapshots=None), ((),))
-    assert [epoch.loss for epoch in train(2, BY_HAND, settings, [])[0].epochs] == [
+    plain = world(2).run(run_training, by_hand, replace(settings, snapshots=None), ((),))
+    assert [epoch.loss for epoch in train(2, by_hand, settings, [])[0].epochs] == [
         epoch.loss for epoch in plain[0].epochs
     ]

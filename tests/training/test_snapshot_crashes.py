@@ -42,7 +42,7 @@ def save(ranks: Sequence[Snapshots], step: int) -> None:
 
 def check_newest(folder: Path) -> int:
     """The step that a run would go on from, 0 if there is none; what is loaded is what was saved then."""
-    newest = find_newest(folder, RUN, RANKS, lambda line: None)
+    newest = find_newest(folder, RUN, lambda line: None)
     if newest is None:
         return 0
     for rank in range(RANKS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import os
 import socket
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_a_run_that_was_killed_keeps_nobody_out(tmp_path: Path, hold: Callable[.
     """Not even if processes live on that it has forked, as those of a loader may for some seconds."""
     hold().kill()
     FolderLock(tmp_path).release()
+    assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_a_run_that_is_ending_is_waited_for(tmp_path: Path, hold: Callable[..., subprocess.Popen[str]]) -> None:

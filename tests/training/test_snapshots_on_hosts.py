@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from mortals import by_hand
 
 from playground import launch
-from playground.lessons.elastic.lesson import by_hand
 from playground.lessons.elastic.settings import Kill
 from playground.runtime import UsageError
 from playground.runtime.host import SIMULATED_HOSTS
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.folder import find_newest, find_steps, step_folder
+from playground.training.snapshots.compare import tensors_in
+from playground.training.snapshots.comparison import last_snapshot
+from playground.training.snapshots.folder import find_steps, step_folder
 from playground.training.snapshots.hosts import find_sharers
 from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.snapshots.snapshots import State, load_all
@@ -70,33 +72,13 @@ def newest_on(settings: TrainingSettings, disk: int) -> tuple[int, list[State]]:
     """The newest snapshot on a disk, which is whole: its step and what it holds for every rank."""
     assert settings.snapshots
     folder = settings.snapshots.folder / f"disk-{disk}"
-    found = find_newest(folder, {}, None, pytest.fail, allowed=AnyKey())
-    assert found
+    found = last_snapshot(folder)
     return found.step, load_all(found)
-
-
-class AnyKey(tuple[str, ...]):
-    """Allows every key of a fingerprint to differ."""
-
-    def __contains__(self, key: object) -> bool:
-        return True
 
 
 def tensors_of(states: list[State]) -> list[torch.Tensor]:
     """All parameters, momenta, totals and random numbers."""
-    found: list[torch.Tensor] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (dict, list, tuple)):
-            for each in value.values() if isinstance(value, dict) else value:
-                walk(each)
-
-    for state in states:
-        walk(state.shared)
-        walk(state.own)
-    return found
+    return tensors_in([[state.shared, state.own] for state in states])
 
 
 def is_equal(one: list[State], other: list[State]) -> bool:

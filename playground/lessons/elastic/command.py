@@ -19,7 +19,7 @@ from playground.console.training_options import DataOptions, data_options, prepa
 from playground.lessons import LESSONS
 from playground.lessons.elastic import report
 from playground.lessons.elastic.results import Recovery
-from playground.lessons.elastic.settings import WAYS, Kill, draw_kills, way_of
+from playground.lessons.elastic.settings import WAYS, Kill, draw_kills
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
@@ -29,6 +29,7 @@ from playground.training.snapshots.comparison import last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
 
 LESSON = LESSONS["elastic"]
+RUN = LESSON.remote("run")
 COMPARE = remote("playground.training.snapshots.compare:compare")
 SAMPLES = 6_000
 """To train on, unless --limit says otherwise."""
@@ -38,7 +39,7 @@ elastic_options = options(
         "--kills", type=click.IntRange(1, 1000), default=2, show_default=True, metavar="K",
         help="Number of ranks that are killed, one after the other, each after a step drawn at random.",
     ),
-    click.option("--way", type=click.Choice(tuple(WAYS)), default="sgd", show_default=True, help="How to average."),
+    click.option("--way", type=click.Choice(WAYS), default="sgd", show_default=True, help="How to average."),
     click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data."),
     click.option(
         "--snapshot-every", type=click.IntRange(1), default=10, show_default=True, metavar="STEPS",
@@ -58,7 +59,7 @@ def command(
     world = session.world
     if world.rank_env:
         raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
-    world.warm_up(RUN_TRAINING, way_of(way), COMPARE)
+    world.warm_up(RUN_TRAINING, RUN, COMPARE)
     with session.bar() as bar, tempfile.TemporaryDirectory(prefix="playground-elastic-") as folder:
         prepared = prepare_data(data, bar)
         if data.limit is None:
@@ -79,7 +80,8 @@ def command(
         [comparison] = World(1, backend=world.backend, timeout=world.timeout, around=world.around).run(COMPARE, *ends)
     session.say("", report.recoveries_table(recoveries), "", str(comparison))
     comparison.check()
-    session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", good(f"{len(drawn)} kills left no trace"), "."))
+    verdict = good(f"{len(drawn)} kill{'s' * (len(drawn) > 1)} left no trace")
+    session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
     session.print_document({}, way=way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)
 
 
@@ -99,7 +101,7 @@ class Story:
             world.size, backend=world.backend, timeout=world.timeout, restarts=len(kills), around=world.around
         )
         ranks.run(
-            RUN_TRAINING, way_of(self.way), settings, (kills,), on_report=witness.hear, on_restart=witness.note_failure
+            RUN_TRAINING, RUN, settings, (self.way, kills), on_report=witness.hear, on_restart=witness.note_failure
         )
         if len(witness.recoveries) != len(kills):
             raise PlaygroundError(f"{len(witness.recoveries)} of {len(kills)} kills happened: this must not be")
@@ -107,27 +109,33 @@ class Story:
 
 
 class Witness:
-    """Hears what ranks report, and of their failures, and takes the time."""
+    """Hears what ranks report, and of their failures, and takes the time.
+
+    What several ranks report is heard in any order: word of the next kill may come before that of the step before it.
+    """
 
     def __init__(self) -> None:
         self.recoveries: list[Recovery] = []
-        self.killed_at = 0.0
-        self.killed_after = self.resumed_after = 0
+        self.kills: list[tuple[float, int]] = []
+        """When each was, and after which step."""
         self.failure = ""
+        """The one that training has not recovered from yet."""
+        self.resumed_after = 0
 
     def hear(self, rank: int, event: Event) -> None:
         if "killed" in event:
-            self.killed_at, self.killed_after, self.resumed_after = time.monotonic(), event["killed"], 0
+            self.kills.append((time.monotonic(), event["killed"]))
         if rank == 0 and "resumed" in event:
             self.resumed_after = event["resumed"]["total"]
         if rank == 0 and "stepped" in event and self.failure:
+            killed_at, killed_after = self.kills[len(self.recoveries)]
             self.recoveries.append(
                 Recovery(
-                    failure=self.failure, killed_after=self.killed_after, resumed_after=self.resumed_after,
-                    seconds=time.monotonic() - self.killed_at,
+                    failure=self.failure, killed_after=killed_after, resumed_after=self.resumed_after,
+                    seconds=time.monotonic() - killed_at,
                 )
             )  # fmt: skip
             self.failure = ""
 
     def note_failure(self, failure: PlaygroundError, count: int) -> None:
-        self.failure = failure.headline
+        self.failure, self.resumed_after = failure.headline, 0

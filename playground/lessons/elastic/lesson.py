@@ -5,68 +5,89 @@
 
 The same training runs twice: once undisturbed, and once with ranks that are killed. Both take snapshots. When a rank is
 gone, the others cannot go on: the launcher ends them, starts as many new ones, and these go on from the newest snapshot
-that is whole. What they run is playground/training/loop.py, as sgd and ddp do with --snapshots. What a snapshot holds:
-playground/training/resumable.py.
+that is whole. What a snapshot holds, and how a run is put back to where it was taken: playground/training/resumable.py.
+What runs is what stands here. sgd and ddp with --snapshots take the same steps by the general loop,
+playground/training/loop.py.
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html, for the idea that all ranks start anew
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.elastic.settings import Kill
-from playground.runtime import report, restart_count
-from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
+from playground.lessons.sgd.lesson import average_gradients
+from playground.runtime import device, report, restart_count
+from playground.training.data import Images, batches, partition_dataset, partition_test_set
+from playground.training.history import History
+from playground.training.loop import first_sample, identify
+from playground.training.net import Net
+from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
+from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync
 
 
-def by_hand(rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]) -> TrainingResult:
-    """Train as the lesson sgd does. Each time the world is started, the next of `kills` happens."""
-    return prepare_and_train(settings, lambda model, settings: Mortal(sync_by_hand(model, settings), rank, kills))
+def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Sequence[Kill]) -> TrainingResult:
+    """Train `Net` as the lesson `way`, sgd or ddp, from the newest snapshot on. Every rank returns the same figures.
+
+    Each time the world is started, the next of `kills` happens.
+    """
+    torch.manual_seed(settings.seed)
+    train_set = partition_dataset(Images(settings.folder, "train", settings.limit), settings.batch_size, settings.seed)
+    test_set = partition_test_set(Images(settings.folder, "t10k"))
+    model = Net().to(device(), memory_format=torch.channels_last)
+    if way == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        broadcast_parameters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    history = History(model, train_set, test_set)
+    torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+
+    def warm_up() -> None:  # DDP rebuilds its buckets after its first backward: before it goes on, not later
+        images, _ = first_sample(train_set)
+        model(images).sum().backward()
+
+    sync = GradSync(model)
+    resumable = open_run(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
+    position = resumable.position
+    train_set.batch_sampler.go_on_from(position.epoch - 1, position.step)
+
+    for epoch in history.epochs(settings.epochs):
+        done = resumable.enter(epoch)
+        coming = batches(train_set, settings.batch_size, done)
+        for step, (images, labels, samples_per_rank) in enumerate(coming, done + 1):
+            resumable.draw_as_before()  # now that the loader has drawn its own random numbers
+            optimizer.zero_grad()
+            output = model(images)
+            loss = F.nll_loss(output, labels, reduction="sum")
+            (loss / samples_per_rank).backward()
+            if way == "sgd":
+                average_gradients(model)
+            optimizer.step()
+            history.add(loss, output, labels)
+            die_if_due(rank, resumable.position.total + 1, kills)
+            resumable.advance(step, last=step == len(train_set))  # takes a snapshot if one is due
+
+    resumable.end()
+    return history.result()
 
 
-def with_ddp(rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]) -> TrainingResult:
-    """Train as the lesson ddp does. Each time the world is started, the next of `kills` happens."""
-    return prepare_and_train(settings, lambda model, settings: Mortal(sync_with_ddp(model, settings), rank, kills))
-
-
-class Mortal(GradSync):
-    """Does what `sync` does, until its rank is killed. Nothing warns the rank, and nothing is tidied up."""
-
-    def __init__(self, sync: GradSync, rank: int, kills: Sequence[Kill]) -> None:
-        super().__init__(sync.model)
-        self.sync, self.rank, self.steps, self.is_back = sync, rank, 0, False
-        self.next_kill = kills[restart_count()] if restart_count() < len(kills) else None
-
-    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        return self.sync.no_sync()
-
-    def after_backward(self) -> None:
-        self.sync.after_backward()
-
-    def go_on_from(self, step: int) -> None:
-        self.sync.go_on_from(step)
-        self.steps = step
-
-    @property
-    def keeps_replicas_equal(self) -> bool:
-        return self.sync.keeps_replicas_equal
-
-    def after_step(self, last: bool) -> None:
-        self.sync.after_step(last)
-        self.steps += 1
-        if not self.is_back:
-            self.is_back = True
-            report(stepped=self.steps)
-        if self.next_kill == Kill(self.rank, self.steps):
-            report(killed=self.steps)
-            os.kill(os.getpid(), signal.SIGKILL)
+def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
+    """Be killed after this step, if that is what is to happen. Nothing warns the rank, and nothing is tidied up."""
+    report(stepped=step)
+    if Kill(rank, step) in kills[restart_count() : restart_count() + 1]:
+        report(killed=step)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from random import Random
 
 from playground.runtime.errors import UsageError
-from playground.runtime.remote import Remote, remote
 
-WAYS = {"sgd": "by_hand", "ddp": "with_ddp"}
-"""How gradients are averaged: as in the lesson of that name, by the function here."""
+WAYS = ("sgd", "ddp")
+"""How gradients are averaged: as in the lesson of that name."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,3 @@ def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]
         raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
     random = Random(seed)
     return tuple(Kill(random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
-
-
-def way_of(name: str) -> Remote:
-    """What ranks run for it."""
-    return remote(f"playground.lessons.elastic.lesson:{WAYS[name]}")

@@ -6,7 +6,7 @@ import click
 
 from playground.console.dependent_options import flag_of, typed_options
 from playground.console.options import options, pack_options, seed_option
-from playground.console.snapshot_options import MOST_RESTARTS
+from playground.console.snapshot_options import MAX_RESTARTS
 from playground.runtime.errors import UsageError
 from playground.tools.chaos.settings import WHOM, ChaosSettings
 
@@ -18,7 +18,7 @@ SAYS_ITSELF = ("wide", "as_json")
 chaos_options = pack_options(
     "settings", ChaosSettings,
     click.option(
-        "--kills", type=click.IntRange(1, MOST_RESTARTS), default=ChaosSettings.kills, show_default=True, metavar="K",
+        "--kills", type=click.IntRange(1, MAX_RESTARTS), default=ChaosSettings.kills, show_default=True, metavar="K",
         help="Number of processes to kill.",
     ),
     click.option(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from playground.runtime.restarts import RESTART
 from playground.tools.chaos.process import CommandProcess
 from playground.tools.chaos.processes import Processes, find_processes, is_alive, opened_in
 from playground.tools.chaos.results import ENDING, LOADING, NO_RANKS, SAVING, STARTING, TRAINING, Kill, RunRecord
@@ -20,8 +21,6 @@ from playground.training.snapshots.folder import WHOLE, examine, find_steps
 
 TICK = 0.01
 """Seconds between two looks at the run."""
-RESTART = "; restart "
-"""Stands in the line that tells a failure, after what it was."""
 
 
 class Training:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.errors import PlaygroundError
-from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, find_steps
+from playground.training.snapshots.folder import SnapshotFile, examine, find_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,6 @@ def last_snapshot(folder: Path) -> SnapshotFile:
     if not steps:
         raise PlaygroundError(f"{folder} holds no snapshot: the training took none")
     found = examine(folder, steps[0], read_contents=True)
-    if found.condition != WHOLE or found.size is None:
-        why = "; ".join(found.defects)
-        raise PlaygroundError(f"the last snapshot in {folder}, of step {found.step}, is {found.condition} ({why})")
-    return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)
+    if found.snapshot is None:
+        raise PlaygroundError(f"the last snapshot in {folder}, of step {found.step}, is {found}")
+    return found.snapshot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 Fingerprint = Mapping[str, object]
@@ -37,18 +37,16 @@ def to_plain(fingerprint: Fingerprint) -> dict[str, object]:
     return plain
 
 
-def find_difference(saved: Fingerprint, own: Fingerprint, allowed: Collection[str] = ()) -> Difference | None:
-    """The first key, in the order of `own`, whose values differ and that is not among those `allowed` to."""
-    return compare(to_plain(saved), to_plain(own), allowed, "")
+def find_difference(saved: Fingerprint, own: Fingerprint) -> Difference | None:
+    """The first key, in the order of `own`, whose values differ."""
+    return compare(to_plain(saved), to_plain(own), "")
 
 
-def compare(saved: Fingerprint, own: Fingerprint, allowed: Collection[str], path: str) -> Difference | None:
+def compare(saved: Fingerprint, own: Fingerprint, path: str) -> Difference | None:
     for key in [*own, *(key for key in saved if key not in own)]:
         full, before, now = f"{path}{key}", saved.get(key, MISSING), own.get(key, MISSING)
-        if full in allowed:
-            continue
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            if difference := compare(before, now, allowed, f"{full}."):
+            if difference := compare(before, now, f"{full}."):
                 return difference
         elif before != now or type(before) is not type(now):
             return Difference(full, before, now)

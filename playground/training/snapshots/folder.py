@@ -54,6 +54,17 @@ class Examined:
     """When the last of them was, in seconds since 1970."""
     fingerprint: Fingerprint = field(default_factory=dict)
 
+    @property
+    def snapshot(self) -> SnapshotFile | None:
+        """What was looked for, if it is whole."""
+        if self.condition != WHOLE or self.size is None:
+            return None
+        return SnapshotFile(self.folder, self.step, self.size, self.fingerprint)
+
+    def __str__(self) -> str:
+        """Its condition, and why."""
+        return f"{self.condition} ({'; '.join(self.defects)})"
+
     def add(self, condition: str, defect: str) -> None:
         """Note a defect. Damage outweighs what is merely missing, and another version outweighs both."""
         order = (WHOLE, INCOMPLETE, DAMAGED, OTHER_SCHEMA)
@@ -116,17 +127,10 @@ def add_manifest(found: Examined, name: str, manifest: Manifest) -> None:
         found.add(INCOMPLETE, f"{name} is of another run")  # one that wrote the same step into the same folder
 
 
-def find_newest(
-    folder: Path,
-    fingerprint: Fingerprint,
-    size: int | None,
-    say: Callable[[str], None],
-    allowed: Collection[str] = (),
-) -> SnapshotFile | None:
+def find_newest(folder: Path, fingerprint: Fingerprint, say: Callable[[str], None]) -> SnapshotFile | None:
     """The newest snapshot in `folder` that is whole on all its ranks, every file read; None if there is none.
 
-    Those that are not are named by `say`, and the one before is looked at. `size`: ranks of the run that goes on; None
-    if any number will do. `allowed`: the keys (dotted, if nested) of the fingerprint that may differ. Raises
+    Those that are not are named by `say`, and the one before is looked at. However many ranks took it will do. Raises
     `UsageError` if that snapshot is of another run, or one of another version is newer.
     """
     for step in find_steps(folder):
@@ -134,24 +138,19 @@ def find_newest(
         if found.condition == OTHER_SCHEMA:
             why = "go on with the version that wrote it, or choose another folder"
             raise UsageError(f"snapshot {found.folder}: {found.defects[0]}; {why}")
-        if found.condition == WHOLE and found.size is not None:
-            check_same_run(found, fingerprint, size, allowed)
-            return SnapshotFile(found.folder, step, found.size, found.fingerprint)
-        say(f"the snapshot of step {step} is {found.condition} ({'; '.join(found.defects)}): looking for one before it")
+        if found.snapshot:
+            check_same_run(found.snapshot, fingerprint)
+            return found.snapshot
+        say(f"the snapshot of step {step} is {found}: looking for one before it")
     return None
 
 
-def check_same_run(found: Examined, fingerprint: Fingerprint, size: int | None, allowed: Collection[str]) -> None:
-    """Raise `UsageError` unless a run with this fingerprint and number of ranks can go on from `found`."""
-    may = f"only {', '.join(allowed)} may differ" if allowed else "all must be the same"
-    if difference := find_difference(found.fingerprint, fingerprint, allowed):
+def check_same_run(snapshot: SnapshotFile, fingerprint: Fingerprint) -> None:
+    """Raise `UsageError` unless a run with this fingerprint can go on from `snapshot`."""
+    if difference := find_difference(snapshot.fingerprint, fingerprint):
         raise UsageError(
-            f"snapshot {found.folder} is of another run: {difference}; {may}: take the snapshot's, or another folder"
-        )
-    if size is not None and size != found.size:
-        raise UsageError(
-            f"snapshot {found.folder} is of a run with {found.size} ranks, and this one has {size}: take -n "
-            f"{found.size}, or another folder"
+            f"snapshot {snapshot.folder} is of another run: {difference}; all must be the same: take the snapshot's, "
+            f"or another folder"
         )
 
 

@@ -81,12 +81,12 @@ def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, shar
     with refuse_together():
         if sharers.of(rank)[0] == rank:
             found = look(settings, fingerprint, restarted)
-    by_rank = {rank: each for rank, each in enumerate(all_gather_object(found)) if each}
+    by_holder = {holder: each for holder, each in enumerate(all_gather_object(found)) if each}
     if rank == 0:
-        for notice in (notice for each in by_rank.values() for notice in each.notices):
+        for notice in (notice for each in by_holder.values() for notice in each.notices):
             report(notice=notice)
-    choices = [Choice(each.snapshot, rank) for rank, each in by_rank.items() if each.snapshot]
-    refusal = next((each.refusal for each in by_rank.values() if each.refusal), "")
+    choices = [Choice(each.snapshot, holder) for holder, each in by_holder.items() if each.snapshot]
+    refusal = next((each.refusal for each in by_holder.values() if each.refusal), "")
     if refusal and not choices:
         raise UsageError(refusal)
     return max(choices, key=lambda choice: choice.snapshot.step, default=None)

@@ -8,7 +8,6 @@ from pathlib import Path
 from playground.runtime.errors import UsageError
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.snapshots.folder import (
-    WHOLE,
     SnapshotFile,
     check_same_run,
     examine,
@@ -30,7 +29,7 @@ def choose_snapshot(
     if is_named(settings, restarted):
         return find_named(Path(settings.resume), fingerprint)
     if restarted or settings.resume == AUTO:
-        return find_newest(settings.folder, fingerprint, None, say)
+        return find_newest(settings.folder, fingerprint, say)
     require_unused(settings.folder)
     return None
 
@@ -46,7 +45,7 @@ def find_named(folder: Path, fingerprint: Fingerprint) -> SnapshotFile:
     if step is None or not folder.is_dir():
         raise UsageError(f"--resume {folder}: name a snapshot, FOLDER/step-00000100, or take auto or no")
     found = examine(folder.parent, step, read_contents=True)
-    if found.condition != WHOLE or found.size is None:
-        raise UsageError(f"--resume {folder}: it is {found.condition} ({'; '.join(found.defects)}): take another one")
-    check_same_run(found, fingerprint, None, ())
-    return SnapshotFile(found.folder, found.step, found.size, found.fingerprint)
+    if found.snapshot is None:
+        raise UsageError(f"--resume {folder}: it is {found}: take another one")
+    check_same_run(found.snapshot, fingerprint)
+    return found.snapshot

@@ -1,0 +1,130 @@
+"""The launcher's end of the line to one rank, and what is known of it there."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from playground.runtime.backends import Backend
+from playground.runtime.errors import PlaygroundError, RankFailed, UsageError
+from playground.runtime.output import Output
+from playground.runtime.rank import Event
+from playground.runtime.server import LOST_BY_THE_SERVER, UNGUARDED
+from playground.runtime.signals import describe_signal
+from playground.runtime.work import Work
+
+GRACE = 1.0
+"""Seconds a rank has to answer, or to end once told to, before it is stopped harder."""
+UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
+
+
+@dataclass(eq=False)
+class RankHandle:
+    """The launcher's end of the line to one rank, and what is known of it."""
+
+    number: int
+    size: int
+    process: Any
+    line: Connection
+    outputs: list[Output]
+    backend: Backend
+    up: bool = False
+    expendable: bool = False
+    """Whether the others may go on without it, once all run the function."""
+    running: bool = False
+    """Whether it runs the function. (It only says so where a rank is expendable.)"""
+    result: bytes | None = None
+    clean: bool = False
+    """Whether its process can run something else as a new one would."""
+    paused: bool = False
+    """Whether a person is debugging it."""
+    stack: str = UNHEARD
+    failure: PlaygroundError | None = None
+    failed_at: float = 0.0
+    vanished: bool = False
+    lost: bool = False
+    """Whether it has died, and the others go on."""
+
+    def assign(self, work: Work) -> None:
+        """Give it something to do."""
+        self.result, self.stack, self.running = None, UNHEARD, False
+        self.expendable = self.number in work.expendable
+        self.order(work)
+
+    @property
+    def done(self) -> bool:
+        """Whether no result is to come from it any more."""
+        return self.lost or self.result is not None
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether it has died, and the others may go on. (An exception is another matter.)"""
+        return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
+
+    def receive_all(self) -> list[Event]:
+        """Take in the messages that have arrived, and return the reports among them. Where the line ends, its process
+        has ended."""
+        events = []
+        try:
+            while self.line.poll():
+                if event := self.receive():
+                    events.append(event)
+        except (EOFError, OSError):
+            self.vanish()
+        return events
+
+    def receive(self) -> Event | None:
+        """Take in one message; return the event if it is a report."""
+        kind, *content = self.line.recv()
+        if kind == "up":
+            self.up = True
+        elif kind == "running":
+            self.running = True
+        elif kind == "report":
+            return content[0]
+        elif kind == "result":
+            self.result, self.clean = content
+        elif kind == "paused":
+            self.paused = content[0]
+        elif kind == "stack":
+            self.stack = content[0]
+        elif kind == "failed":
+            self.fail(content[0])
+        return None
+
+    def fail(self, error: PlaygroundError) -> None:
+        self.failure, self.failed_at = error, time.monotonic()
+
+    def vanish(self) -> None:
+        """The process has ended without being told to."""
+        self.vanished = True
+        self.process.join(GRACE)
+        code = self.process.exitcode
+        if code == UNGUARDED:
+            self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
+        else:
+            self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
+
+    def order(self, order: Work | signal.Signals | str) -> None:
+        with contextlib.suppress(OSError):  # it is gone: its sentinel says so
+            self.line.send(order)
+
+    def relay_output(self) -> None:
+        """Pass on all that it has printed by now."""
+        for output in self.outputs:
+            output.relay_all()
+
+
+def describe_exit(code: int | None, backend: Backend) -> str:
+    """The end of a process that was not told to end, in words."""
+    if code is None:
+        return "hung up on its launcher but is still there"
+    if code == LOST_BY_THE_SERVER:
+        return "is out of reach: the fork server it came from was killed or stopped"
+    if code >= 0:
+        return f"exited with code {code} without a result"
+    return backend.deaths.get(-code, f"was killed by {describe_signal(-code)}")

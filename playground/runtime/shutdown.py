@@ -1,0 +1,76 @@
+"""The end of a world: its ranks leave, all at once, or are stopped."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from playground.runtime.errors import RankFailed
+from playground.runtime.rank_handle import GRACE, RankHandle, describe_exit
+from playground.runtime.server import check_server
+from playground.runtime.watch import wait_relaying
+
+LEAVE_LIMIT = 10.0
+"""Seconds a rank has to destroy its process group, all results being in."""
+
+
+def release(ranks: list[RankHandle]) -> None:
+    """Let the ranks go, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
+    for rank in ranks:
+        rank.order("leave")
+    staying: dict[Any, RankHandle] = {rank.process.sentinel: rank for rank in ranks}
+    lines: dict[Any, RankHandle] = {rank.line: rank for rank in ranks}
+    end = time.monotonic() + LEAVE_LIMIT
+    while staying:
+        ready = wait_relaying(ranks, [*staying, *lines], max(0.0, end - time.monotonic()))
+        if not ready:
+            check_server()
+            # rank 0 waits for the others: if one of them is still there, it is that one
+            last = max(staying.values(), key=lambda rank: rank.number)
+            raise unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
+        for line in lines.keys() & set(ready):
+            try:
+                lines[line].receive()
+            except (EOFError, OSError):  # it is about to end
+                del lines[line]
+            else:
+                if failure := lines[line].failure:
+                    raise failure
+        for sentinel in staying.keys() & set(ready):
+            rank = staying.pop(sentinel)
+            rank.process.join()
+            if rank.process.exitcode != 0:
+                raise unclean_exit(rank, describe_exit(rank.process.exitcode, rank.backend))
+
+
+def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
+    return RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
+
+
+def stop(ranks: list[RankHandle]) -> None:
+    """End what is left of the ranks: the closed line tells them, then SIGTERM, then SIGKILL."""
+    try:
+        for rank in ranks:
+            rank.relay_output()
+    finally:  # whoever was to read that may be gone
+        try:
+            for rank in ranks:
+                rank.line.close()
+                rank.process.terminate()
+            end = time.monotonic() + GRACE
+            for rank in ranks:
+                rank.process.join(max(0.0, end - time.monotonic()))
+        finally:  # Ctrl-C may come once more
+            kill(ranks)
+
+
+def kill(ranks: list[RankHandle]) -> None:
+    """End them at once, and let go of all that belongs to them."""
+    for rank in ranks:
+        rank.process.kill()
+    for rank in ranks:
+        rank.process.join()
+        rank.process.close()
+        rank.line.close()
+        for output in rank.outputs:
+            output.close()
