@@ -5,7 +5,7 @@
             total = agent.call(1, torch.add, one, other)
 
 Every request has a number. The function runs on the other rank, in a thread that has listened for requests; the reply
-travels with the number as its tag, so that the caller receives it itself, and nobody has to hand it over. An exception
+travels with the number in its tag, so that the caller receives it itself, and nobody has to hand it over. An exception
 comes back as an exception, with its traceback. All this happens on a process group of its own: nothing else that the
 program sends can be taken for a request.
 
@@ -34,8 +34,10 @@ from playground.remote.references import References, RemoteReference
 from playground.runtime.errors import UsageError
 
 REQUEST = 0
-"""The tag of the envelopes that threads listen for. All other messages have the number of their request for a tag."""
-NUMBERS = range(1, 2**31)
+"""The tag of the envelopes that threads listen for. What else a request has travels with its number as a tag."""
+REPLY = 2**30
+"""The tag of a reply is this plus the number: the other rank may be sending a request of its own with that number."""
+NUMBERS = range(1, REPLY)
 STOP = -1
 """In place of a number: there will be no more requests."""
 SPARE_THREADS = 16
@@ -68,7 +70,7 @@ class Future:
         with self.lock:
             if self.reply is None:
                 self.agent.outstanding.discard(self)
-                *_, self.reply = self.agent.receive(self.rank, self.number)
+                *_, self.reply = self.agent.receive(self.rank, REPLY + self.number)
                 self.kept = None
         succeeded, value = self.reply
         if succeeded:
@@ -199,23 +201,24 @@ class Agent:
     def answer(self, caller: int, number: int, request: list[Any]) -> None:
         """Run the function, and send the reply. By then the request is gone, and its references are given back: after
         the last reply nobody calls."""
-        reply = run(*request.pop())
+        reply, tag = run(*request.pop()), REPLY + number
         self.references.give_back()
         try:
-            sent = self.send(caller, number, number, reply)
+            sent = self.send(caller, tag, number, reply)
         except (TypeError, AttributeError, pickle.PicklingError) as error:  # what it returned cannot be pickled
-            sent = self.send(caller, number, number, run(refuse, (TypeError(f"no reply can be sent: {error}"),)))
+            sent = self.send(caller, tag, number, run(refuse, (TypeError(f"no reply can be sent: {error}"),)))
         for work, _ in sent:
             work.wait()
 
     def send(self, rank: int, tag: int, number: int, obj: Any) -> list[tuple[Any, torch.Tensor]]:
-        """Start sending an object. Returns each message's work, with the memory that must last as long.
+        """Start sending an object, its envelope with this tag and the rest, where that is `REQUEST`, with the number.
+        Returns each message's work, with the memory that must last as long.
 
         These are `dist.isend` and `dist.irecv`, called on the group itself, which takes less time.
         """
         envelope, *parts = Encoder(lambda part: self.references.lend(part, rank)).encode(self.rank, number, obj)
         works = [(self.group.send([envelope], rank, tag), envelope)]
-        return works + [(self.group.send([part], rank, number), part) for part in parts]
+        return works + [(self.group.send([part], rank, tag or number), part) for part in parts]
 
     def receive(self, rank: int, tag: int) -> tuple[int, int, Any]:
         """(who sent it, its number, the object)."""
@@ -223,7 +226,7 @@ class Agent:
         self.group.recv([memory], rank, tag).wait()
         envelope = Envelope(memory)
         if envelope.rest is not None:
-            self.group.recv([envelope.rest], envelope.sender, envelope.number).wait()
+            self.group.recv([envelope.rest], envelope.sender, tag or envelope.number).wait()
         decoder = Decoder(envelope.pickled, self.references.borrow)
         try:
             obj = decoder.load()
@@ -231,7 +234,7 @@ class Agent:
             if tag != REQUEST:
                 raise
             return envelope.sender, envelope.number, (refuse, (error,))
-        for work in [self.group.recv([part], envelope.sender, envelope.number) for part in decoder.tensors]:
+        for work in [self.group.recv([part], envelope.sender, tag or envelope.number) for part in decoder.tensors]:
             work.wait()
         return envelope.sender, envelope.number, obj
 

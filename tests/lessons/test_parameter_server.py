@@ -18,10 +18,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings as tried, strategies as st
 
-from playground.lessons.parameter_server import lesson
+from playground.lessons.parameter_server import experiment, lesson
+from playground.lessons.parameter_server.lesson import ParameterServer, Push
 from playground.lessons.parameter_server.report import LARGEST, binned, loss_text
 from playground.lessons.parameter_server.results import ModeResult, Point, steps_verdict
-from playground.lessons.parameter_server.server import ParameterServer, Push
 from playground.lessons.parameter_server.settings import MODES, ServerSettings
 from playground.lessons.parameter_server.workers import new_model, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
@@ -43,7 +43,7 @@ def parameters_of_server(rank: int, size: int, settings: ServerSettings, dtype: 
     """The server's parameters, after the last mode."""
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        lesson.run(rank, size, settings)
+        experiment.run(rank, size, settings)
         return flat(lesson.servers[0].model.parameters()).tolist() if rank == 0 else []
     finally:
         torch.set_default_dtype(torch.float32)
@@ -113,7 +113,7 @@ def test_one_worker_alone_takes_plain_sgd_s_steps_to_the_bit(mode: str, digits_f
 def test_the_published_server_fails_with_more_than_one_worker(
     size: int, over: str, digits_folder: Path, world: Worlds
 ) -> None:
-    results = world(size).run(lesson.run, small(digits_folder, modes=("async",), steps=1, over=over))
+    results = world(size).run(experiment.run, small(digits_folder, modes=("async",), steps=1, over=over))
     assert results[0].mistake is None
     met = [result.mistake for result in results[1:]]
     assert [each.error for each in met if each.worker == 0] == [""]
@@ -157,10 +157,10 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
     for thread in threads:
         thread.join(timeout=20)
     assert (server.active, server.lost) == (set(), {})
-    assert sum(server.taken) == sum(server.staleness.values()) == steps * workers
+    assert sum(server.taken) == sum(server.history.staleness.values()) == steps * workers
     torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
     if mode == "sync":
-        assert (server.version, server.taken, set(server.staleness)) == (steps, [steps] * workers, {0})
+        assert (server.version, server.taken, set(server.history.staleness)) == (steps, [steps] * workers, {0})
     if mode == "stale-synchronous":
         assert max(ahead, default=0) <= staleness
         assert max(server.taken) - min(server.taken) <= staleness + 1
@@ -209,20 +209,36 @@ def test_it_goes_on_without_workers_that_die(
     torch.testing.assert_close(flat(model.parameters()), start - steps)
 
 
-def gradients_taken() -> int:
-    """Runs on the server."""
-    return sum(lesson.servers[0].taken) if lesson.servers else 0
+def gradients_taken() -> list[int]:
+    """Runs on the server: of each worker."""
+    return list(lesson.servers[0].taken) if lesson.servers else []
 
 
 def kill_after(agent: Any, gradients: int) -> None:
-    """End this process once the server has taken so many gradients."""
-    while agent.call(0, gradients_taken) < gradients:
+    """End this process once the server has taken so many gradients, and one of its own."""
+    taken: list[int] = []
+    while sum(taken) < gradients or not taken[agent.rank - 1]:
         time.sleep(0.002)
+        taken = agent.call(0, gradients_taken)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class PatientServer(ParameterServer):
+    """Lets no worker go on beyond half of the gradients before one of them has died, however late that is."""
+
+    def may_go_on(self, push: Push) -> bool:
+        is_early = sum(self.taken) < self.settings.steps * self.workers // 2
+        return super().may_go_on(push) and (is_early or bool(self.lost))
 
 
 def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[ModeResult]:
     """All modes, without all-reduce before. In the first one the culprit is killed; the server reports each mode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "ParameterServer", PatientServer)
+        return train_all_modes(rank, size, settings, culprit)
+
+
+def train_all_modes(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[ModeResult]:
     workers = dist.new_group(list(range(1, size)))
     with AGENTS[settings.over]() as agent:
         lesson.servers.clear()
@@ -233,7 +249,7 @@ def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: 
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
         if rank == 0:
             none = torch.zeros(1)
-            return [lesson.serve_mode(agent, mode, size - 1, settings, none) for mode in settings.modes]
+            return [experiment.serve_mode(agent, mode, size - 1, settings, none) for mode in settings.modes]
         for _ in settings.modes:
             agent.barrier()
             lesson.train_with_server(agent, workers, settings)
@@ -297,7 +313,7 @@ def test_without_those_it_needs_the_server_cannot_go_on(mode: str, size: int, di
 def run_until_killed(rank: int, size: int, settings: ServerSettings) -> None:
     if rank == 1:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    lesson.run(rank, size, settings)
+    experiment.run(rank, size, settings)
 
 
 @pytest.mark.stress
@@ -348,7 +364,9 @@ def run_and_kill(rank: int, size: int, settings: ServerSettings) -> Any:
     lesson.servers.clear()
     if rank == size - 1:
         threading.Thread(target=kill_with_current_agent, daemon=True).start()
-    return lesson.run(rank, size, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "ParameterServer", PatientServer)
+        return experiment.run(rank, size, settings)
 
 
 def kill_with_current_agent() -> None:

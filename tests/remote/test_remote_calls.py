@@ -119,6 +119,21 @@ def test_a_function_that_was_called_may_call_back(world: Worlds) -> None:
     assert world(2).run(call_each_other) == [[1, 0, 1, 0], [0, 1, 0, 1]]
 
 
+def exchange_large_tensors(rank: int, size: int) -> list[bool]:
+    """Requests with the same numbers cross each other, with tensors that travel by themselves."""
+    with Agent() as agent:
+        futures = [agent.call_async(1 - rank, ask_for_more, rank, torch.full((1000,), number)) for number in range(10)]
+        return [torch.equal(future.wait(), torch.full((1000,), 4 * number)) for number, future in enumerate(futures)]
+
+
+def ask_for_more(rank: int, tensor: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.as_tensor(current_agent().call(rank, double, tensor))
+
+
+def test_a_reply_is_never_taken_for_a_request(world: Worlds) -> None:
+    assert world(2).run(exchange_large_tensors) == [[True] * 10] * 2
+
+
 def pass_references_on(rank: int, size: int) -> list[Any]:
     """Rank 0 has rank 1 keep a list, and hands the reference to rank 2. What is left on rank 1 after each step."""
     left: list[Any] = []

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from playground.algorithms.cost_model import Task
 from playground.algorithms.ring import ring_cost
-from playground.lessons.parameter_server.history import LossHistory
+from playground.lessons.parameter_server.history import LossHistory, test_accuracy
+from playground.lessons.parameter_server.lesson import load_gradients
 from playground.lessons.parameter_server.results import ModeResult
-from playground.lessons.parameter_server.server import test_accuracy, unflatten_gradients
 from playground.lessons.parameter_server.settings import ALL_REDUCE, ServerSettings
 from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.training.replicas import flat
@@ -32,7 +32,7 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeRes
             (loss / samples_per_worker).backward()
         summed = torch.cat([flat(param.grad for param in model.parameters()), loss.detach().view(1)])
         dist.all_reduce(summed, group=workers)
-        unflatten_gradients(model, summed[:-1] / size)
+        load_gradients(model, summed[:-1] / size)
         optimizer.step()
         if step == settings.early_steps:
             early = flat(model.parameters()).cpu()

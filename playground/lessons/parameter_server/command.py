@@ -20,7 +20,7 @@ from playground.remote.agents import AGENTS
 from playground.runtime.remote import remote
 
 LESSON = LESSONS["parameter-server"]
-RUN = remote("playground.lessons.parameter_server.lesson:run")
+RUN = remote("playground.lessons.parameter_server.experiment:run")
 
 
 def format_workers(count: int) -> str:

@@ -7,83 +7,158 @@
 Rank 0 is the server. A worker pulls the parameters, computes a gradient on its part of a batch and pushes it; the reply
 brings the parameters for the next one. When the server takes a step, and when it replies, is the mode: synchronous,
 asynchronous, or in between. All that travels are remote calls, over our own agent (playground/remote/) or torch's RPC.
-First comes the server that many have copied, which fails with more than one worker: mistake.py. Ours: server.py.
+No graph reaches from a worker into the server's parameters, so nobody is hurt when they change. In the server that many
+have copied one does, and it fails with more than one worker: mistake.py.
 Sources: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Ho et al., More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013
 """
 
 from __future__ import annotations
 
-from queue import SimpleQueue
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 
-from playground.lessons.parameter_server.baseline import train_by_all_reduce
-from playground.lessons.parameter_server.mistake import repeat_the_mistake
-from playground.lessons.parameter_server.results import ModeResult, ServerResult
-from playground.lessons.parameter_server.server import Parameters, ParameterServer, Push, load_parameters, worker_lost
+from playground.lessons.parameter_server.history import ServerHistory
 from playground.lessons.parameter_server.settings import SERVER, ServerSettings
-from playground.lessons.parameter_server.workers import new_model, paced, warm_up, whole_batches
-from playground.remote.agents import AGENTS
-from playground.runtime.agreement import require_same_on_all_ranks
-from playground.training.replicas import flat
+from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
+from playground.runtime import PeerDisconnected
+from playground.training.replicas import flat, unflatten
+
+Parameters = tuple[torch.Tensor, int, bool]
+"""(all parameters in a row, their version, whether the training has ended)"""
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a worker computed on its part of a batch."""
+
+    worker: int
+    gradient: torch.Tensor
+    """Of all parameters in a row: of the mean loss, as if its part were the batch."""
+    version: int
+    """Of the parameters it was computed on."""
+    loss: float
+    """Summed over the samples."""
+    samples: int
+
+
+class ParameterServer:
+    """Owns the parameters and the optimizer. The workers call `pull` and `push`, each call in a thread of its own.
+
+    Takes steps as `mode` says, until it has taken `settings.steps` gradients for each worker. If a worker dies, it goes
+    on with the others' gradients, unless it steps with all workers' together.
+    """
+
+    def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
+        self.model, self.mode, self.workers, self.settings = model, mode, workers, settings
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+        self.version = 0
+        self.taken = [0] * workers
+        """The gradients of each worker that have been taken."""
+        self.waiting: dict[int, torch.Tensor] = {}
+        """Synchronous: the gradients of this step that have come, by worker."""
+        self.active = set(range(workers))
+        """Workers that have not been told yet that the training has ended."""
+        self.lost: dict[int, int] = {}
+        """Workers that died, and how many gradients in all had been taken by then."""
+        self.changed = threading.Condition()
+        self.history = ServerHistory(model, mode, workers, settings)
+
+    def pull(self, worker: int) -> Parameters:
+        """The parameters as they are. A worker begins with this."""
+        with self.changed:
+            return self.reply(worker)
+
+    def push(self, push: Push) -> Parameters:
+        """Take a gradient in; return the parameters when the worker may go on."""
+        with self.changed:
+            if not self.finished:
+                self.take(push)
+                self.changed.notify_all()
+                self.changed.wait_for(lambda: self.finished or self.may_go_on(push))
+            return self.reply(push.worker)
+
+    def take(self, push: Push) -> None:
+        """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there.
+
+        Each counts 1 / workers: a pass over the data moves the parameters equally far in every mode.
+        """
+        self.taken[push.worker] += 1
+        self.history.add(push.gradient.nbytes, self.version - push.version, push.loss, push.samples)
+        if self.mode != "sync":
+            self.step(push.gradient / self.workers)
+            return
+        self.waiting[push.worker] = push.gradient
+        if len(self.waiting) == self.workers:
+            self.step(sum(self.waiting[worker] for worker in range(self.workers)) / self.workers)
+            self.waiting.clear()
+
+    def step(self, gradient: torch.Tensor) -> None:
+        """Take a step of the optimizer."""
+        load_gradients(self.model, gradient)
+        self.optimizer.step()
+        self.version += 1
+        self.history.keep_early(self.model)
+
+    def may_go_on(self, push: Push) -> bool:
+        """Whether the worker may have new parameters now."""
+        if self.mode == "sync":
+            return self.version > push.version
+        ahead = self.taken[push.worker] - min(self.taken[worker] for worker in {push.worker, *self.active})
+        return self.mode == "async" or ahead <= self.settings.staleness
+
+    def reply(self, worker: int) -> Parameters:
+        """What a worker gets. Told that the training has ended, it leaves."""
+        if self.finished:
+            self.active.discard(worker)
+            self.changed.notify_all()
+        parameters = flat(self.model.parameters()).cpu()
+        self.history.bytes += parameters.nbytes
+        return parameters, self.version, self.finished
+
+    @property
+    def finished(self) -> bool:
+        return sum(self.taken) == self.settings.steps * self.workers and not self.waiting
+
+    def lose_worker(self, worker: int) -> None:
+        """Wait for this worker no more: it has died."""
+        with self.changed:
+            if worker in self.active:
+                self.active.remove(worker)
+                self.lost[worker] = sum(self.taken)
+                self.changed.notify_all()
+
+    def join(self) -> None:
+        """Wait until every worker has been told that the training has ended.
+
+        Raises `PeerDisconnected` if it cannot end because too many workers have died: one is, where the server waits
+        for all.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: not self.active or (self.lost and self.mode == "sync"))
+            if not self.finished:
+                lost = ", ".join(map(str, self.lost))
+                raise PeerDisconnected(SERVER, self.workers + 1, f"has lost worker {lost} in mode {self.mode}")
+
 
 servers: list[ParameterServer] = []
 """On the server's rank: the one that answers."""
-delivered: SimpleQueue[tuple[ModeResult, torch.Tensor] | None] = SimpleQueue()
-"""On the server's rank: what the workers have come to without it, with the parameters; None if one of them died."""
 
 
-def run(rank: int, size: int, settings: ServerSettings) -> ServerResult:
-    """Repeat the published mistake, train by all-reduce, then by a server in every mode.
-
-    The server's rank returns what came of the modes, each worker what it met in the mistake.
-    """
-    require_same_on_all_ranks(settings.on_all_ranks())
-    workers = dist.new_group(list(range(1, size)))
-    with AGENTS[settings.over]() as agent:
-        mistake = repeat_the_mistake(agent, workers)
-        if rank == SERVER:
-            modes = serve(agent, size - 1, settings)
-        else:
-            modes = []
-            work(agent, workers, settings)
-    return ServerResult(mistake=mistake, modes=modes)
+def pull(worker: int) -> Parameters:
+    """Runs on the server: the parameters."""
+    return servers[0].pull(worker)
 
 
-def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult]:
-    """The server's part: make it, say that it is there, and wait. Other threads answer the workers' calls."""
-    agent.on_loss(lambda rank: delivered.put(None))
-    by_all_reduce = delivered.get()
-    if not by_all_reduce:
-        raise worker_lost(workers, "has lost a worker in training by all-reduce")
-    result, parameters = by_all_reduce
-    return [result, *(serve_mode(agent, mode, workers, settings, parameters) for mode in settings.modes)]
-
-
-def serve_mode(
-    agent: Any, mode: str, workers: int, settings: ServerSettings, early_by_all_reduce: torch.Tensor
-) -> ModeResult:
-    """The same in one mode."""
-    server = ParameterServer(new_model(settings), mode, workers, settings)
-    servers[:] = [server]
-    agent.on_loss(lambda rank: server.lose_worker(rank - 1))
-    agent.barrier()
-    return server.result(early_by_all_reduce)
-
-
-def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
-    """A worker's part: by all-reduce first, then with a server in every mode."""
-    warm_up(settings, workers)
-    result, parameters = train_by_all_reduce(workers, settings)
-    if agent.rank == SERVER + 1:
-        agent.call(SERVER, deliver, result, parameters)
-    for _ in settings.modes:
-        agent.barrier()
-        train_with_server(agent, workers, settings)
+def push(computed: Push) -> Parameters:
+    """Runs on the server: take a gradient, return the parameters for the next."""
+    return servers[0].push(computed)
 
 
 def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> None:
@@ -103,19 +178,19 @@ def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> Non
         parameters, version, finished = agent.call(SERVER, push, computed)
 
 
-def pull(worker: int) -> Parameters:
-    """Runs on the server: the parameters."""
-    return servers[0].pull(worker)
+@torch.no_grad()
+def load_parameters(model: nn.Module, parameters: torch.Tensor) -> None:
+    """Copy what the server has sent into the model."""
+    params = list(model.parameters())
+    for param, part in zip(params, unflatten(parameters, params), strict=True):
+        param.copy_(part)
 
 
-def push(computed: Push) -> Parameters:
-    """Runs on the server: take a gradient, return the parameters for the next."""
-    return servers[0].push(computed)
-
-
-def deliver(result: ModeResult, parameters: torch.Tensor) -> None:
-    """Runs on the server: keep what all-reduce has come to."""
-    delivered.put((result, parameters))
+def load_gradients(model: nn.Module, gradient: torch.Tensor) -> None:
+    """Cut what a worker has sent into every parameter's own gradient."""
+    params = list(model.parameters())
+    for param, part in zip(params, unflatten(gradient, params), strict=True):
+        param.grad = part.to(param.device)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class ServerResult:
     mistake: MistakeResult | None
     """None on the server, which only answers."""
     modes: list[ModeResult]
-    """The same on every rank."""
+    """All-reduce, then each mode of the server; empty on a worker."""
 
 
 def steps_verdict(modes: Sequence[ModeResult]) -> str:

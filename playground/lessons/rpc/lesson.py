@@ -5,7 +5,8 @@
 
 So far all ranks ran the same program, and each message had its counterpart. Here a rank asks, and another one answers
 without having planned to: a thread of it listens. All steps but the last are our own, playground/remote/, over send and
-recv. The last one does everything again over torch.distributed.rpc, which is in maintenance mode.
+recv: `call` is what torch names `rpc_sync`, `remote` gives what it names an `RRef`. The last one does everything again
+with torch.distributed.rpc, which is in maintenance mode.
 Tensors in remote calls are CPU tensors. The tables show the run with as many ranks as they have rows.
 Source: https://docs.pytorch.org/docs/stable/rpc.html
 """
@@ -27,7 +28,7 @@ weights: list[torch.Tensor] = []
 
 
 def remote_call(rank: int, size: int) -> dict[str, float]:
-    """Each rank has its right neighbour add, to its number, ten times the rank that the neighbour is.
+    """Each rank has its right neighbour add ten times the neighbour's own rank to a number.
 
     | rank | before | after |
     |------|--------|-------|
@@ -46,7 +47,7 @@ def add_ten_times_the_rank(number: torch.Tensor) -> torch.Tensor:
 
 
 def remote_exception(rank: int, size: int) -> dict[str, str | None]:
-    """What is raised there is raised here, and its traceback tells of there. Only rank 1 can do what it is asked for.
+    """An exception that is raised there is raised here, with the traceback from there. Only rank 1 knows the answer.
 
     | rank | answer                              | traceback_ends_in                   |
     |------|-------------------------------------|-------------------------------------|
@@ -69,7 +70,7 @@ def answer_as_rank_1() -> str:
 
 
 def remote_reference(rank: int, size: int) -> dict[str, object]:
-    """A list stays with its owner, the right neighbour, while this rank appends to it and reads it from afar.
+    """A list stays with its owner, the right neighbour; this rank appends to it and reads it by a reference.
 
     `held`: how many objects the owner keeps for others; `left`: how many, once the reference is gone.
 
@@ -150,7 +151,7 @@ def beside_ddp(rank: int, size: int) -> dict[str, object]:
 
 
 def by_torch(rank: int, size: int) -> dict[str, object]:
-    """The same, but for the exception, by torch.distributed.rpc.
+    """All of this, except for the exception, with torch.distributed.rpc.
 
     `gradients`: of the weight here and of the weight there, which torch keeps in a context, and not in `.grad`.
 
