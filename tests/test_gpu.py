@@ -21,6 +21,8 @@ from playground.lessons.ladder.results import PARTS
 from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
+from playground.recording.merge import read_recording
+from playground.recording.recording import BUCKET, COLLECTIVE, DEVICE
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -166,6 +168,23 @@ def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Pat
     document = shown(run_cli, *words, "-n", size, *data)
     assert document["replicas_max_difference"] == 0.0
     assert document["epochs"][-1]["loss"] < document["epochs"][0]["loss"] - 0.1
+
+
+@pytest.mark.parametrize("lesson", ["sgd", "ddp"])
+def test_a_recording_tells_what_the_gpus_did(
+    lesson: str, run_cli: Run, size: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """Every backward, and every sum of gradients, begins on the GPU once the rank has issued it."""
+    file = tmp_path / "run.playground"
+    shown(run_cli, lesson, "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 1, "--see", file)
+    for rank in read_recording(file).ranks:
+        by_number = {event.number: event for event in rank.events}
+        done = [event for event in rank.events if event.lane == DEVICE]
+        assert {event.name for event in done} >= {"forward", "backward", "step"}
+        assert {COLLECTIVE, BUCKET} & {event.kind for event in done}
+        assert all(event.start <= event.end for event in done)
+        late = [event.start - by_number[event.parent or 0].start for event in done]
+        assert min(late) > -1e-3, "the clocks differ by less than a millisecond"
 
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:

@@ -71,7 +71,7 @@ ALLOWED = {
         "runtime",
     },
     "player": {"player", "figures", "analysis", "recording", "runtime"},
-    "recording": {"recording", "training", "algorithms", "runtime"},
+    "recording": {"recording", "training", "algorithms", "remote", "runtime"},
     "console": {"console", "recording", "figures", "training", "algorithms", "runtime"},
     "lessons": {"lessons", "console", "training", "algorithms", "measurement", "remote", "runtime"},
     "tools": {

@@ -67,8 +67,9 @@ def match_messages(recording: Recording) -> Messages:
             unmatched.append(event)
         else:
             ends[key] = event
-    matched = [Message(sends[key], receives[key]) for key in sends.keys() & receives.keys()]
-    unmatched += [ends[key] for ends in (sends, receives) for key in ends.keys() - (sends.keys() & receives.keys())]
+    matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
+    unmatched += [send for key, send in sends.items() if key not in receives]
+    unmatched += [receive for key, receive in receives.items() if key not in sends]
     return Messages(
         tuple(sorted(matched, key=lambda message: moment(message.send))), tuple(sorted(unmatched, key=moment))
     )

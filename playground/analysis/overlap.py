@@ -10,12 +10,12 @@ Source: https://github.com/pytorch/torchtitan, its metrics
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 
-from playground.analysis.timeline import Interval, Lookup, Timeline, clip, subtract, total, union
+from playground.analysis.timeline import Interval, Lookup, Ref, Timeline, clip, ref_of, subtract, total, union
 from playground.recording.recording import (
     BUCKET,
     COLLECTIVE,
@@ -79,9 +79,11 @@ def overlaps(recording: Recording) -> list[Overlap]:
 def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
     """The events of each forward and backward pass: from a forward that follows a backward up to the next such.
 
-    Where gradients are accumulated, or only averaged, a pass is not a whole training step.
+    Where gradients are accumulated, or only averaged, a pass is not a whole training step. What the device tells is
+    left out: it may do the work of a pass while the rank issues that of the next.
     """
-    events = sorted(recording.events, key=lambda event: (event.start, event.number))
+    issued = (event for event in recording.events if event.lane != DEVICE)
+    events = sorted(issued, key=lambda event: (event.start, event.number))
     turns = [place for place, event in enumerate(events) if is_turn(event)]
     names = [events[place].name for place in turns]
     starts = [turns[0]] if turns else []
@@ -91,19 +93,23 @@ def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
 
 
 def is_turn(event: Event) -> bool:
-    """Whether it is a forward or a backward: as the program calls them, which the device may do later."""
-    return event.kind == COMPUTE and event.name in (FORWARD, BACKWARD) and event.lane != DEVICE
+    """Whether it is a forward or a backward."""
+    return event.kind == COMPUTE and event.name in (FORWARD, BACKWARD)
 
 
 def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, timeline: Timeline) -> Overlap:
     """Of a training step: until the optimizer is done, and the averaging of parameters where that comes after it."""
-    end = max(event.end for event in step if is_part_to_the_end(event))
-    messages = [event for event in step if is_communication(event) and event.start < end]
+    done = {ref_of(event): timeline.as_done(event) for event in step}
+    end = max(event.end for event in done.values() if is_part_to_the_end(event))
+    messages = {ref: event for ref, event in done.items() if is_communication(event) and event.start < end}
     waits = [(wait.start, wait.end) for wait in waited.during(step[0].start, end)]
-    compute = subtract(clip(intervals([event for event in step if event.kind == COMPUTE]), 0.0, end), waits)
-    communication = union(intervals(messages))
-    last = max((event.end for event in step if event.kind == GRADIENT), default=step[0].start)
-    sent = [event for event in messages if event.kind in (BUCKET, COLLECTIVE) and not is_inside(event, timeline)]
+    compute = subtract(clip(intervals(event for event in done.values() if event.kind == COMPUTE), 0.0, end), waits)
+    communication = union(intervals(messages.values()))
+    last = max((event.end for event in done.values() if event.kind == GRADIENT), default=step[0].start)
+    sent = [
+        event for ref, event in messages.items()
+        if event.kind in (BUCKET, COLLECTIVE) and not is_inside(ref, timeline)
+    ]  # fmt: skip
     return Overlap(
         rank=rank,
         step=number,
@@ -126,14 +132,12 @@ def is_communication(event: Event) -> bool:
     return event.kind in (SEND, RECEIVE, COLLECTIVE, BUCKET) and event.nbytes > 0 and isfinite(event.end)
 
 
-def is_inside(event: Event, timeline: Timeline) -> bool:
-    """Whether it is part of another bucket or collective."""
-    around = (timeline.by_ref.get(ref) for ref in timeline.around((event.rank, event.number)))
+def is_inside(ref: Ref, timeline: Timeline) -> bool:
+    """Whether that event is part of another bucket or collective."""
+    around = (timeline.by_ref.get(outer) for outer in timeline.around(ref))
     return any(outer is not None and outer.kind in (BUCKET, COLLECTIVE) for outer in around)
 
 
-def intervals(events: Sequence[Event]) -> list[Interval]:
-    """When these happened: on the device, where it has told of them, since the host only issues them there."""
-    ended = [event for event in events if isfinite(event.end)]
-    on_device = [event for event in ended if event.lane == DEVICE]
-    return [(event.start, event.end) for event in on_device or ended]
+def intervals(events: Iterable[Event]) -> list[Interval]:
+    """When those of them happened that are over."""
+    return [(event.start, event.end) for event in events if isfinite(event.end)]

@@ -8,12 +8,14 @@ save. Replayed without a change, a recording takes as long as it did, if its wai
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import isfinite
 
-from playground.analysis.timeline import Lane, Ref, Timeline, ref_of
+from playground.analysis.order import in_order
+from playground.analysis.timeline import Edge, Lane, Ref, Timeline, ref_of
 from playground.analysis.transfers import Dependency, Transfers
 from playground.analysis.waits import Waits
 from playground.recording.recording import MAIN, Event
@@ -26,6 +28,10 @@ class Point:
     time: float
     event: Event
     is_end: bool
+
+    @property
+    def edge(self) -> Edge:
+        return ref_of(self.event), self.is_end
 
 
 Work = Callable[[Point, float], float]
@@ -52,15 +58,33 @@ class Replay:
         self.transfers = Transfers(waits)
         self.timeline = timeline = waits.timeline
         self.lanes = {lane: [*points_of(events, timeline)] for lane, events in sorted(timeline.lanes.items())}
-        self.before = {(rank, name): last_before(points, self.lanes.get((rank, MAIN), []))
-                       for (rank, name), points in self.lanes.items() if name != MAIN}  # fmt: skip
+        self.handed_over = dict(self.find_handed_over())
+        """What a thread beside the main one has been given to do, from where it begins: with the last point of the main
+        lane before it. None if there is none."""
+        edges = {lane: [point.edge for point in points] for lane, points in self.lanes.items()}
+        self.order = in_order(edges, self.needs)
 
-    def is_handed_over(self, point: Point) -> bool:
-        """Whether it is the beginning of what a thread beside the main one has been given to do."""
-        event = point.event
-        if event.lane == MAIN or point.is_end:
-            return False
+    def find_handed_over(self) -> Iterator[tuple[Edge, Point | None]]:
+        for (rank, name), points in self.lanes.items():
+            main = self.lanes.get((rank, MAIN), [])
+            times = [point.time for point in main]
+            for point in points:
+                if name != MAIN and not point.is_end and self.is_outermost(point.event):
+                    last = bisect_right(times, point.time)
+                    yield point.edge, main[last - 1] if last else None
+
+    def is_outermost(self, event: Event) -> bool:
+        """Whether it lies in no other event of its lane."""
         return event.parent is None or self.timeline.by_ref[event.rank, event.parent].lane != event.lane
+
+    def needs(self, edge: Edge) -> Iterator[Edge]:
+        """What has to be known before it, besides what comes before it on its lane."""
+        ref, is_end = edge
+        if is_end:
+            for need in self.transfers.needs.get(ref, ()):
+                yield from need.sources
+        elif (last := self.handed_over.get(edge)) is not None:
+            yield last.edge
 
     @property
     def recorded(self) -> float:
@@ -74,50 +98,45 @@ class Replay:
     def times(self, change: Change) -> dict[Lane, list[float]]:
         """When every point of every lane would be."""
         run = Run(self, change)
-        while any(run.advance(lane) for lane in self.lanes):
-            pass
+        for edge, lane in self.order.items():
+            run.go_on(lane, edge)
         return run.times
 
 
 class Run:
-    """One replay, as far as it is known yet."""
+    """One replay, as far as it has come."""
 
     def __init__(self, replay: Replay, change: Change) -> None:
         self.replay, self.change = replay, change
         self.times: dict[Lane, list[float]] = {lane: [] for lane in replay.lanes}
-        self.known: dict[tuple[Ref, bool], float] = {}
+        self.known: dict[Edge, float] = {}
         """When an event begins and ends."""
 
-    def advance(self, lane: Lane) -> bool:
-        """Go on until something has to be known first; whether any point was new."""
-        points, times = self.replay.lanes[lane], self.times[lane]
-        begun = len(times)
-        while len(times) < len(points) and (time := self.time_of(lane, len(times))) is not None:
-            point = points[len(times)]
-            times.append(time)
-            self.known[ref_of(point.event), point.is_end] = time
-        return len(times) > begun
+    def go_on(self, lane: Lane, edge: Edge) -> None:
+        """To the next point of a lane, which is this edge."""
+        times, points = self.times[lane], self.replay.lanes[lane]
+        place = len(times)
+        point, previous = points[place], times[-1] if times else None
+        if edge[1] and edge[0] in self.replay.transfers.needs:
+            time = self.end_of_wait(edge[0])
+        elif edge in self.replay.handed_over:
+            time = max(previous or 0.0, self.handed_over_at(point))
+        elif previous is None:
+            time = point.time
+        else:
+            time = previous + self.change.work(point, point.time - points[place - 1].time)
+        times.append(time)
+        self.known[edge] = time
 
-    def time_of(self, lane: Lane, place: int) -> float | None:
-        """When a point is; None if that cannot be known yet."""
-        point = self.replay.lanes[lane][place]
-        ref = ref_of(point.event)
-        if point.is_end and ref in self.replay.transfers.needs:
-            return self.end_of_wait(ref)
-        if self.replay.is_handed_over(point):
-            return self.start_beside(lane, place)
-        if place == 0:
-            return point.time
-        since = point.time - self.replay.lanes[lane][place - 1].time
-        return self.times[lane][-1] + self.change.work(point, since)
-
-    def end_of_wait(self, ref: Ref) -> float | None:
+    def end_of_wait(self, ref: Ref) -> float:
         """When all it waits for is there."""
-        needed = self.replay.transfers.needs[ref]
-        if any(source not in self.known for need in needed for source in need.sources):
-            return None
-        arrivals = [max(self.known[source] for source in need.sources) + self.takes(need) for need in needed]
-        return max([self.known[ref, False] + self.replay.transfers.overhead[ref], *arrivals])
+        transfers = self.replay.transfers
+        begin = self.known[ref, False] + transfers.overhead[ref]
+        return max([begin, *(self.arrival(need) for need in transfers.needs[ref])])
+
+    def arrival(self, need: Dependency) -> float:
+        """When this is there: its transfer begins with the last of what it needs."""
+        return max([self.known[source] for source in need.sources]) + self.takes(need)
 
     def takes(self, need: Dependency) -> float:
         """What a transfer takes."""
@@ -126,16 +145,11 @@ class Run:
         took = need.link.seconds(need.nbytes) if self.change.by_links else need.seconds
         return max(0.0, took - need.link.change(self.change.latency, self.change.bandwidth, need.nbytes))
 
-    def start_beside(self, lane: Lane, place: int) -> float | None:
-        """When a thread beside the main one is given something to do: when the main one has come as far as it had then.
-        It does not begin before it is done with what came before."""
-        main, last = (lane[0], MAIN), self.replay.before[lane][place]
-        point, previous = self.replay.lanes[lane][place], self.times[lane][-1] if place else 0.0
-        if last is None:
-            return max(previous, point.time)
-        if last >= len(self.times[main]):
-            return None
-        return max(previous, self.times[main][last] + point.time - self.replay.lanes[main][last].time)
+    def handed_over_at(self, point: Point) -> float:
+        """When a thread beside the main one is given something to do: when the main one has come as far as it had
+        then. (It begins with it when it is done with what came before.)"""
+        last = self.replay.handed_over[point.edge]
+        return point.time if last is None else self.known[last.edge] + point.time - last.time
 
 
 def points_of(events: Sequence[Event], timeline: Timeline) -> Iterator[Point]:
@@ -152,17 +166,6 @@ def points_of(events: Sequence[Event], timeline: Timeline) -> Iterator[Point]:
     while ends:
         time, _, over = heappop(ends)
         yield Point(time, over, is_end=True)
-
-
-def last_before(points: Sequence[Point], main: Sequence[Point]) -> list[int | None]:
-    """For every point, which point of the main lane was the last before it."""
-    places: list[int | None] = []
-    place = -1
-    for point in points:
-        while place + 1 < len(main) and main[place + 1].time <= point.time:
-            place += 1
-        places.append(place if place >= 0 else None)
-    return places
 
 
 def duration(lanes: Sequence[Sequence[float]]) -> float:

@@ -16,6 +16,8 @@ POSTS = ("isend", "irecv")
 """Calls that never wait."""
 Ref = tuple[int, int]
 """An event: its rank, and its number there."""
+Edge = tuple[Ref, bool]
+"""The beginning of an event, or its end."""
 Lane = tuple[int, str]
 """A rank and a lane of it."""
 Interval = tuple[float, float]
@@ -29,10 +31,15 @@ class Timeline:
         self.by_ref: dict[Ref, Event] = {ref_of(event): event for event in recording.events()}
         self.inside: dict[Ref, list[Event]] = defaultdict(list)
         self.lanes: dict[Lane, list[Event]] = defaultdict(list)
+        self.on_device: dict[Ref, Event] = {}
+        """What the device tells of an event."""
         self.waited_for: set[Ref] = set()
         for event in recording.events():
             if event.parent is not None:
-                self.inside[event.rank, event.parent].append(event)
+                if event.lane == DEVICE:
+                    self.on_device[event.rank, event.parent] = event
+                else:
+                    self.inside[event.rank, event.parent].append(event)
             self.lanes[event.rank, event.lane].append(event)
             self.waited_for |= {(event.rank, number) for number in event.awaits}
         for lane in self.lanes.values():
@@ -42,6 +49,10 @@ class Timeline:
     def seconds(self) -> float:
         """From the beginning of the first event to the end of the last one."""
         return self.recording.end - min((event.start for event in self.by_ref.values()), default=0.0)
+
+    def as_done(self, event: Event) -> Event:
+        """The event as its device tells of it, if that does: there the rank only issued it."""
+        return self.on_device.get(ref_of(event), event)
 
     def awaited(self, wait: Event) -> list[Event]:
         """What it waits for: for a call that blocks, itself."""

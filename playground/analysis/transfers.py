@@ -6,14 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from playground.analysis.links import Link, Transfer, fit_link
-from playground.analysis.timeline import BLOCKING, Ref, ref_of
+from playground.analysis.timeline import BLOCKING, Edge, Ref, ref_of
 from playground.analysis.waits import Wait, Waits
 from playground.recording.recording import COLLECTIVE, Event
 
 MESSAGES = "messages"
 """Sends and receives, as a kind of transfer. Every collective of the backend is one, by its name."""
-Edge = tuple[Ref, bool]
-"""The beginning of an event, or its end."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,7 +12,7 @@ from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine, Task
 from playground.analysis.links import Link
 from playground.analysis.replay import Change, Point, Replay
-from playground.analysis.timeline import Ref, ref_of
+from playground.analysis.timeline import Edge
 from playground.analysis.transfers import MESSAGES
 from playground.analysis.volumes import Volume, algorithm_of, volumes
 from playground.analysis.waits import Waits
@@ -101,35 +101,39 @@ class Straggler:
     """
 
     def __init__(self, replay: Replay) -> None:
-        taken: dict[Place, dict[int, float]] = defaultdict(dict)
-        self.places: dict[tuple[Ref, bool], Place] = {}
+        taken: dict[Place, dict[int, tuple[Edge, float]]] = defaultdict(dict)
         for (rank, lane), points in replay.lanes.items():
-            self.note(rank, lane, points, replay, taken)
-        self.usual = {place: median(its.values()) for place, its in taken.items() if len(its) > 2}
+            for place, edge, seconds in work_of(lane, points, replay):
+                taken[place][rank] = edge, seconds
+        usual = {place: median(seconds for _, seconds in its.values()) for place, its in taken.items() if len(its) > 2}
         excess: dict[int, float] = defaultdict(float)
-        for place, usual in self.usual.items():
-            for rank, seconds in taken[place].items():
-                excess[rank] += max(0.0, seconds - usual)
+        for place, seconds in usual.items():
+            for rank, (_, its_seconds) in taken[place].items():
+                excess[rank] += max(0.0, its_seconds - seconds)
         slowest = max(excess, key=lambda rank: (excess[rank], -rank), default=None)
         self.rank = None if slowest is None or excess[slowest] < NEGLIGIBLE * replay.recorded else slowest
-
-    def note(
-        self, rank: int, lane: str, points: Sequence[Point], replay: Replay, taken: dict[Place, dict[int, float]]
-    ) -> None:
-        """What the work of a lane took at each place of the program."""
-        seen: dict[tuple[str, str, int | None, bool], int] = defaultdict(int)
-        for before, point in itertools.pairwise(points):
-            event, ref = point.event, ref_of(point.event)
-            key = (event.kind, event.name, event.source, point.is_end)
-            place = (lane, *key, seen[key])
-            seen[key] += 1
-            if not (point.is_end and ref in replay.transfers.needs) and not replay.is_handed_over(point):
-                self.places[ref, point.is_end] = place
-                taken[place][rank] = point.time - before.time
+        self.usual = {
+            taken[place][self.rank][0]: seconds
+            for place, seconds in usual.items()
+            if self.rank is not None and self.rank in taken[place]
+        }
+        """What its own work up to an edge usually takes."""
 
     def __call__(self, point: Point, seconds: float) -> float:
-        usual = self.usual.get(self.places.get((ref_of(point.event), point.is_end), ("", "", "", None, False, 0)))
-        return seconds if usual is None or point.event.rank != self.rank else min(seconds, usual)
+        return min(seconds, self.usual.get(point.edge, seconds))
+
+
+def work_of(lane: str, points: Sequence[Point], replay: Replay) -> Iterator[tuple[Place, Edge, float]]:
+    """What the work of a rank's lane took up to each edge, and at which place of the program that is."""
+    seen: dict[tuple[str, str, int | None, bool], int] = defaultdict(int)
+    for before, point in itertools.pairwise(points):
+        event, edge = point.event, point.edge
+        key = (event.kind, event.name, event.source, point.is_end)
+        place = (lane, *key, seen[key])
+        seen[key] += 1
+        is_wait = point.is_end and edge[0] in replay.transfers.needs
+        if not is_wait and edge not in replay.handed_over:
+            yield place, edge, point.time - before.time
 
 
 def more_ranks(recording: Recording, link: Link) -> list[Scaling]:

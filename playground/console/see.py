@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from playground.recording.recording import Recording
 from playground.recording.run import collect, pack, write_run
 from playground.runtime.entry import World
 from playground.runtime.environment import restart_count
-from playground.runtime.errors import PlaygroundError
+from playground.runtime.errors import PlaygroundError, UsageError
 
 FLAG = "--see"
 KEPT = ".playground"
@@ -28,7 +28,8 @@ KEPT = ".playground"
 
 
 class Recordings:
-    """One for each world of a command: the first goes to the file that was asked for, the others beside it, numbered.
+    """One for each world of a command: the first goes to the file that was asked for, the others into a folder beside
+    it, numbered from 2 on; those of an earlier command are removed from there.
 
     Raises `UsageError` for an ending that says nothing, or a file that cannot be written.
     """
@@ -37,8 +38,11 @@ class Recordings:
         check_ending(file, (KEPT, *PAINTED), FLAG)
         check_writable(FLAG, file)
         self.file = file.absolute()
-        self.folder = file.absolute().with_name(f"{file.name}.ranks")
+        self.folder = self.file.with_name(f"{file.name}.ranks")
         """Where ranks write to. It is left only if nobody is there to make a file of it: it can be seen as it is."""
+        self.others = self.file.with_name(f"{file.name}.worlds")
+        if self.others.exists() and not self.others.is_dir():
+            raise UsageError(f"{FLAG} {file}: {self.others} is no folder, and more worlds are to go there: remove it")
         self.worlds = self.written = 0
 
     @contextlib.contextmanager
@@ -46,10 +50,12 @@ class Recordings:
         """What the ranks of `world` are to run in place of `fn`, in this block, after which there is a recording."""
         self.worlds += 1
         folder = self.folder / str(self.worlds)
-        command = sys.argv[1:]
+        command = without_option(sys.argv[1:])
         if world.rank_env is None:
             shutil.rmtree(folder, ignore_errors=True)
         if world.is_main:
+            if self.worlds == 1:
+                self.remove_others()
             write_run(folder / str(restart_count()), command, world.backend, world.size)
         world.warm_up(RECORD)
         try:
@@ -59,6 +65,14 @@ class Recordings:
                 self.write_all(folder, command, world)
             raise
         self.write_all(folder, command, world)
+
+    def remove_others(self) -> None:
+        """Remove what an earlier command has put beside the file."""
+        for file in self.others.glob("*.*"):
+            if file.stem.isdigit() and file.suffix in (KEPT, *PAINTED):
+                file.unlink()
+        with contextlib.suppress(OSError):  # there is something else in it, or it is not there
+            self.others.rmdir()
 
     def write_all(self, folder: Path, command: list[str], world: World) -> None:
         """Make files of what one world has recorded, and of each before it whose place it took. Rank 0, or whoever has
@@ -75,22 +89,32 @@ class Recordings:
 
     def write(self, folder: Path) -> None:
         self.written += 1
-        file = self.file if self.written == 1 else self.file.with_stem(f"{self.file.stem}-{self.written}")
+        file = self.file
+        if self.written > 1:
+            self.others.mkdir(exist_ok=True)
+            file = self.others / f"{self.written}{self.file.suffix}"
         if file.suffix == KEPT:
             recording = pack(folder, file)
         else:
             recording = merge(collect(folder))
             paint(recording, file)
-        click.echo(f"{FLAG}: {file.name} shows {describe(recording)}", err=True)
+        shown = file.relative_to(self.file.parent)
+        click.echo(f"{FLAG}: {shown} shows {describe(recording)}", err=True)
+
+
+def without_option(words: Sequence[str]) -> list[str]:
+    """A command as it was typed, but for what concerns the recording alone."""
+    places = [place for place, word in enumerate(words) if word == FLAG]
+    left_out = {*places, *(place + 1 for place in places)}
+    return [word for place, word in enumerate(words) if place not in left_out and not word.startswith(f"{FLAG}=")]
 
 
 def describe(recording: Recording) -> str:
     """How much of a run was recorded, in one line."""
-    events = sum(len(rank.events) for rank in recording.ranks)
     dropped = sum(rank.dropped for rank in recording.ranks)
     cut_off = [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]
     bound = max(rank.clock_bound for rank in recording.ranks)
-    parts = [f"{events:,} events of {recording.size} rank{'s' * (recording.size > 1)}"]
+    parts = [amount(recording)]
     if dropped:
         parts.append(f"{dropped:,} more found no room")
     if cut_off:
@@ -98,3 +122,9 @@ def describe(recording: Recording) -> str:
     if bound:
         parts.append(f"clocks agree within {bound * 1e6:.0f} µs")
     return ", ".join(parts)
+
+
+def amount(recording: Recording) -> str:
+    """How many events there are, and of how many ranks."""
+    events = sum(len(rank.events) for rank in recording.ranks)
+    return f"{events:,} event{'s' * (events != 1)} of {recording.size} rank{'s' * (recording.size > 1)}"

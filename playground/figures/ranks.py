@@ -7,12 +7,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.figures.results import Backward, BucketSent, Change, DataParallelStep, Moved, SgdStep
+from playground.figures.results import Backward, BucketSent, Change, DataParallelStep, SgdStep
+from playground.lessons.bert.settings import BUCKETS
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.devices import resolve_devices
 from playground.lessons.data_parallel.language import new_model_and_batch, new_optimizer
@@ -23,12 +25,16 @@ from playground.lessons.data_parallel.scatter import scatter
 from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import device
+from playground.training.bert import Model
+from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, largest_difference
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import new_grad_sync
 
 SEED, LR, BATCH = 1234, 0.1, 24
+VOCABULARY, TOKENS = 59, 32
+"""Of the sentence pairs that the lesson bert generates: words, and the length of a pair."""
 SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
 """The collectives that every tutorial has."""
 
@@ -110,6 +116,22 @@ def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int
     for _ in range(steps):
         dist.barrier()
         training_step(optimizer, [lambda: mean_loss_part(model(inputs), labels, batch / size)], grad_sync)
+
+
+def bert_steps(rank: int, size: int, steps: int = 4) -> None:
+    """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four buckets."""
+    torch.manual_seed(SEED)
+    config = BertConfig(vocabulary=VOCABULARY)
+    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=4 * config.parameters / BUCKETS / 2**20)
+    optimizer = torch.optim.Adam(ddp.parameters(), fused=True)
+    tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device())
+    labels = torch.randint(CLASSES, (BATCH,), device=device())
+    for _ in range(steps):
+        dist.barrier()
+        optimizer.zero_grad()
+        logits = ddp(tokens, torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool))
+        F.cross_entropy(logits, labels).backward()
+        optimizer.step()
 
 
 class FourParameters(nn.Module):
@@ -194,23 +216,15 @@ class BackwardWatch:
 
 
 def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[DataParallelStep]:
-    """What a step of DataParallel moves, by each way to the loss."""
+    """A step of DataParallel by each way to the loss, on account: so that it is known which device what lies on."""
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
-    chunks = scatter((tokens,), devices)
-    outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
-    steps = []
     for way in WAYS:
         loss = partial(LOSSES[way], model, tokens, targets, devices, devices[0])
-        account = track_step(model, new_optimizer(model, settings.optimizer), loss, devices)
-        moves = [
-            Moved(part=part, source=str(source), target=str(target), bytes=count)
-            for (part, source, target), count in account.bytes_moved().items()
-        ]
-        steps.append(
-            DataParallelStep(
-                gather=way, batch=tuple(tokens.shape), chunks=[tuple(chunk.shape) for (chunk,) in chunks],
-                outputs=[tuple(output.shape) for output in outputs], moves=moves,
-            )
-        )  # fmt: skip
-    return steps
+        track_step(model, new_optimizer(model, settings.optimizer), loss, devices)
+    chunks = scatter((tokens,), devices)
+    outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
+    shapes = [tuple(chunk.shape) for (chunk,) in chunks], [tuple(output.shape) for output in outputs]
+    return [
+        DataParallelStep(gather=way, batch=tuple(tokens.shape), chunks=shapes[0], outputs=shapes[1]) for way in WAYS
+    ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from playground.analysis.matching import Message, match_messages
 from playground.recording.recording import Recording
+from playground.runtime.rank import Event as Report
 
 Held = tuple[float, ...]
 """The numbers that a rank has, or none."""
@@ -20,6 +21,10 @@ class Evidence:
     """Of its function, by rank."""
     recording: Recording | None = None
     """None where results alone are drawn, and recording would only take time."""
+    arguments: tuple[Any, ...] = ()
+    """What the function got besides rank and size."""
+    reports: tuple[tuple[int, Report], ...] = ()
+    """What ranks reported meanwhile, each with its rank, in order; of what is recorded, nothing."""
 
     @property
     def recorded(self) -> Recording:
@@ -90,17 +95,6 @@ class Backward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
-    """What a part of a step of DataParallel moved from one device to another."""
-
-    part: str
-    source: str
-    """A device; `cpu` is the host."""
-    target: str
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataParallelStep:
     """A step of DataParallel by one way to the loss."""
 
@@ -112,4 +106,3 @@ class DataParallelStep:
     """Of each device: the shape of its part."""
     outputs: list[tuple[int, ...]]
     """Of each device: the shape of its logits."""
-    moves: list[Moved]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import isfinite
 
 from playground.analysis.matching import Message, match_messages
@@ -20,6 +19,7 @@ from playground.recording.recording import (
     COMPUTE,
     DEVICE,
     MAIN,
+    MOVE,
     PHASE,
     WAIT,
     Event,
@@ -36,9 +36,11 @@ MOST_SPANS = 4
 MOST_BARS, MOST_ARROWS = 400, 150
 """More would be neither readable nor a small file."""
 ALL = "a page (.html) has all"
-STYLE_OF_KIND = {COLLECTIVE: "communication", BUCKET: "communication", WAIT: "wait", PHASE: "phase"}
+STYLE_OF_KIND = {
+    COLLECTIVE: "communication", BUCKET: "communication", MOVE: "communication", WAIT: "wait", PHASE: "phase",
+}  # fmt: skip
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
-SPANS, PIECES = (PHASE, COLLECTIVE, BUCKET), (COMPUTE, WAIT)
+SPANS, PIECES = (PHASE, COLLECTIVE, BUCKET), (COMPUTE, WAIT, MOVE)
 """Kinds that others lie in, and those that lie in them: all that are bars, from back to front."""
 
 
@@ -48,22 +50,21 @@ class Lanes:
 
     tops: dict[tuple[int, str], float]
     """Of each, by rank and name."""
+    heights: dict[tuple[int, str], float]
     rows: dict[Ref, int]
     """Of each span: the row of its lane that it is in."""
 
-    @cached_property
-    def height(self) -> float:
-        """Of a main thread's lane."""
-        return ROW * (1 + min(MOST_SPANS, 1 + max(self.rows.values(), default=-1)))
-
     def bar(self, event: Event) -> tuple[float, float]:
-        """The top and the height of an event's bar."""
+        """The top and the height of an event's bar. A main thread has a row below its spans for what lies in them; of
+        other threads, which may be several at once, it lies where its span does."""
         top = self.tops[event.rank, event.lane]
-        if event.lane != MAIN:
-            return top, ROW
-        if event.kind in PIECES:
-            return top + self.height - ROW, ROW
-        return top + ROW * min(self.rows[ref_of(event)], MOST_SPANS - 1), ROW
+        if event.kind in SPANS:
+            row = self.rows[ref_of(event)]
+        elif event.lane == MAIN:
+            return top + self.heights[event.rank, MAIN] - ROW, ROW
+        else:
+            row = 0 if event.parent is None else self.rows.get((event.rank, event.parent), 0)
+        return top + ROW * min(row, MOST_SPANS - 1), ROW
 
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
@@ -91,12 +92,14 @@ def style_of(event: Event) -> str:
 
 def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
     """A lane for each rank's main thread, and for each other lane in which anything lies."""
-    lanes = Lanes({}, span_rows(recording))
+    rows = span_rows(recording)
+    lanes = Lanes({}, lane_heights(recording, rows), rows)
     y = 0.0
     for rank in recording.ranks:
-        used = {event.lane for event in rank.events if event.kind in SPANS + PIECES}
-        for lane in (MAIN, *(lane for lane in (BACKGROUND, DEVICE) if lane in used)):
-            height = lanes.height if lane == MAIN else ROW
+        for lane in (MAIN, BACKGROUND, DEVICE):
+            height = lanes.heights.get((rank.rank, lane))
+            if height is None:
+                continue
             name = f"rank {rank.rank}" if lane == MAIN else shorten(lane, LABELS - CELL[0])
             drawing.add(TEXT, CELL[0], y + height / 2, text=name, align="start")
             drawing.add(LANE, LABELS, y, drawing.width - LABELS - CELL[0], height, style="idle", title=name_of(rank))
@@ -104,6 +107,19 @@ def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
             y += height
         y += LANE_GAP
     return lanes
+
+
+def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[tuple[int, str], float]:
+    """By rank and lane. All main threads' lanes are equally high; of the others there are those in which anything
+    lies."""
+    used: dict[tuple[int, str], int] = {}
+    for event in recording.events(*SPANS, *PIECES):
+        lane = event.rank, event.lane
+        used[lane] = max(used.get(lane, 0), 1 + rows.get(ref_of(event), -1))
+    most = max((count for (_, lane), count in used.items() if lane == MAIN), default=0)
+    main = {(rank.rank, MAIN): float(ROW * (1 + min(MOST_SPANS, most))) for rank in recording.ranks}
+    others = {at: float(ROW * max(1, min(MOST_SPANS, count))) for at, count in used.items() if at[1] != MAIN}
+    return main | others
 
 
 def span_rows(recording: Recording) -> dict[Ref, int]:
@@ -190,7 +206,8 @@ def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes
     send, receive = message.send, message.receive
     x, to_x = axis.at(send.start), axis.at(receive.end)
     y, to_y = lanes.tops[send.rank, MAIN], lanes.tops[receive.rank, MAIN]
-    y, to_y = (y + lanes.height, to_y) if to_y > y else (y, to_y + lanes.height)
+    height = lanes.heights[send.rank, MAIN]
+    y, to_y = (y + height, to_y) if to_y > y else (y, to_y + height)
     drawing.add(
         ARROW, x, y, to_x - x, to_y - y, style="message", title=message_title(message), start=send.start,
         end=receive.end, event=ref_of(send),
@@ -222,7 +239,8 @@ def add_ticks(drawing: Drawing, axis: TimeAxis, unit: str) -> None:
 
 def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:
     """What was run, and what of it is not shown."""
-    lines = [f"{' '.join(recording.command)}: {recording.size} ranks on {recording.backend}, recorded.", *notes]
+    ranks = f"{recording.size} rank{'s' * (recording.size > 1)}"
+    lines = [f"{' '.join(recording.command)}: {ranks} on {recording.backend}, recorded.", *notes]
     if dropped := sum(rank.dropped for rank in recording.ranks):
         lines.append(f"{dropped} events were dropped: there was no room for them.")
     cut = [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]

@@ -12,10 +12,11 @@ from playground.figures.rows import Cell, Move, Panel, Row, add_panels
 from playground.figures.scene import ALPHA, BOX, CELL, Drawing, Scene
 from playground.figures.timeline import lay_out
 from playground.lessons.ladder.results import LadderResult, RungResult
-from playground.recording.recording import COLLECTIVE, COMPUTE, RankRecording, Recording
+from playground.recording.recording import BUCKET, COLLECTIVE, COMPUTE, RankRecording, Recording
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
 """Parts of a step as the ladder measures them, and their colours."""
+KEY = {style: style for style in PARTS.values()}
 FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂θ"}
 """What the two compute, J being the loss."""
 FLAT, BUCKETED, OVERLAPPED, DDP = "flat", "bucketed", "overlapped", "ddp"
@@ -96,7 +97,7 @@ def averaging(recording: Recording, title: str) -> Scene:
     lines = []
     for rank in step.ranks:
         backward = [event for event in rank.events if event.kind == COMPUTE and event.name == "backward"]
-        calls = [event for event in rank.events if event.kind == COLLECTIVE]
+        calls = [event for event in rank.events if event.kind in (COLLECTIVE, BUCKET)]
         if backward and calls:
             begin, end = backward[0].start, max(event.end for event in backward)
             first, last = calls[0].start, max(event.end for event in calls)
@@ -140,7 +141,7 @@ def normalised_parts(run: Evidence) -> Scene:
         ]
         bars.append(Bar(label=rung.rung, pieces=pieces, note=f"{whole * 1e3:.3g} ms"))
     add_bars(drawing, bars, most=1.0)
-    add_key(drawing, dict(zip(PARTS.values(), ("forward", "backward", "communication", "optimizer"), strict=True)))
+    add_key(drawing, KEY)
     return drawing.scene(
         f"Shares of each step; communication is what is exposed: not hidden behind backward. {len(results)} ranks."
     )
@@ -164,7 +165,7 @@ def with_and_without_overlap(run: Evidence) -> Scene:
                 Bar(label=f"{rung.rung:10}", pieces=pieces, note=f"{total:.2f} ({rung.hidden * 100:3.0f} % hidden)")
             )
         add_bars(drawing, bars, most=1.3)
-    add_key(drawing, dict(zip(PARTS.values(), ("forward", "backward", "communication", "optimizer"), strict=True)))
+    add_key(drawing, KEY)
     return drawing.scene(
         "Of each pair the first is 1.00. Hidden: the share of the averaging's time alone that is not exposed.",
         f"Medians of the ladder's steps on {len(results)} ranks.",

@@ -16,12 +16,13 @@ from typing import Generic, TypeVar
 
 from playground.analysis.matching import match_messages
 from playground.analysis.timeline import Ref, Timeline, ref_of
-from playground.figures.logical import to_logical_time
+from playground.figures.logical import logical_times
 from playground.figures.scene import Drawing
 from playground.figures.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
+from playground.player.beginning import beginning_of
 from playground.player.chains import to_waits
 from playground.player.holdings import Vector, changes_of
-from playground.recording.recording import MAIN, Event, RankRecording, Recording
+from playground.recording.recording import Event, RankRecording, Recording
 
 MAX_NUMBERS = 10_000
 """Numbers for which a page has room. Beyond them it shows shapes."""
@@ -65,7 +66,8 @@ class Vectors(Table[Vector]):
 
 
 def to_columns(recording: Recording) -> dict[str, object]:
-    """All that the page shows of a recording."""
+    """All that the page shows of a recording: of a very long one its beginning."""
+    recording, later = beginning_of(recording)
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
     lanes, vectors = add_lanes(Drawing(""), recording), Vectors()
     held = [[*held_by(rank, places, vectors)] for rank in recording.ranks]
@@ -74,7 +76,7 @@ def to_columns(recording: Recording) -> dict[str, object]:
         "began": datetime.fromtimestamp(recording.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         **to_events(recording, lanes), **lanes_of(lanes), "arrows": to_arrows(recording, places), "holdings": held,
         "valuesOf": [*values_of(recording, places, vectors)], "vectors": [*map(to_numbers, vectors.things)],
-        "leftOut": len(vectors.left_out), **to_waits(recording, places),
+        "leftOut": len(vectors.left_out), "later": later, **to_waits(recording, places),
         "sources": [[source.file, source.line, source.function] for source in recording.sources],
         "texts": pack({source.file: recording.texts.get(source.file, "") for source in recording.sources}),
     }  # fmt: skip
@@ -82,8 +84,7 @@ def to_columns(recording: Recording) -> dict[str, object]:
 
 def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
     """Every rank and its events: when, in logical time too, what, and in which other event."""
-    logical = to_logical_time(recording)
-    steps = {ref_of(event): event for event in logical.events()}
+    steps = logical_times(recording)
     waited_for = Timeline(recording).waited_for
     whats: Table[tuple[Hashable, ...]] = Table()
     first = nanoseconds(min((event.start for event in recording.events()), default=0.0))
@@ -92,12 +93,12 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
         columns: dict[str, list[int]] = {"start": [], "long": [], "step": [], "steps": [], "up": [], "what": []}
         now, then = first, 0
         for event in rank.events:
-            start, step = nanoseconds(event.start), steps.get(ref_of(event))
-            at = then if step is None else round(step.start)
+            start, at = nanoseconds(event.start), round(steps.get((ref_of(event), False), then))
+            step_end = steps.get((ref_of(event), True))
             columns["start"].append(start - now)
             columns["long"].append(nanoseconds(event.end) - start if isfinite(event.end) else NEVER)
             columns["step"].append(at - then)
-            columns["steps"].append(round(step.end) - at if step and isfinite(step.end) else NEVER)
+            columns["steps"].append(NEVER if step_end is None else round(step_end) - at)
             columns["up"].append(0 if event.parent is None else event.number - event.parent)
             columns["what"].append(whats.place(what_of(event, lanes, ref_of(event) in waited_for)))
             now, then = start, at
@@ -106,8 +107,8 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
             "cutOff": rank.is_cut_off, "bound": nanoseconds(rank.clock_bound), "packed": pack(columns),
         })  # fmt: skip
     return {
-        "end": max(0, nanoseconds(recording.end) - first), "steps": round(logical.end), "ranks": ranks,
-        "whats": whats.things,
+        "end": max(0, nanoseconds(recording.end) - first), "steps": round(max(steps.values(), default=0)),
+        "ranks": ranks, "whats": whats.things,
     }  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[Hashable, 
 
 def lanes_of(lanes: Lanes) -> dict[str, object]:
     """Where the lanes are, from the top, as in the figure of the recording, and how high a bar is."""
-    rows = [(rank, lane, top, lanes.height if lane == MAIN else ROW) for (rank, lane), top in lanes.tops.items()]
+    rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
     return {"lanes": rows, "bar": ROW, "height": max((top + height for _, _, top, height in rows), default=0.0)}
 
 

@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from string import Template
 
+from playground.figures.paint import write
 from playground.figures.palette import INK, PAPER, STYLES
 from playground.player.columns import to_columns
 from playground.recording.recording import Recording
-from playground.runtime.errors import UsageError
 
 SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "player")
 """The parts of the script, in the order in which they define what the others use."""
@@ -23,11 +23,7 @@ def write_page(recording: Recording, file: Path, *, other: Recording | None = No
 
     Raises `UsageError` if the file cannot be written.
     """
-    page = render_page(recording) if other is None else render_page(recording, other)
-    try:
-        file.write_text(page, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
+    write(render_page(recording) if other is None else render_page(recording, other), file)
 
 
 def render_page(*recordings: Recording) -> str:

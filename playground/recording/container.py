@@ -33,7 +33,7 @@ class Members:
 
 def read_members(path: Path) -> Members:
     """From a file, or from the folder that ranks have written to. Raises `UsageError` if it is not a recording, if it
-    is damaged, or if a newer version has written it; `OSError` if it cannot be read."""
+    is damaged, or if another version has written it; `OSError` if it cannot be read."""
     return read_folder(path) if path.is_dir() else read_file(path)
 
 
@@ -86,16 +86,22 @@ def read_file(path: Path) -> Members:
     version = title.removeprefix(TITLE)
     if not title.startswith(TITLE) or not version.isdigit():
         raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
-    if int(version) > SCHEMA:
-        raise UsageError(
-            f"{path} is a recording of version {int(version)} and this playground reads up to {SCHEMA}: use a newer one"
-        )
+    check_version(str(path), int(version))
     unpacker = zlib.decompressobj()
     try:
         files = split(unpacker.decompress(packed))
     except (zlib.error, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
     return Members(files, is_cut_off=not unpacker.eof)
+
+
+def check_version(what: str, version: int) -> None:
+    """Raise `UsageError` for a recording that an older or a newer playground has made."""
+    if version != SCHEMA:
+        cure = "read it with a newer one" if version > SCHEMA else "record the run anew"
+        raise UsageError(
+            f"{what} is a recording of version {version} and this playground reads version {SCHEMA}: {cure}"
+        )
 
 
 def split(content: bytes) -> dict[str, bytes]:

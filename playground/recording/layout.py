@@ -9,16 +9,38 @@ it is written, so that it outlives the rank, however that ends.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from playground.recording.recording import BACKGROUND, DEVICE, KINDS, MAIN
 
 RECORD = struct.Struct("<5q7i2H2B6x")
-"""start, end, nbytes, offset, values | parent, peer, message, tag, wait, source, shape | name, group | lane, kind.
+"""How a `Record` lies in the file. The kind is written last: a record without one is not whole."""
 
-Times are in nanoseconds of the rank's own clock; an `end` of 0 is still to come. `wait` is the number of the event that
-waited for this one. `values` is `position * SPAN + count`. -1 stands for "none". The kind is written last: a record
-without one is not whole.
-"""
+
+class Record(NamedTuple):
+    """An event. -1 stands for "none"."""
+
+    start: int
+    end: int
+    """Nanoseconds of the rank's own clock; an end of 0 is still to come."""
+    nbytes: int
+    offset: int
+    values: int
+    """`position * SPAN + count`"""
+    parent: int
+    peer: int
+    message: int
+    tag: int
+    wait: int
+    """The number of the event that waited for this one."""
+    source: int
+    shape: int
+    name: int
+    group: int
+    lane: int
+    kind: int
+
+
 WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
 """What a record is long, in units of 8 and of 4 bytes."""
 END, VALUES_AT = 1, 4
@@ -45,6 +67,11 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 FILES = (TABLES, EVENTS, VALUES)
 """Of each rank, in the order in which they are worth having."""
+
+
+def place_of(number: int) -> int:
+    """Where the record of that number begins, in bytes."""
+    return HEADER.size + RECORD.size * number
 
 
 def file_name(rank: int, kind: str) -> str:

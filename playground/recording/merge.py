@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from playground.recording.clocks import Clock
-from playground.recording.container import Members, read_members
+from playground.recording.container import Members, check_version, read_members
 from playground.recording.layout import EVENTS, TABLES, VALUES, file_name
 from playground.recording.rank_file import SECOND, EventReader, RankTables, read_tables
-from playground.recording.recording import RankRecording, Recording, Source
+from playground.recording.recording import SCHEMA, RankRecording, Recording, Source
 from playground.runtime.errors import UsageError
 
 RUN = "run.json"
@@ -24,7 +24,7 @@ def read_recording(path: str | Path) -> Recording:
     """The recording in a file, or in a folder that ranks have written to and nobody has packed.
 
     Of one that was cut off, and of ranks that were killed, it is what is whole. Raises `UsageError` if it is no
-    recording, is damaged or was written by a newer version, or if clocks of its ranks that differ were never compared;
+    recording, is damaged or was written by another version, or if clocks of its ranks that differ were never compared;
     `OSError` if it cannot be read.
     """
     members = read_members(Path(path))
@@ -38,6 +38,7 @@ def merge(members: Members) -> Recording:
     """What a container or a folder holds, on one clock. Raises as `read_recording`."""
     files = members.files
     run = json.loads(files.get(RUN, b"{}"))
+    check_version("this", run.get("schema", SCHEMA))
     present = [int(name.removeprefix("rank-").partition(".")[0]) for name in files if name.endswith(f".{TABLES}")]
     size = run.get("size", max(present, default=-1) + 1)
     ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]

@@ -8,10 +8,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from playground.recording.container import trim
+from playground.recording.device import DeviceRecorder, Gpu
 from playground.recording.hooks import installed
 from playground.recording.layout import FILES, file_name
 from playground.recording.ping_pong import ROUNDS, compare_clocks
@@ -37,7 +39,7 @@ def recorded(folder: Path, rank: int, size: int, clock: Callable[[], int] = time
     folder.mkdir(parents=True, exist_ok=True)
     hosts = all_gather_object(host_id())
     about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
-    recorder = Recorder(folder, rank, clock=clock, **about)
+    recorder = new_recorder(folder, rank, clock=clock, **about)
     _recorders[:] = [recorder]
     strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
@@ -54,6 +56,13 @@ def recorded(folder: Path, rank: int, size: int, clock: Callable[[], int] = time
         recorder.stop()
     if stands and strangers:
         bring_to_rank_0(folder, rank, strangers)
+
+
+def new_recorder(folder: Path, rank: int, **more: Any) -> Recorder:
+    """One that takes the times of this rank's device, too, if that has its own."""
+    if device().type == "cuda":
+        return DeviceRecorder(folder, rank, gpu=Gpu(device()), **more)
+    return Recorder(folder, rank, **more)
 
 
 def compare(recorder: Recorder, rank: int, ranks: list[int], rounds: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from playground.recording import tables
 from playground.recording.clocks import Clock, ClockSample
-from playground.recording.layout import HEADER, LANES, MAGIC, NONE, RECORD, SPAN
+from playground.recording.layout import HEADER, LANES, MAGIC, NONE, RECORD, SPAN, Record
 from playground.recording.recording import KINDS, Event, Source
 from playground.runtime.errors import UsageError
 
@@ -102,29 +102,31 @@ class EventReader:
     def last_start(self, content: bytes) -> int:
         """When the last event began, on the rank's own clock; 0 if there is none."""
         whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
-        return max((record[0] for record in RECORD.iter_unpack(whole)), default=0)
+        return max((Record._make(fields).start for fields in RECORD.iter_unpack(whole)), default=0)
 
     def events(self, records: bytes, values: bytes) -> Iterator[Event]:
-        found = [(place, record) for place, record in enumerate(RECORD.iter_unpack(records)) if record[-1]]
-        found.sort(key=lambda each: (each[1][0], each[0]))
+        all_records = map(Record._make, RECORD.iter_unpack(records))
+        found = [(place, record) for place, record in enumerate(all_records) if record.kind]
+        found.sort(key=lambda each: (each[1].start, each[0]))
         numbers = {place: number for number, (place, _) in enumerate(found)}
         awaits = defaultdict(list)
         for place, record in found:
-            awaits[record[9]].append(numbers[place])
+            awaits[record.wait].append(numbers[place])
         for number, (place, record) in enumerate(found):
             yield self.to_event(number, numbers, record, tuple(awaits.get(place, ())), values)
 
     def to_event(
-        self, number: int, numbers: Mapping[int, int], record: tuple[int, ...], awaits: tuple[int, ...], values: bytes
+        self, number: int, numbers: Mapping[int, int], record: Record, awaits: tuple[int, ...], values: bytes
     ) -> Event:
         """A record as an event. `numbers` are those of events by their places in the file, to which records refer."""
-        start, end, nbytes, offset, span, parent, peer, message, tag, _, source, shape, name, group, lane, kind = record
         return Event(
-            number=number, rank=self.rank, kind=KINDS[kind - 1], name=self.tables.names[name],
-            start=self.seconds(start), end=self.seconds(end) if end else INFINITE, lane=LANES[lane],
-            parent=numbers.get(parent), peer=optional(peer), nbytes=nbytes, shape=self.tables.shapes[shape],
-            group=self.tables.groups[group], message=optional(message), tag=tag, offset=optional(offset),
-            awaits=awaits, source=None if source == NONE else self.sources[source], values=read_values(span, values),
+            number=number, rank=self.rank, kind=KINDS[record.kind - 1], name=self.tables.names[record.name],
+            start=self.seconds(record.start), end=self.seconds(record.end) if record.end else INFINITE,
+            lane=LANES[record.lane], parent=numbers.get(record.parent), peer=optional(record.peer),
+            nbytes=record.nbytes, shape=self.tables.shapes[record.shape], group=self.tables.groups[record.group],
+            message=optional(record.message), tag=record.tag, offset=optional(record.offset), awaits=awaits,
+            source=None if record.source == NONE else self.sources[record.source],
+            values=read_values(record.values, values),
         )  # fmt: skip
 
 

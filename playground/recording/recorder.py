@@ -118,16 +118,21 @@ class Recorder:
         """
         if start is None:
             start = self.clock()
-        number = self.next_number()
-        if number >= self.capacity:
-            self.words[DROPPED_AT] = number + 1 - self.capacity
-            number = self.capacity
+        number = self.take_number()
         thread = self.thread
         RECORD.pack_into(
             self.target, RECORD.size * (number + 1), start, 0, nbytes, offset, NONE,
             thread.parent if parent is None else parent, peer, message, tag,
             NONE, source, self.shapes[shape], self.names[name], self.groups[group], thread.lane, KIND_CODES[kind],
         )  # fmt: skip
+        return number
+
+    def take_number(self) -> int:
+        """Of the next record, if there is room for one."""
+        number = self.next_number()
+        if number >= self.capacity:
+            self.words[DROPPED_AT] = number + 1 - self.capacity
+            return self.capacity
         return number
 
     def end(self, number: int) -> None:

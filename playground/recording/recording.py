@@ -28,7 +28,9 @@ PHASE = "phase"
 """A span that others lie in: a step of a lesson, a training step, the reduce-scatter of a ring."""
 VALUES = "values"
 """An instant: what the rank holds, in `values`."""
-KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES)
+MOVE = "move"
+"""A copy of a tensor from one device to another of the same process (see moves.py)."""
+KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES, MOVE)
 MAIN, BACKGROUND, DEVICE = "main", "background", "device"
 """Lanes of a rank: its main thread, its other threads, its GPU (on the GPU's own clock, put onto ours)."""
 
@@ -58,7 +60,8 @@ class Event:
     """The same as `start` for an instant. Infinite if the rank was gone before it was over."""
     lane: str = MAIN
     parent: int | None = None
-    """The number of the innermost event around it, of the same rank."""
+    """The number of the innermost event of the same rank in which it began. What goes on in the background, such as a
+    bucket that leaves during backward, may be over later than that."""
     peer: int | None = None
     """The other rank of a message, or the root of a collective; None for a receive from anyone until it is over."""
     nbytes: int = 0

@@ -13,7 +13,7 @@ PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 MACHINERY = tuple(
     os.path.join(PACKAGE, *parts)
     for parts in (
-        ("recording", ""), ("runtime", ""), ("testing", ""),
+        ("recording", ""), ("remote", ""), ("runtime", ""), ("testing", ""),
         *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py", "process_group.py")),
     )
 )  # fmt: skip

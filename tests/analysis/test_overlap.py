@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -45,6 +46,14 @@ def test_without_a_backward_there_is_no_training_step() -> None:
     assert overlaps(ring(4)) == []
 
 
+DEVICE_STEP = [
+    ("compute", "forward", 0.0, 1.0),
+    ("compute", "backward", 1.0, 3.0),
+    ("collective", "all_reduce", 2.0, 4.0),
+    ("gradient", "weight", 3.0, 3.0),
+    ("compute", "step", 4.0, 5.0),
+]
+"""What a device does, and when."""
 NAMES = ["forward", "backward", "forward", "backward", "step"]
 
 
@@ -70,18 +79,22 @@ def test_a_barrier_is_no_communication_and_what_comes_after_the_step_is_no_part_
 
 
 def test_where_the_device_has_told_its_times_they_count() -> None:
-    """The host issues in no time what the device does for seconds."""
-    events = [
-        Event(0, 0, "compute", "forward", 0.0, 0.1),
-        Event(1, 0, "compute", "forward", 0.0, 1.0, DEVICE),
-        Event(2, 0, "compute", "backward", 0.1, 0.2),
-        Event(3, 0, "compute", "backward", 1.0, 3.0, DEVICE),
-        Event(4, 0, "collective", "all_reduce", 0.15, inf, nbytes=8),
-        Event(5, 0, "collective", "all_reduce", 2.0, 4.0, DEVICE, nbytes=8),
-        Event(6, 0, "compute", "step", 4.0, 5.0, DEVICE),
-    ]
-    (found,) = overlaps(recording_of([events]))
-    assert (found.overlap, found.compute) == (1.0, 4.0)
+    """The host issues in no time what the device does for seconds: two steps, before the device has begun the first."""
+    host: list[Event] = []
+    device: list[Event] = []
+    for step in range(2):
+        begun = step / 10
+        for number, (kind, name, start, end) in enumerate(DEVICE_STEP):
+            ref, at = len(host), begun + number / 100
+            nbytes = 8 if kind == "collective" else 0
+            host.append(Event(ref, 0, kind, name, at, inf if nbytes else at + 0.001, nbytes=nbytes))
+            late = 1 + 5 * step
+            device.append(Event(0, 0, kind, name, late + start, late + end, DEVICE, ref, nbytes=nbytes))
+    device = [replace(event, number=number) for number, event in enumerate(device, len(host))]
+    first, second = overlaps(recording_of([[*host, *device]]))
+    for found in (first, second):
+        assert (found.overlap, found.compute, found.communication) == (1.0, 4.0, 2.0)
+        assert (found.exposed, found.sent, found.early) == (1.0, 1, 1)
 
 
 @given(spans, spans)

@@ -10,15 +10,18 @@ from xml.etree import ElementTree
 
 import pytest
 
+from playground.analysis.timeline import ref_of
+from playground.figures.chapters import steps_of_attempts
 from playground.figures.ranks import SIX
 from playground.figures.results import Evidence
 from playground.figures.runs import RUNS
 from playground.figures.scene import ARROW, BAR, BOX, Mark, Scene
 from playground.figures.svg import to_svg
-from playground.figures.table import FIGURES
+from playground.figures.table import ALL, FIGURES
+from playground.recording.recording import COMPUTE, MOVE
 from playground.tools.see.atlas import ROOT, all_files, chapter_files
 
-QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three")
+QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")
 """Runs of a few milliseconds."""
 
 
@@ -35,7 +38,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def scene_of(name: str, evidence: Any) -> Scene:
-    return FIGURES[name].draw(evidence(FIGURES[name].run))
+    return ALL[name].draw(evidence(ALL[name].run))
 
 
 def of_kind(scene: Scene, kind: str) -> list[Mark]:
@@ -48,21 +51,21 @@ def texts(scene: Scene) -> list[str]:
 
 def by_speed(names: Any) -> list[Any]:
     """Figures as parameters, those of longer runs for `make stress`."""
-    return [pytest.param(name, marks=[pytest.mark.stress] * (FIGURES[name].run not in QUICK)) for name in sorted(names)]
+    return [pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK)) for name in sorted(names)]
 
 
 def test_there_are_21_and_every_run_is_used() -> None:
     assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
-    assert {figure.run for figure in FIGURES.values()} == RUNS.keys()
+    assert {figure.run for figure in ALL.values()} == RUNS.keys()
     assert len({*all_files(Path())}) == len({figure.file for figure in FIGURES.values()}) == 21
 
 
-@pytest.mark.parametrize("name", by_speed(FIGURES))
+@pytest.mark.parametrize("name", by_speed(ALL))
 def test_a_figure_is_small_and_has_words(name: str, evidence: Any) -> None:
     scene = scene_of(name, evidence)
     svg = to_svg(scene)
     assert len(svg.encode()) <= 100_000
-    assert svg == to_svg(FIGURES[name].draw(evidence(FIGURES[name].run)))
+    assert svg == to_svg(scene_of(name, evidence))
     assert scene.caption
     assert all(0 <= mark.x <= scene.width and 0 <= mark.y <= scene.height for mark in scene.marks)
     assert all(mark.x + mark.w <= scene.width for mark in scene.marks if mark.kind in (BOX, BAR))
@@ -127,6 +130,17 @@ def test_all_ranks_take_the_same_step(evidence: Any) -> None:
 
 
 @pytest.mark.stress
+@pytest.mark.parametrize("name", ["F1", "F2", "F5", "F17"])
+def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> None:
+    arrows = of_kind(scene_of(name, evidence), ARROW)
+    assert len(arrows) >= 11
+    assert all(mark.event is not None and not mark.meant for mark in arrows)
+    recorded = {ref_of(event): event for event in evidence("data-parallel").recorded.events()}
+    kinds = {recorded[mark.event].kind for mark in arrows if mark.event}
+    assert kinds == {MOVE, COMPUTE}
+
+
+@pytest.mark.stress
 def test_averaging_begins_in_backward_only_where_it_overlaps(evidence: Any) -> None:
     for name, overlaps in (("F12", False), ("F13", True)):
         bars = of_kind(scene_of(name, evidence), BAR)
@@ -165,21 +179,47 @@ def structure(svg: str) -> list[tuple[str, str]]:
     """What is drawn and written, whatever the numbers are: the classes of shapes, and texts with # for numbers."""
     found = []
     for element in ElementTree.fromstring(svg).iter():
-        text = re.sub(r"[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
+        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
         if text != "#" and "muted" not in element.get("class", "").split():
             found.append((element.get("class", ""), text))
     return found
+
+
+TIMELINES = ("F12", "F13", "bert")
+"""Here what is drawn as a bar of its own, and which names have room, depends on how long it took; so does a wait."""
+
+
+def outline(name: str, svg: str) -> object:
+    """What of a picture is the same in every run."""
+    found = structure(svg)
+    if name not in TIMELINES:
+        return found
+    return {(kind, text) for kind, text in found if kind != "middle" and "wait" not in kind and text != "wait"}
 
 
 @pytest.mark.parametrize("name", by_speed(chapter_files()))
 def test_the_picture_of_a_chapter_is_what_a_run_draws(name: str, evidence: Any) -> None:
     """If this fails because a figure has changed: python -m playground see --chapters."""
     file = chapter_files()[name]
-    assert structure(file.read_text(encoding="utf-8")) == structure(to_svg(scene_of(name, evidence)))
+    assert outline(name, file.read_text(encoding="utf-8")) == outline(name, to_svg(scene_of(name, evidence)))
 
 
 def test_every_picture_is_in_its_readme() -> None:
-    pictures = set(ROOT.glob("playground/*/*/figure.svg"))
-    assert {*chapter_files().values()} == pictures
-    for file in pictures:
-        assert re.search(r"^!\[.{20,}\]\(figure\.svg\)$", (file.parent / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert {*chapter_files().values()} == {*ROOT.glob("playground/*/*/figures/*")}
+    for file in chapter_files().values():
+        shown = rf"^!\[.{{20,}}\]\(figures/{file.name}\)$"
+        assert re.search(shown, (file.parents[1] / "README.md").read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.stress
+def test_after_each_kill_the_training_goes_on_from_a_snapshot(evidence: Any) -> None:
+    run = evidence("elastic")
+    steps, starts, ends = steps_of_attempts(run)
+    assert (steps, starts[0], ends) == (20, 0, [7, 14, 20])
+    assert all(start % 4 == 0 and start <= end for start, end in zip(starts[1:], ends, strict=False))
+    assert starts == sorted(starts)
+
+
+def test_the_world_is_one(evidence: Any) -> None:
+    boxes = texts(scene_of("hello", evidence))
+    assert [text.split("\n")[1:] for text in boxes if text.startswith("rank ")][-3:] == [["heard from", "0 1 2"]] * 3

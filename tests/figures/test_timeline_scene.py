@@ -14,8 +14,8 @@ from playground.analysis.matching import match_messages
 from playground.figures.logical import to_logical_time
 from playground.figures.scene import ARROW, BAR, LANE, Scene
 from playground.figures.short_events import group_short
-from playground.figures.timeline import MOST_ARROWS, format_values, lay_out
-from playground.recording.recording import COMPUTE, WAIT
+from playground.figures.timeline import MOST_ARROWS, ROW, format_values, lay_out
+from playground.recording.recording import BACKGROUND, COMPUTE, PHASE, WAIT, Event
 
 
 def count(scene: Scene) -> Counter[str]:
@@ -142,3 +142,24 @@ def test_groups_hold_every_short_event_once_and_do_not_overlap(short: list[tuple
     for group, following in pairwise(groups):
         assert group.left <= group.right
         assert group.right <= following.left + 0.5
+
+
+def test_threads_that_work_at_once_are_below_each_other() -> None:
+    """Each in a row of its own, and what it computes in the same; the main thread's lane is as high as ever."""
+    alone = ring(2)
+    first = len(alone.ranks[0].events)
+    threads = [
+        Event(
+            number=first + 2 * thread + inner, rank=0, kind=COMPUTE if inner else PHASE, name=f"cpu:{thread}",
+            start=0.01 * thread + 0.001 * inner, end=0.1, lane=BACKGROUND, parent=first + 2 * thread if inner else None,
+        )
+        for thread in range(3)
+        for inner in range(2)
+    ]  # fmt: skip
+    rank = replace(alone.ranks[0], events=(*alone.ranks[0].events, *threads))
+    scene = lay_out(replace(alone, ranks=(rank, alone.ranks[1])))
+    bars = {mark.event: mark.y for mark in scene.marks if mark.kind == BAR and mark.event}
+    tops = [bars[0, event.number] for event in threads]
+    assert tops[::2] == tops[1::2] == [tops[0], tops[0] + ROW, tops[0] + 2 * ROW]
+    lanes, before = ([mark.h for mark in each.marks if mark.kind == LANE] for each in (scene, lay_out(alone)))
+    assert lanes == [before[0], 3 * ROW, before[1]]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 from browser import MISSING, browser
 from recordings import ring
 
+from playground.player import beginning
+from playground.player.columns import to_columns
 from playground.player.page import write_page
 from playground.recording.recording import RankRecording, Recording
 
@@ -71,3 +74,17 @@ def test_a_hundred_thousand_events(tmp_path: Path) -> None:
 def test_a_page_of_a_lesson_is_small(tmp_path: Path) -> None:
     write_page(ring(8), tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size <= 120_000
+
+
+@pytest.mark.parametrize("most", [10, 50, 1000])
+def test_a_page_of_a_very_long_run_has_its_beginning(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginning, "MAX_EVENTS", most)
+    recording = ring(4, straggler=1)
+    every = sorted(recording.events(), key=lambda event: event.start)
+    shown, later = beginning.beginning_of(recording)
+    here = sorted(shown.events(), key=lambda event: event.start)
+    assert [(event.rank, event.number) for event in here] == [(e.rank, e.number) for e in every[: len(here)]]
+    assert 0 < len(here) <= most
+    assert later == len(every) - len(here) == to_columns(recording)["later"]
+    until = every[len(here)].start if later else inf
+    assert [event.end for event in here] == [e.end if e.end <= until else inf for e in every[: len(here)]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,10 @@ def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[
 
 def reduce_by_ring(rank: int, size: int) -> None:
     load_all_reduce("ring")(torch.full((size + 1,), 0.1 * 10.0**rank))
+
+
+def reduce_by_tutorial_ring(rank: int, size: int) -> None:
+    load_all_reduce("tutorial-ring")(torch.full((size + 1,), 0.1 * 10.0**rank))
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +187,67 @@ def test_two_runs_on_one_clock(show: Callable[..., Browser]) -> None:
         window.press(KEYS["left"])
     assert window.ask(READ)[4:] == [[1111.0] * 4] * 4
     assert window.ask("return document.querySelectorAll('.run').length") == 2
+
+
+@pytest.fixture(scope="module")
+def other_recorded(world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("other")
+    world(3).run(Recorded(reduce_by_tutorial_ring, folder))
+    return read_recording(folder / "0")
+
+
+@pytest.mark.parametrize("clock", ["logical", "real"])
+def test_two_algorithms_race(
+    clock: str, recorded: Recording, other_recorded: Recording, show: Callable[..., Browser]
+) -> None:
+    runs = recorded, other_recorded
+    window = show(*runs)
+    if clock == "real":
+        window.press("t")
+    shown = window.ask(WALK)
+    for each in shown:
+        assert each["held"] == [held for run in runs for held in states_at(run, clock, each["time"])[0]]
+    last = max(shown, key=lambda each: each["time"])["held"]
+    assert last == [[*event.values] for run in runs for event in run.events(COLLECTIVE) if event.values]
+    seconds = [run.end - min(event.start for event in run.events()) for run in runs]
+    faster = "first" if seconds[0] < seconds[1] else "second"
+    assert f"the {faster} was" in window.text("#verdict")
+    assert re.search(r"Run 1: .+ Run 2: ", window.text("#status"))
+
+
+@pytest.mark.parametrize(("width", "beside"), [(360, False), (1600, True)])
+def test_runs_that_race_are_side_by_side_where_there_is_room(
+    width: int, beside: bool, recorded: Recording, other_recorded: Recording, show: Callable[..., Browser]
+) -> None:
+    window = show(recorded, other_recorded, width=width)
+    one, two = window.ask("return [...document.querySelectorAll('.run')].map((run) => run.getBoundingClientRect())")
+    assert (one["top"] == two["top"]) == beside
+    assert (one["right"] <= two["left"]) == beside
+    assert window.ask("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+def test_every_number_has_room_in_its_cell(width: int, show: Callable[..., Browser]) -> None:
+    """However long it is: as many are shown as there is room for."""
+    run = ring(2)
+    ranks = (
+        replace(
+            rank,
+            events=tuple(
+                replace(event, values=event.values and tuple(-0.00681234 * value for value in event.values))
+                for event in rank.events
+            ),
+        )
+        for rank in run.ranks
+    )
+    window = show(replace(run, ranks=tuple(ranks)), width=width)
+    window.press(KEYS["end"])
+    widths = window.ask(
+        "return [...document.querySelectorAll('.cell')].map((cell) => [cell, cell.nextSibling])"
+        ".map((pair) => pair.map((each) => each.getBoundingClientRect().width))"
+    )
+    assert len(widths) >= 2
+    assert all(text <= cell for cell, text in widths)
 
 
 def test_a_program_is_shown_as_text(show: Callable[..., Browser]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,3 +102,26 @@ def join_with_uneven_inputs(rank: int, size: int) -> int:
 def test_works_that_torch_keeps_to_itself(world: Worlds, tmp_path: Path) -> None:
     assert world(2).run(Recorded(join_with_uneven_inputs, tmp_path)) == [1, 1]
     assert all(event.end < float("inf") for event in read_recording(tmp_path / "0").events())
+
+
+def learn_without_steps(rank: int, size: int) -> None:
+    """As a worker of a parameter server does: three times a gradient over two batches."""
+    model, loss = nn.Linear(4, 4), nn.MSELoss()
+    for _ in range(3):
+        model.zero_grad()
+        for _ in range(2):
+            loss(model(torch.ones(1, 4)), torch.zeros(1, 4)).backward()
+    thread = threading.Thread(target=model, args=(torch.ones(1, 4),))
+    thread.start()
+    thread.join()
+
+
+def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(world: Worlds, tmp_path: Path) -> None:
+    world(1).run(Recorded(learn_without_steps, tmp_path))
+    [rank] = read_recording(tmp_path / "0").ranks
+    steps = [event for event in rank.events if event.kind == PHASE]
+    assert [(step.name, step.lane) for step in steps] == [("training step", "main")] * 3
+    assert None not in [step.source for step in steps]
+    for step in steps:
+        inside = [event.name for event in rank.events if event.kind == COMPUTE and event.parent == step.number]
+        assert inside == ["forward", "forward", "backward"] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from playground import launch
 from playground.algorithms import load_all_reduce
-from playground.console.see import Recordings
+from playground.console.see import Recordings, without_option
 from playground.recording.container import Members, read_file, write_file
 from playground.recording.merge import read_recording
 from playground.recording.recorded import Recorded
@@ -99,7 +100,8 @@ def test_wherever_a_file_is_cut_off_what_is_whole_is_read(packed: Path, tmp_path
     [
         (b"", "is not a recording: make one with --see"),
         (b"%PDF-1.7\nsomething", "is not a recording"),
-        (b"playground recording %d\nx" % (SCHEMA + 1), f"of version {SCHEMA + 1} and this playground reads up to"),
+        (b"playground recording %d\nx" % (SCHEMA + 1), f"reads version {SCHEMA}: read it with a newer one"),
+        (b"playground recording 0\nx", f"of version 0 and this playground reads version {SCHEMA}: record the run anew"),
         (b"playground recording 1\nnothing of zlib's", "is a damaged recording"),
     ],
 )
@@ -109,6 +111,14 @@ def test_what_is_no_recording_is_refused(content: bytes, words: str, tmp_path: P
     with pytest.raises(UsageError, match=words) as caught:
         read_recording(file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_another_version_is_refused(packed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
+    run = folder / "run.json"
+    run.write_text(run.read_text().replace(f'"schema": {SCHEMA}', '"schema": 0'))
+    with pytest.raises(UsageError, match=f"of version 0 and this playground reads version {SCHEMA}"):
+        read_recording(folder)
 
 
 def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
@@ -129,7 +139,7 @@ def test_see_keeps_the_recording(run_cli: RunCli, tmp_path: Path) -> None:
     outcome = run_cli("allreduce", "--algorithm", "ring", "-n", "2", "--see", file)
     assert outcome.code == 0
     assert f"--see: ring.playground shows {sum(1 for _ in read_recording(file).events())} events" in outcome.err
-    assert read_recording(file).command[:2] == ("allreduce", "--algorithm")
+    assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
     assert [each.name for each in tmp_path.iterdir()] == ["ring.playground"]
 
 
@@ -143,10 +153,35 @@ def test_a_run_that_failed_is_shown(tmp_path: Path) -> None:
 
 
 def test_each_world_of_a_command_has_its_recording(tmp_path: Path) -> None:
-    world = World(1, around=Recordings(tmp_path / "ring.playground").around)
-    for _ in range(2):
-        world.run(reduce_once)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["ring-2.playground", "ring.playground"]
+    file = tmp_path / "ring.playground"
+    others = tmp_path / "ring.playground.worlds"
+    anybodys = tmp_path / "ring-2.playground"
+    anybodys.write_text("mine")
+    for count in (3, 1):  # fewer: what the command before has left is gone
+        world = World(1, around=Recordings(file).around)
+        for _ in range(count):
+            world.run(reduce_once)
+        assert len(read_recording(file).ranks) == 1
+        assert sorted(each.name for each in others.glob("*")) == [f"{n}.playground" for n in range(2, count + 1)]
+        assert others.exists() == (count > 1)
+    assert anybodys.read_text() == "mine"
+
+
+def test_what_is_in_the_way_of_more_worlds_is_left_alone(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "ring.playground.worlds"
+    in_the_way.mkdir()
+    (in_the_way / "notes.txt").write_text("mine")
+    World(1, around=Recordings(tmp_path / "ring.playground").around).run(reduce_once)
+    assert (in_the_way / "notes.txt").read_text() == "mine"
+    in_the_way = tmp_path / "other.playground.worlds"
+    in_the_way.write_text("mine")
+    with pytest.raises(UsageError, match="no folder"):
+        Recordings(tmp_path / "other.playground")
+
+
+@pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
+def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> None:
+    assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
 
 
 @pytest.mark.parametrize(("name", "words"), [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder")])

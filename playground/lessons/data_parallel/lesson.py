@@ -4,10 +4,17 @@
     python -m playground data-parallel --devices cpu:0,cpu:1 --gather logits
     python -m playground data-parallel --train --limit 6000
 
+A forward pass of DataParallel (module.py) is four calls, each a file of its own beside this one:
+
+    chunks = scatter(inputs, devices)
+    replicas = replicate(module, devices)
+    outputs = parallel_apply(replicas, chunks, None, devices)
+    output = gather(outputs, output_device)
+
 Without GPUs the devices are virtual ones, `cpu:0` and on: each with its own thread and its own account of memory, and
 what moves between them is copied. On GPUs the same code runs on the real ones: --devices cuda:0,cuda:1. (One process
 drives them all, so what --world-size and --backend say to other lessons, --devices says here.)
-Each part has its own file in playground/lessons/data_parallel/; what DataParallel costs beside processes: limits.py.
+What DataParallel costs beside processes: limits.py.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html and
 https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 """

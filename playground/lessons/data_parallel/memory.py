@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from playground.lessons.data_parallel.account import HOST, Account, Move
+from playground.training import device_work
 
 MOVED_LABELS = {
     "scatter": "inputs", "loss": "inputs", "targets": "inputs", "gradients of inputs": "gradients",
@@ -161,12 +162,13 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 @contextlib.contextmanager
 def record_move(part: str, target: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
     """Record that `part` of the step copies `tensors` to `target`; what operations make meanwhile lies there."""
+    moved = [(device, each) for each in tensors if (device := device_of(each)) != target]
     if _accounts:
-        moves = [Move(part, device_of(each), target, each.nbytes) for each in tensors if device_of(each) != target]
-        _accounts[-1].moves.extend(moves)
+        _accounts[-1].moves.extend(Move(part, device, target, each.nbytes) for device, each in moved)
     _thread.move = target, MOVED_LABELS.get(part)
     try:
-        yield
+        with device_work.moving(part, moved, target):
+            yield
     finally:
         _thread.move = None
 

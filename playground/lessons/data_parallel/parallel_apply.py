@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from playground.lessons.data_parallel.memory import track_thread
+from playground.training import device_work
 
 _callers = threading.local()
 
@@ -72,7 +73,8 @@ def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
 @contextlib.contextmanager
 def use_device(device: torch.device) -> Iterator[None]:
     """What this thread makes without saying where, it makes on `device`."""
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(), track_thread(device):
+    on_gpu = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with on_gpu, track_thread(device), device_work.working_for(device):
         yield
 
 

@@ -14,9 +14,8 @@ import torch
 
 from playground.lessons.ddp.parts import PARTS
 from playground.lessons.ddp.settings import LabSettings
-from playground.runtime import report
+from playground.runtime import report, steps
 from playground.runtime.agreement import require_same_on_all_ranks
-from playground.runtime.steps import attempt
 
 
 def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
@@ -29,5 +28,5 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
     outcomes = []
     for number, name in enumerate(settings.parts):
         report(phase=f"the lab: {name}", step=number, steps=len(settings.parts))
-        outcomes.append(attempt(PARTS[name].code, rank, size, settings))
+        outcomes.append(steps.attempt(PARTS[name].code, rank, size, settings))
     return outcomes

@@ -4,6 +4,7 @@ Terms: the *world size* is the number of processes, a *rank* is a process's numb
 the data (gloo on CPU, nccl on GPUs). A *process group* is the set of ranks that talk; at first there is one, the
 world. The *master* is the place where the ranks find each other. On several hosts the *local rank* counts within a
 host: rank = node rank x ranks per node + local rank.
+The tutorial's `init_process(rank, size, fn)`, by which each process joins the world: playground/runtime/world.py.
 
     python -m playground hello -n 4
     python -m playground hello -n 4 --init-method env://

@@ -24,6 +24,7 @@ class View {
       `recorded ${run.began}`, ...versions, bound ? `clocks within ${formatTime(bound)}` : ""];
     const missing = [dropped && `${dropped} events were dropped: there was no room for them.`,
       cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
+      run.later && `${run.later} later events are left out: the page would be too large. playground see reads them all from a .playground file.`,
       run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
     return [...(this.name ? [element("h2", {}, this.name)] : []), element("p", {class: "muted"}, facts.filter(Boolean).join(" · ")),
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
@@ -244,7 +245,8 @@ class Player {
     const {position, status} = this.controls, where = this.describeTime();
     position.value = this.time;
     position.setAttribute("aria-valuetext", where);
-    write(status, [where, ...this.views.map((view) => view.tell(this.clock, this.time))].join(". "));
+    const told = this.views.map((view, index) => (view.name ? `Run ${index + 1}: ` : "") + view.tell(this.clock, this.time));
+    write(status, [where, ...told].join(". "));
   }
 
   describeTime() {

@@ -1,4 +1,4 @@
-const WIDE_CELL = 36, NARROW_CELL = 30, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200;
+const WIDE_CELL = 36, NARROW_CELL = 30, LETTER = 7.3, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200;
 
 /** The ranks around a table, what each holds, and the messages that are under way between them. */
 class Stage {
@@ -14,13 +14,14 @@ class Stage {
       element("defs", {}, marker), this.boxes, this.links);
     this.lit = new Map();
     this.longest = Math.max(1, ...run.vectors.map((vector) => vector.length));
+    this.letters = Math.max(1, ...run.vectors.flat().map((number) => formatNumber(number).length));
   }
 
   /** Lay everything out in the width that there is. */
   layOut(width) {
     const count = this.run.ranks.length;
     const isCrowded = count > MOST_WITH_VALUES;
-    this.cell = width < NARROW ? NARROW_CELL : WIDE_CELL;
+    this.cell = Math.max(width < NARROW ? NARROW_CELL : WIDE_CELL, LETTER * this.letters + 4);
     const room = width / (count > 4 ? 3.2 : 2.7) / this.cell;
     this.cells = isCrowded ? 0 : Math.max(1, Math.min(this.longest, Math.floor(room)));
     this.box = {w: Math.max(60, this.cells * this.cell + 8), h: isCrowded ? ROW_HEIGHT : 2 * ROW_HEIGHT + 6};

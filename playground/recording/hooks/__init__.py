@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from playground.recording.hooks import algorithms, distributed, steps
+from playground.recording.hooks import algorithms, devices, distributed, remote_calls, steps
 from playground.recording.hooks.buckets import BucketHooks
 from playground.recording.hooks.groups import Groups
 from playground.recording.hooks.training import TrainingHooks
@@ -19,7 +19,9 @@ def installed(recorder: Recorder) -> Iterator[None]:
     with (
         distributed.recorded(recorder, groups),
         algorithms.recorded(recorder, groups),
+        remote_calls.recorded(recorder, groups),
         steps.recorded(recorder),
+        devices.recorded(recorder),
         TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
     ):
         yield

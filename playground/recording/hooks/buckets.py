@@ -12,7 +12,7 @@ import torch
 
 from playground.recording.hooks.algorithms import RecordedCollectiveWork
 from playground.recording.hooks.groups import Groups
-from playground.recording.hooks.works import RecordedWork
+from playground.recording.hooks.works import IssuedWorks, RecordedWork
 from playground.recording.layout import NONE
 from playground.recording.recorder import Recorder
 from playground.recording.recording import BUCKET, COLLECTIVE
@@ -33,7 +33,8 @@ class BucketHooks:
         """`buckets`: how many have left since backward began; `backward`: whether this thread is in backward."""
         self.listened_to: list[Any] = []
         self.under_way: dict[tuple[int, int], int] = {}
-        """Numbers of the events of calls that have been issued: by group and operation."""
+        """Numbers of the events of calls that are being issued: by group and operation."""
+        self.issued = IssuedWorks(recorder)
 
     @contextlib.contextmanager
     def during_backward(self) -> Iterator[None]:
@@ -42,6 +43,7 @@ class BucketHooks:
             yield
         finally:
             self.here.backward = False
+            self.issued.finish_done()
 
     def begin(self, flat: torch.Tensor) -> int:
         """The next bucket leaves."""
@@ -93,6 +95,7 @@ class BucketHooks:
 
     def remove(self) -> None:
         """Listen no more."""
+        self.issued.finish_done()
         for group in self.listened_to:
             with contextlib.suppress(RuntimeError):  # it may have been destroyed
                 group.unregister_pre_hook(HOOK_ID)
@@ -109,7 +112,8 @@ class BucketHooks:
             number = self.recorder.begin(
                 COLLECTIVE, CALLED[call.name.name], sum(tensor.nbytes for tensor in tensors),
                 tensors[0].shape if len(tensors) == 1 else (), self.groups.ranks_of(group),
-                NONE if call.root < 0 else self.groups.ranks_of(group)[call.root], source=self.recorder.sources.find(),
+                NONE if call.root < 0 else self.groups.ranks_of(group)[call.root],
+                source=self.recorder.sources.find(1),  # there may be no other frame: threads of torch's come here
             )  # fmt: skip
         self.under_way[id(group), call.op_id] = number
 
@@ -121,4 +125,4 @@ class BucketHooks:
         if call.work is None:
             self.recorder.end(number)
         else:
-            call.work.get_future().add_done_callback(lambda _: self.recorder.end(number))
+            self.issued.add(call.work, (number, ()))

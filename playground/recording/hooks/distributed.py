@@ -16,7 +16,7 @@ import torch.distributed as dist
 from playground.recording.hooks.groups import Groups, Ranks
 from playground.recording.hooks.replace import set_attribute
 from playground.recording.hooks.tensors import values_of, values_of_all
-from playground.recording.hooks.works import Pending, RecordedWork, finish, hand_over
+from playground.recording.hooks.works import IssuedWorks, Pending, RecordedWork, finish, is_of_torch
 from playground.recording.layout import NONE
 from playground.recording.recorder import Recorder
 from playground.recording.recording import COLLECTIVE, RECEIVE, SEND, VALUES
@@ -70,12 +70,14 @@ def recorded(recorder: Recorder, groups: Groups) -> Iterator[None]:
             for module in (dist, dist.distributed_c10d):  # everybody's, and that of its own functions: P2POp compares
                 stack.enter_context(set_attribute(module, name, wrapped))
         yield
+        hooks.issued.finish_done()
 
 
 class DistributedHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.thread = recorder, recorder.thread
         self.groups = groups
+        self.issued = IssuedWorks(recorder)
 
     def wrap_send(self, real: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
@@ -181,7 +183,10 @@ class DistributedHooks:
                 recorder.end(number)
             if result is not None and bound.get("async_op"):
                 recorder.resume(number)
-                return hand_over(recorder, result, [(number, left)], sys._getframe(1))
+                if not is_of_torch(sys._getframe(1)):
+                    return RecordedWork(recorder, result, [(number, left)])
+                self.issued.add(result, (number, left))  # torch may pass it on to C++: it gets the very work
+                return result
             recorder.put_values(number, values_of_all(left))
             return result
 

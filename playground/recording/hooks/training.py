@@ -17,21 +17,22 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from playground.recording.hooks.buckets import BucketHooks
 from playground.recording.hooks.replace import replaced
+from playground.recording.layout import LANE_CODES
 from playground.recording.recorder import Recorder
-from playground.recording.recording import COMPUTE, GRADIENT, PHASE
+from playground.recording.recording import COMPUTE, GRADIENT, MAIN, PHASE
 from playground.training import gradients
 from playground.training.overlap import OverlappedAverage
 
 
 class TrainingHooks:
     """A training step begins with a forward pass that is to be followed by a backward one, and ends with the
-    optimizer's step."""
+    optimizer's step; on a rank that takes none, with the next forward pass before which `zero_grad` was called."""
 
     def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
         self.recorder, self.buckets = recorder, buckets
         self.here = threading.local()
         """`forward`: whether this thread is in the forward pass of some module; `step`: the number of the training step
-        that it is in."""
+        that it is in; `gradients`: whether there has been a backward pass in that."""
         self.models: WeakSet[nn.Module] = WeakSet()
         """Those whose gradients are watched."""
         self.handles: list[Any] = []
@@ -67,7 +68,7 @@ class TrainingHooks:
                 return real(module, *args, **kwargs)
             learns = module.training and torch.is_grad_enabled()
             if learns:
-                self.begin_step()
+                self.begin_step(module)
                 self.watch_gradients(module)
             here.forward = True
             try:
@@ -81,7 +82,8 @@ class TrainingHooks:
     def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            with self.buckets.during_backward(), self.recorder.span(COMPUTE, "backward"):
+            self.here.gradients = True
+            with self.recorder.span(COMPUTE, "backward"), self.buckets.during_backward():
                 return real(*args, **kwargs)
 
         return backward
@@ -98,9 +100,17 @@ class TrainingHooks:
 
         return init
 
-    def begin_step(self) -> None:
-        if getattr(self.here, "step", None) is None or not self.recorder.is_open(self.here.step):
-            self.here.step = self.recorder.open(self.recorder.begin(PHASE, "training step"))
+    def begin_step(self, module: nn.Module) -> None:
+        """A forward pass of this module begins: and with it a training step, unless there is one that goes on."""
+        recorder, here = self.recorder, self.here
+        if recorder.thread.lane != LANE_CODES[MAIN]:
+            return  # a replica of DataParallel: its caller takes the step; or a remote call: its caller learns
+        step = getattr(here, "step", None)
+        if step is not None and step == recorder.thread.parent and here.gradients and has_no_gradients(module):
+            recorder.close(step)
+        if step is None or not recorder.is_open(step):
+            number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
+            here.step, here.gradients = recorder.open(number), False
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         source = self.recorder.sources.find()
@@ -125,3 +135,8 @@ class TrainingHooks:
 
     def note_gradient(self, name: str, param: torch.Tensor) -> None:
         self.recorder.instant(GRADIENT, name, nbytes=param.nbytes, shape=param.shape)
+
+
+def has_no_gradients(module: nn.Module) -> bool:
+    """Whether `zero_grad` has been called and backward has not. (A module without parameters, a loss, says nothing.)"""
+    return {param.grad is None for param in module.parameters()} == {True}

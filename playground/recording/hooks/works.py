@@ -24,13 +24,35 @@ def finish(recorder: Recorder, pending: Sequence[Pending]) -> None:
         recorder.put_values(number, values_of_all(tensors))
 
 
-def hand_over(recorder: Recorder, work: Any, pending: Sequence[Pending], caller: FrameType) -> Any:
-    """What the caller of a function of torch.distributed gets: a work whose `wait` is recorded. torch itself, which may
-    pass it on to C++, gets the very work."""
-    if not caller.f_code.co_filename.startswith(TORCH):
-        return RecordedWork(recorder, work, pending)
-    work.get_future().add_done_callback(lambda _: finish(recorder, pending))
-    return work
+class IssuedWorks:
+    """Works for which torch waits by itself. They are over when their futures are done."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.issued: dict[Any, Pending] = {}
+        """What is not known to be over, by its future."""
+
+    def add(self, work: Any, pending: Pending) -> None:
+        future = work.get_future()
+        self.issued[future] = pending
+        future.add_done_callback(lambda _: self.finish(future))
+
+    def finish(self, future: Any) -> None:
+        """It is over, now, unless that was known before."""
+        pending = self.issued.pop(future, None)
+        if pending is not None:
+            finish(self.recorder, [pending])
+
+    def finish_done(self) -> None:
+        """What is done is over: the thread that is to tell of it, in the callback, may come to it much later."""
+        for future in list(self.issued):
+            if future.done():
+                self.finish(future)
+
+
+def is_of_torch(caller: FrameType) -> bool:
+    """Whether it is a function of torch's that calls."""
+    return caller.f_code.co_filename.startswith(TORCH)
 
 
 class RecordedWork:

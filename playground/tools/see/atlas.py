@@ -10,7 +10,7 @@ from pathlib import Path
 from playground.figures.paint import paint_scene
 from playground.figures.results import Evidence
 from playground.figures.runs import RUNS
-from playground.figures.table import FIGURES, Figure
+from playground.figures.table import ALL, FIGURES, Figure
 
 ROOT = Path(__file__).parents[3]
 """The folder that the package lies in."""
@@ -33,7 +33,7 @@ def paint_figures(files: dict[str, Path], show: Show) -> list[PaintedFigure]:
 
     Raises `UsageError` for a file that cannot be written, and what `launch` raises.
     """
-    chosen = [FIGURES[name] for name in files]
+    chosen = [ALL[name] for name in files]
     runs = [*dict.fromkeys(figure.run for figure in chosen)]
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
@@ -52,10 +52,10 @@ def paint_from(evidence: Evidence, figures: Sequence[Figure], files: dict[str, P
 
 
 def all_files(folder: Path) -> dict[str, Path]:
-    """Where all figures go to in a folder, as SVG."""
+    """Where all figures of the tutorials go to in a folder, as SVG."""
     return {figure.name: folder / f"{figure.name}_{figure.file}.svg" for figure in FIGURES.values()}
 
 
 def chapter_files(root: Path = ROOT) -> dict[str, Path]:
     """Where the pictures of the chapters' READMEs are, by the figure's name."""
-    return {figure.name: root / figure.chapter / "figure.svg" for figure in FIGURES.values() if figure.chapter}
+    return {figure.name: root / figure.chapter / "figures" / f"{figure.file}.svg" for figure in ALL.values()}

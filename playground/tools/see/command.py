@@ -13,11 +13,12 @@ from playground.analysis.waits import Waits, seconds_by_cause
 from playground.console.files import check_writable
 from playground.console.options import RunOptions, json_option, wide_option
 from playground.console.paths import FilePath
+from playground.console.see import amount
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.figures.paint import PAGE, PAINTED, SCENE_PAINTERS, check_ending, paint, paint_steps
 from playground.figures.runs import RUNS
-from playground.figures.table import FIGURES
+from playground.figures.table import ALL
 from playground.player.page import write_page
 from playground.recording.merge import read_recording
 from playground.recording.recorded import RECORD
@@ -25,7 +26,7 @@ from playground.recording.recording import Recording
 from playground.runtime.errors import UsageError
 from playground.tools import TOOLS
 from playground.tools.see.atlas import PaintedFigure, all_files, chapter_files, paint_figures
-from playground.tools.see.report import recording_texts
+from playground.tools.see.report import plural, recording_texts
 
 TOOL = TOOLS["see"]
 
@@ -46,12 +47,12 @@ TOOL = TOOLS["see"]
 @click.option(
     "--figure",
     "figures",
-    type=(click.Choice(tuple(FIGURES), case_sensitive=False), FilePath()),
+    type=(click.Choice(tuple(ALL), case_sensitive=False), FilePath()),
     multiple=True,
     metavar="NAME OUT",
-    help="Run what a figure of the tutorials, F1 to F21, is drawn from, and paint it.",
+    help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and paint it.",
 )
-@click.option("--all", "folder", type=FilePath(), metavar="DIR", help="All these figures, into a folder.")
+@click.option("--all", "folder", type=FilePath(), metavar="DIR", help="All figures of the tutorials, into a folder.")
 @click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand.")
 @wide_option
 @json_option
@@ -91,18 +92,16 @@ def see_file(session: Session, file: Path, output: Path | None, race: Path | Non
     """Say what a recording shows, or paint it."""
     check_output(output, race, steps)
     recording = read(file)
-    if output and race:
-        write_page(recording, output, other=read(race))
+    session.say(f"{TOOL.name}: {file}" + (f", beside {race}" if race else ""), "")
+    other = read(race) if race else None
+    if output and other:
+        write_page(recording, output, other=other)
     elif output:
         (paint_steps if steps else paint)(recording, output)
-    if output:
-        events = sum(len(rank.events) for rank in recording.ranks)
-        beside = f", beside {race}" if race else ""
-        session.say(
-            f"{TOOL.name}: {file}", "", f"Shown: {events:,} events of {recording.size} ranks{beside}, in {output}."
-        )
     else:
-        session.say(*recording_texts(recording))
+        session.say(*recording_texts(recording), "")
+    shown = " beside ".join(amount(each) for each in (recording, other) if each)
+    session.say(f"Shown: {shown}{f', in {output}' if output else ''}.")
     if session.run.as_json:
         session.print_document({}, file=output, **document_of(recording))
 
@@ -166,13 +165,14 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
     """Run what these figures need, paint them, and say where they are. Raises `UsageError` in a joined world."""
     if session.world.rank_env:
         raise UsageError("figures are drawn from worlds of their own: start this as one process, not as a rank")
-    session.world.warm_up(RECORD, *(RUNS[FIGURES[name].run].work for name in files))
+    runs = {ALL[name].run for name in files}
+    session.say(f"{TOOL.name}: {plural(len(runs), 'run')} on this machine, for {plural(len(files), 'figure')}", "")
+    session.world.warm_up(RECORD, *(RUNS[run].work for run in runs))
     with session.bar() as bar:
         painted = paint_figures(files, bar.show)
     folder = Path(os.path.commonpath([figure.file.parent for figure in painted]))
-    session.say(f"{TOOL.name}: in {folder}", "", figures_table(painted, folder), "")
-    runs = len({figure.run for figure in painted})
-    session.say(f"Shown: {len(painted)} of {len(FIGURES)} figures, from {runs} run{'s' * (runs > 1)} on this machine.")
+    session.say(figures_table(painted, folder), "")
+    session.say(f"Shown: {plural(len(painted), 'figure')}, in {folder}.")
     session.print_document({}, figures=painted)
 
 

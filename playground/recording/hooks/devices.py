@@ -1,0 +1,68 @@
+"""One process and its devices: copies from one to another, and whose work its threads do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from playground.recording.hooks.replace import replaced
+from playground.recording.layout import LANE_CODES
+from playground.recording.moves import name_of_move
+from playground.recording.recorder import Recorder
+from playground.recording.recording import MAIN, MOVE, PHASE
+from playground.training import device_work
+
+MACHINERY = 5
+"""Frames between `find` and who copies: the hook, who reports the copy, and twice what enters a context manager."""
+
+
+@contextlib.contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """In this block, they are recorded."""
+    hooks = DeviceHooks(recorder)
+    with (
+        replaced(device_work, "moving", hooks.wrap_moving),
+        replaced(device_work, "working_for", hooks.wrap_working_for),
+    ):
+        yield
+
+
+class DeviceHooks:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def wrap_moving(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record each tensor's copy; they begin and end together."""
+        recorder = self.recorder
+
+        @contextlib.contextmanager
+        def moving(
+            part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
+        ) -> Iterator[None]:
+            source, now = recorder.sources.find(MACHINERY), recorder.clock()
+            numbers = [
+                recorder.begin(
+                    MOVE, name_of_move(part, str(device), str(target)), tensor.nbytes, tensor.shape, source=source,
+                    start=now,
+                )
+                for device, tensor in tensors
+            ]  # fmt: skip
+            try:
+                yield
+            finally:
+                recorder.end_all(numbers)
+
+        return moving
+
+    def wrap_working_for(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record it as a phase with the name of the device. The main thread works for all of them."""
+        recorder = self.recorder
+
+        def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
+            is_main = recorder.thread.lane == LANE_CODES[MAIN]
+            return real(device) if is_main else recorder.span(PHASE, str(device))
+
+        return working_for
