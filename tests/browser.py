@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from processes import ENOUGH
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -47,11 +48,11 @@ class Browser:
 
     def wait_for(self, selector: str, text: str) -> None:
         """Wait until this text stands there."""
-        WebDriverWait(self.driver, 30).until(lambda _: text in self.text(selector))
+        WebDriverWait(self.driver, ENOUGH).until(lambda _: text in self.text(selector))
 
     def until(self, script: str) -> None:
         """Wait until this script returns something true."""
-        WebDriverWait(self.driver, 30).until(lambda _: self.ask(script))
+        WebDriverWait(self.driver, ENOUGH).until(lambda _: self.ask(script))
 
     def press(self, *keys: str) -> None:
         """Press these keys, one after another, wherever the focus is."""
@@ -78,6 +79,7 @@ def browser() -> Iterator[Browser]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_script_timeout(ENOUGH)
     try:
         yield Browser(driver)
     finally:

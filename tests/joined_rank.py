@@ -5,12 +5,22 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from ranks import go_wrong
+import torch.distributed as dist
+from ranks import misbehave
 
 from playground.app import leave
 from playground.runtime import signals
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError
+
+
+def go_wrong(rank: int, size: int, how: str, culprit: int) -> None:
+    """Every rank waits for the others; the culprit says a word and does something else."""
+    dist.barrier()
+    if rank == culprit:
+        print("now", flush=True)
+        misbehave(how)
+    dist.barrier()
 
 
 def main() -> NoReturn:

@@ -12,10 +12,13 @@ import socket
 import time
 from pathlib import Path
 
+ENOUGH = 60.0
+"""Seconds after which something is taken to hang: much longer than it takes on the busiest machine."""
 
-def session_ends(session: int, within: float) -> bool:
+
+def session_ends(session: int) -> bool:
     """Whether no process of that session is left, soon."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         if not session_members(session):
             return True

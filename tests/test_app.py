@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def test_only_picks_steps_in_the_lesson_s_order(run_cli: Run) -> None:
 
 @pytest.mark.parametrize("lesson", ["hello", "p2p", "collectives"])
 def test_json_is_one_document(lesson: str, run_cli: Run) -> None:
+    started = time.monotonic()
     shown = run_cli(lesson, "--json", "-n", 2)
+    took = time.monotonic() - started
     document = json.loads(shown.out)
     assert document.keys() == {"lesson", "backend", "device", "world_size", "seconds", "steps"}
     assert (document["lesson"], document["backend"], document["device"], document["world_size"]) == (
@@ -64,7 +67,7 @@ def test_json_is_one_document(lesson: str, run_cli: Run) -> None:
     )
     assert [step["name"] for step in document["steps"]] == list(LESSONS[lesson].steps)
     assert all(len(step["ranks"]) == 2 for step in document["steps"])
-    assert 0 < document["seconds"] < 60
+    assert 0 < document["seconds"] <= round(took, 3)
 
 
 @pytest.mark.parametrize("words", [("sgd", "--sync", "per-parameter"), ("sgd",), ("ddp",)])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from hosts import Network, ip
+from processes import ENOUGH
 
 SERVE = """
 import socket
@@ -17,7 +18,7 @@ with socket.create_server(("", 5000)) as server:
 ASK = """
 import socket, sys
 try:
-    print(socket.create_connection((sys.argv[1], 5000), timeout=0.5).recv(100).decode())
+    print(socket.create_connection((sys.argv[1], 5000), timeout=float(sys.argv[2])).recv(100).decode())
 except OSError:
     print("no answer")
 """
@@ -29,13 +30,13 @@ def test_hosts_meet_until_a_cable_is_cut(hosts: Callable[..., Network]) -> None:
     server = first.start(sys.executable, "-SE", "-c", SERVE)
     assert server.stdout
     assert server.stdout.readline() == "up\n"
-    assert ask(second.start(sys.executable, "-SE", "-c", ASK, first.address)) == "host-a\n"
+    assert ask(second.start(sys.executable, "-SE", "-c", ASK, first.address, ENOUGH)) == "host-a\n"
     first.cut()
-    assert ask(second.start(sys.executable, "-SE", "-c", ASK, first.address)) == "no answer\n"
+    assert ask(second.start(sys.executable, "-SE", "-c", ASK, first.address, 0.5)) == "no answer\n"
     second.start("sleep", 1000)
     network.remove()
     assert network.prefix not in ip("netns", "list")
 
 
 def ask(program: subprocess.Popen[str]) -> str:
-    return program.communicate(timeout=20)[0]
+    return program.communicate(timeout=ENOUGH)[0]

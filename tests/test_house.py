@@ -6,7 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,17 @@ MODULES = {
 }
 
 
-@lru_cache
+@cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-@lru_cache
+@cache
 def nodes_of(module: str) -> list[ast.AST]:
     return [*ast.walk(tree_of(module))]
 
 
-@lru_cache
+@cache
 def imports(module: str) -> set[str]:
     """What a module imports, wherever in it, and whether it is a name or a module: both are there."""
     found = set()

@@ -15,20 +15,25 @@ from playground.analysis.matching import match_messages
 from playground.analysis.replay import Replay
 from playground.analysis.volumes import volumes
 from playground.analysis.waits import Waits
-from playground.recording.recording import Recording
+from playground.recording.recording import COLLECTIVE, Recording
 from playground.recording.run import record_run
 
 DELAY, STRAGGLER, SIZE = 0.2, 2, 3
-"""The delay is larger than what a busy machine does to a rank."""
+"""The delay is larger than what a busy machine does to a rank within an all-reduce."""
+LAST = 1000
+"""Elements of the last all-reduce, for which the straggler is late."""
 
 
 def all_reduce_late(rank: int, size: int) -> None:
-    """Several rings, of several sizes; before one of them, one rank is late."""
-    all_reduce = load_all_reduce("ring")
-    for numel in (16, 4096, 65_536, 1000):
+    """Several rings, of several sizes; before the last of them, when the others are there, one rank is late."""
+    all_reduce, store = load_all_reduce("ring"), dist.distributed_c10d._get_default_store()
+    for numel in (16, 4096, 65_536, LAST):
         dist.barrier()
-        if rank == STRAGGLER and numel == 1000:
+        if numel == LAST and rank == STRAGGLER:
+            store.wait([f"{other} is there" for other in range(size) if other != rank])
             time.sleep(DELAY)
+        elif numel == LAST:
+            store.set(f"{rank} is there", "")
         all_reduce(torch.ones(numel))
 
 
@@ -50,7 +55,9 @@ def straggling() -> Recording:
 def test_the_rank_and_the_line_of_a_straggler_are_blamed() -> None:
     recording = straggling()
     waits = Waits(recording)
-    longest = max(waits.all, key=lambda wait: wait.late)
+    begun = {event.rank: event.start for event in recording.events(COLLECTIVE) if event.nbytes == 4 * LAST}
+    in_last = [wait for wait in waits.all if wait.event.start >= begun[wait.event.rank]]
+    longest = max(in_last, key=lambda wait: wait.late)
     chain = blame(recording, longest.event)
     assert chain.rank == STRAGGLER
     assert chain.busy is not None

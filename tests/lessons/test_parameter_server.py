@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings as tried, strategies as st
+from processes import ENOUGH
 
 from playground.lessons.parameter_server import experiment, lesson
 from playground.lessons.parameter_server.lesson import ParameterServer, Push
@@ -91,7 +92,7 @@ def difference_to_sgd(workers: int, settings: ServerSettings, world: Worlds) -> 
     "workers", [3, *(pytest.param(many, marks=pytest.mark.stress) for many in (1, 2, 4, 5, 6, 7, 8))]
 )
 def test_synchronous_steps_are_those_of_sgd(workers: int, digits_folder: Path, world: Worlds) -> None:
-    assert difference_to_sgd(workers, small(digits_folder, modes=("sync",), steps=20), world) <= 1e-12
+    assert difference_to_sgd(workers, small(digits_folder, modes=("sync",), steps=8), world) <= 1e-12
 
 
 @pytest.mark.stress
@@ -155,7 +156,7 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=ENOUGH)
     assert (server.active, server.lost) == (set(), {})
     assert sum(server.taken) == sum(server.history.staleness.values()) == steps * workers
     torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
@@ -202,7 +203,7 @@ def test_it_goes_on_without_workers_that_die(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=ENOUGH)
     assert (server.active, sum(server.taken)) == (set(), steps * workers)
     assert set(server.lost) <= set(range(workers - 1))
     assert all(server.taken[worker] <= life for worker, life in enumerate(lives))

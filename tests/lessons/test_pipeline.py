@@ -251,6 +251,7 @@ def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
         assert 0 < schedule["bubble"] < 1
 
 
+@pytest.mark.stress
 def test_a_grid_as_text(run_cli: Run, data_dir: Path) -> None:
     words = ("-n", 4, "--data-parallel", 2, "--schedule", "1f1b", "--data-dir", data_dir)
     shown = run_cli("pipeline", *SMALL, *words)

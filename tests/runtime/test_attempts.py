@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from processes import ENOUGH
 
 from playground.runtime.attempts import agree_on_attempt
 from playground.runtime.errors import RendezvousTimeout
@@ -16,7 +17,7 @@ from playground.runtime.rendezvous import Rendezvous
 from playground.runtime.store import await_everyone, connect
 
 Serve = Callable[[], dist.TCPStore]
-SHORT = timedelta(seconds=0.2)
+SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)
 
 
 @pytest.fixture
@@ -28,11 +29,11 @@ def torchrun_store() -> Iterator[Serve]:
             "127.0.0.1", port, is_master=True, wait_for_workers=False,
             master_listen_fd=listener.detach(), use_libuv=False,
         )  # fmt: skip
-    yield lambda: dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=20), wait_for_workers=False)
+    yield lambda: dist.TCPStore("127.0.0.1", port, timeout=LONG, wait_for_workers=False)
     del server
 
 
-def agree(serve: Serve, size: int, timeout: timedelta = timedelta(seconds=20)) -> list[tuple[int, bool]]:
+def agree(serve: Serve, size: int, timeout: timedelta = LONG) -> list[tuple[int, bool]]:
     """What every rank of a new world finds."""
     with ThreadPoolExecutor(size) as ranks:
         return list(ranks.map(lambda rank: agree_on_attempt(serve(), rank, size, timeout), range(size)))
@@ -48,9 +49,9 @@ def test_who_came_and_is_gone_holds_nobody_up(torchrun_store: Serve) -> None:
         with pytest.raises(RuntimeError):
             agree_on_attempt(torchrun_store(), rank, 3, SHORT)
     with ThreadPoolExecutor(3) as ranks:
-        first = ranks.submit(agree_on_attempt, torchrun_store(), 0, 3, timedelta(seconds=20))
+        first = ranks.submit(agree_on_attempt, torchrun_store(), 0, 3, LONG)
         torchrun_store().wait(["attempts"])  # rank 0 has found only words of the dead
-        others = [ranks.submit(agree_on_attempt, torchrun_store(), rank, 3, timedelta(seconds=20)) for rank in (2, 1)]
+        others = [ranks.submit(agree_on_attempt, torchrun_store(), rank, 3, LONG) for rank in (2, 1)]
         assert [each.result() for each in (first, *others)] == [(1, True)] * 3
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, Network
-from processes import by_hand, free_port
+from processes import ENOUGH, by_hand, free_port
 from programs import ForkedProgram
 
 from playground.runtime.errors import PeerDisconnected, RankFailed
@@ -49,7 +49,7 @@ def test_the_others_name_the_rank_that_was_lost(fork_program: Fork, how: str, cu
     port, lost = free_port(), f"lost rank {culprit} \\({reason.format(host=socket.gethostname())}\\)"
     ranks = [fork_program("joined_rank", how, culprit, **by_hand(rank, 3, port)) for rank in range(3)]
     for rank, program in enumerate(ranks):
-        _, err = program.communicate(timeout=30)
+        _, err = program.communicate(timeout=ENOUGH)
         told = told_by_ranks(err)  # besides, torch logs: in these processes it is imported already
         if rank != culprit:
             assert (program.returncode, len(told)) == (1, 1)
@@ -133,7 +133,7 @@ def test_a_killed_rank_is_named_first_on_every_host(hosts: Networks, data_dir: P
     time.sleep(time_ / 10)
     os.kill(find_rank(home, culprit), signal.SIGKILL)
     for host, torchrun in zip(network.hosts, started, strict=True):
-        _, err = torchrun.communicate(timeout=30)
+        _, err = torchrun.communicate(timeout=ENOUGH)
         assert {*told_by_ranks(err)} == {f"lost rank {culprit} (killed by SIGKILL on {home.name})"}
         cause = err[err.index("Root Cause") :]
         if host is home:
@@ -147,10 +147,10 @@ def test_a_killed_rank_is_named_first_on_every_host(hosts: Networks, data_dir: P
 def test_a_rank_that_is_busy_elsewhere_is_ended_after_a_loss(fork_program: Fork) -> None:
     port = free_port()
     busy, killed, waiting = (fork_program("joined_rank", "hang", 0, **by_hand(rank, 3, port)) for rank in range(3))
-    time.sleep(3)  # now they are in the function
+    assert busy.stdout.readline() == "now\n"
     killed.send_signal(signal.SIGKILL)
     for program in (waiting, busy):
-        _, err = program.communicate(timeout=15)
+        _, err = program.communicate(timeout=ENOUGH)
         assert program.returncode == 1
         assert [re.sub(KILLED, "killed", line) for line in told_by_ranks(err)] == [
             f"lost rank 1 (killed on {socket.gethostname()})"
@@ -164,7 +164,7 @@ def test_a_host_that_falls_silent_is_named_on_every_host(hosts: Networks, data_d
     started = start_training(network, data_dir)
     network.hosts[silent].cut()
     for number, torchrun in enumerate(started):
-        _, err = torchrun.communicate(timeout=10)
+        _, err = torchrun.communicate(timeout=ENOUGH)
         ranks = "2, 3" if number == 0 else "0, 1"
         lost = f"lost ranks {ranks} ({network.hosts[1 - number].name} has been silent for 4 s)"
         assert {*told_by_ranks(err)} == {lost}
@@ -179,5 +179,5 @@ def test_the_only_rank_of_a_host_is_missed_by_the_others(hosts: Networks, data_d
     assert any(re.match(r"\s*(epoch)?\s*1\s", line) for line in started[0].stdout)
     os.kill(find_rank(network.hosts[1], 1), signal.SIGKILL)
     for torchrun in (started[0], started[2]):
-        _, err = torchrun.communicate(timeout=30)
+        _, err = torchrun.communicate(timeout=ENOUGH)
         assert "of 3 lost rank 1 (its process on host-b has ended)\n" in err

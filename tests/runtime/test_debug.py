@@ -25,7 +25,7 @@ SCRIPT = textwrap.dedent("""
     from test_debug import stop_here
 
     if __name__ == "__main__":
-        print("answers:", *sorted(launch(stop_here, 2, timeout=2)))
+        print("answers:", *sorted(launch(stop_here, 2)))
     """)
 
 

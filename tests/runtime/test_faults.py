@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import has_begun, is_first_epoch, session_ends, session_members
+from processes import ENOUGH, has_begun, is_first_epoch, session_ends, session_members
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
@@ -22,7 +22,7 @@ MEASURING = ("bench", "-n", "3", "-b", "1M", "-e", "1M", "--algorithm", "backend
 
 def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
     """The ranks of a run: what the fork server has forked, as soon as they are `count` and meet each other."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         members = [int(pid) for pid in session_members(process.pid)]
         parents = {pid: parent_of(pid) for pid in members}
@@ -78,11 +78,11 @@ def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: P
     else:
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 130
     assert err.strip().splitlines()[-1:] == ["playground: interrupted"]
     assert "Traceback" not in err
-    assert session_ends(process.pid, within=5)
+    assert session_ends(process.pid)
 
 
 INTERRUPTED_IN_TEXT = """
@@ -110,8 +110,8 @@ def test_the_death_of_the_parent_takes_all_along(number: int, code: int, start_c
     process = start_cli(*MEASURING)
     wait_for_ranks(process, 3)
     process.send_signal(number)
-    assert process.wait(timeout=10) == code
-    assert session_ends(process.pid, within=5)
+    assert process.wait(timeout=ENOUGH) == code
+    assert session_ends(process.pid)
 
 
 def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(start_cli: Start) -> None:
@@ -119,21 +119,19 @@ def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(start_cli: Sta
     ranks = wait_for_ranks(process, 3)
     assert listening(map(int, session_members(process.pid))) == {"0100007F"}  # 127.0.0.1 as the kernel writes it
     os.kill(ranks[1], signal.SIGKILL)
-    started = time.monotonic()
-    _, err = process.communicate(timeout=10)
-    assert time.monotonic() - started < 5
+    _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 1
     assert err.splitlines()[-1].endswith(" of 3 was killed by SIGKILL")
-    assert session_ends(process.pid, within=5)
+    assert session_ends(process.pid)
 
 
 def test_a_killed_fork_server_ends_the_run(start_cli: Start) -> None:
     process = start_cli(*MEASURING)
     os.kill(parent_of(wait_for_ranks(process, 3)[0]), signal.SIGKILL)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 1
     assert "is out of reach: the fork server it came from was killed" in err
-    assert session_ends(process.pid, within=5)
+    assert session_ends(process.pid)
 
 
 @pytest.mark.stress

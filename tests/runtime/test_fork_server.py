@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import ENOUGH
 
 from playground.runtime import fork_client, server
 from playground.runtime.errors import ForkServerFailed
@@ -41,7 +42,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
 
 def is_gone(pid: int) -> bool:
     """Whether that child of ours ends, soon."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -60,7 +61,7 @@ def test_a_process_of_the_server_ends_with_its_own_code(begin: Begin) -> None:
     begin()
     process = server.ForkedProcess(target=os._exit, args=(7,))
     process.start()
-    process.join(10)
+    process.join(ENOUGH)
     assert process.exitcode == 7
 
 
@@ -74,7 +75,7 @@ def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
         assert process.pid
         os.kill(process.pid, number)
     for process in processes:
-        process.join(10)
+        process.join(ENOUGH)
     assert [process.exitcode for process in processes] == [-number for number in numbers]
 
 
@@ -90,7 +91,7 @@ def test_what_a_process_is_to_run_may_be_large(begin: Begin) -> None:
     begin()
     process = server.ForkedProcess(target=len, args=(bytes(2**24),))
     process.start()
-    process.join(10)
+    process.join(ENOUGH)
     assert process.exitcode == 0
 
 
@@ -111,7 +112,7 @@ def test_a_stopped_process_dies_with_its_launcher(begin: Begin) -> None:
     while state_of(process.pid) != "T":
         time.sleep(0.01)
     os.close(client.lifeline)
-    process.join(10)
+    process.join(ENOUGH)
     assert process.exitcode == server.LOST_BY_THE_SERVER
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import by_hand, free_port, is_first_epoch
+from processes import ENOUGH, by_hand, free_port, is_first_epoch
 from programs import ForkedProgram
 
 from playground.lessons import LESSONS
@@ -29,7 +29,7 @@ def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program:
     program = fork_program(*torchrun, "-m", "playground", "collectives", "--json")
     steps = list(LESSONS["collectives"].steps)
     ours = world(2).run(run_steps, [LESSONS["collectives"].remote(step) for step in steps])
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=ENOUGH)
     assert program.returncode == 0, err
     theirs = {step["name"]: step["ranks"] for step in json.loads(out)["steps"]}
     assert theirs == {step: [ours[0][i], ours[1][i]] for i, step in enumerate(steps)}
@@ -39,12 +39,12 @@ def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork, data
     port = free_port()
     words = ("playground", "sgd", "--epochs", 1, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir)
     second, first = (fork_program(*words, **by_hand(rank, 2, port)) for rank in (1, 0))
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=ENOUGH)
     assert (first.returncode, err) == (0, "")
     assert out.splitlines()[0].startswith("sgd: gloo on cpu, 2 ranks x ")
     assert sum(map(is_first_epoch, out.splitlines())) == 1
     assert "bit-identical" in out.splitlines()[-1]
-    assert second.communicate(timeout=10) == ("", "")
+    assert second.communicate(timeout=ENOUGH) == ("", "")
     assert second.returncode == 0
 
 
@@ -61,7 +61,7 @@ def test_ranks_that_wait_in_vain_say_for_whom(start_cli: Start, fork_program: Fo
     ]
     started = [wait_in_vain(start, place, rank, size, seconds) for start, place, rank, size, seconds, _ in waiting]
     for (start, place, rank, size, seconds, why), process in zip(waiting, started, strict=True):
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=ENOUGH)
         where = place if place == file else f"127.0.0.1:{place}"
         explained = f"playground: rank {rank} of {size} waited {seconds} s at {where}: {why}\n"
         assert (process.returncode, without_log(err) if start is hello else err) == (1, explained)

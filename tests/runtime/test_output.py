@@ -52,6 +52,7 @@ def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(capfd: pytest.Cap
 
 
 def test_lines_of_ranks_that_hang_arrive(capsys: pytest.CaptureFixture[str]) -> None:
+    launch(print_lines, 2, args=(0, -1, -1))  # so that ranks are there which need no time to meet
     with pytest.raises(RankTimeout):
         launch(print_lines, 2, args=(20, -1, 1), timeout=1)
     check_lines(capsys.readouterr().out, 2, 20)

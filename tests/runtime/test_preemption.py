@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from processes import by_hand, free_port
+from processes import ENOUGH, by_hand, free_port
 from programs import ForkedProgram
 from ranks import misbehave
 
@@ -156,7 +156,7 @@ def test_all_ranks_end_where_one_of_them_is_asked(
     ranks = start_two("store", fork_program)
     for _ in range(2):  # torchrun passes on what all processes of a job may have got
         ranks[1].send_signal(number)
-    errors = [program.communicate(timeout=20)[1] for program in ranks]
+    errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
     assert errors == [f"preempted by {number.name} after step 3\n"] * 2
 
@@ -165,5 +165,5 @@ def test_a_rank_that_cannot_agree_is_ended(fork_program: Callable[..., ForkedPro
     """It waits in gloo for a rank that does not come."""
     _, waiting = start_two("hang", fork_program)
     waiting.send_signal(signal.SIGTERM)
-    assert waiting.communicate(timeout=20) == ("", "")
+    assert waiting.communicate(timeout=ENOUGH) == ("", "")
     assert waiting.returncode == 128 + signal.SIGTERM

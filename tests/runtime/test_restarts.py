@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, strategies as st
-from processes import by_hand, free_port, is_alive
+from processes import ENOUGH, by_hand, free_port, is_alive
 from ranks import misbehave
 
 import playground
@@ -85,11 +85,11 @@ def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) ->
 def test_a_world_that_hangs_is_replaced(how: str) -> None:
     seen = Restarts()
     results = launch(
-        go_wrong_at_first, 2, args=(how, [1]), timeout=1, restarts=3,
+        go_wrong_at_first, 2, args=(how, [1]), timeout=2, restarts=3,
         on_restart=seen.on_restart, on_report=seen.on_report,
     )  # fmt: skip
     assert results == [(0, 1), (1, 1)]
-    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 1 s from ranks 0, 1 of 2"]
+    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 2 s from ranks 0, 1 of 2"]
     assert not any(map(is_alive, seen.pids))
 
 
@@ -283,8 +283,8 @@ def children_of_the_server() -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def soon(condition: Callable[[], bool], within: float = 5.0) -> bool:
-    deadline = time.monotonic() + within
+def soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + ENOUGH
     while not condition():
         if time.monotonic() > deadline:
             return False

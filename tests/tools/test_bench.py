@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import ENOUGH
 
 from playground.algorithms import ALGORITHMS, OURS, load_algorithm
 from playground.measurement.environment import Environment
@@ -397,7 +398,7 @@ def test_ctrl_c_prints_what_there_is(start_cli: Start) -> None:
         if line.startswith("  backend"):
             break
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=ENOUGH)
     assert (process.returncode, err.strip()) == (130, "playground: interrupted")
     last = " ".join(out.split("Measured")[1].split())
     assert last == "in part: all_reduce from 32 B to 32 MiB, 1 or more of 2 trials per row."

@@ -50,7 +50,15 @@ def check_kills(document: Any, kills: int, size: int) -> None:
         assert kill["role"] != LAUNCHER or kill["said"] == ""
 
 
-def test_a_training_whose_ranks_are_killed_ends_the_same(chaos: Run) -> None:
+def test_a_training_whose_rank_is_killed_ends_the_same(chaos: Run) -> None:
+    code, document = chaos("sgd", "-n", 2, "--epochs", 4, "--snapshot-every", 1, kills=1)
+    assert code == 0
+    check_kills(document, kills=1, size=2)
+
+
+@pytest.mark.stress
+def test_ranks_that_are_killed_are_named(chaos: Run) -> None:
+    """At least those that are killed in the midst of the training."""
     code, document = chaos("sgd", "-n", 2, "--epochs", 4, "--snapshot-every", 1, kills=3)
     assert code == 0
     check_kills(document, kills=3, size=2)

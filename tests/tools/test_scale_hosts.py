@@ -23,6 +23,7 @@ CORES = 4
 TRUE = Machine(1e-4, 1e-9, 5e-11, None, 4, 1e-5, 1e-10)
 """Ten times as slow between hosts as inside."""
 latency, inverse_bandwidth = st.floats(1e-6, 1e-3), st.floats(1e-11, 1e-7)
+share = st.floats(0.001, 1)
 
 
 def even(hosts: int, node: int) -> Hosts:
@@ -45,8 +46,10 @@ def samples_from(true: Machine, asked: plan.Plan) -> list[Sample]:
 
 
 @settings(max_examples=5)
-@given(latency, inverse_bandwidth, latency, inverse_bandwidth)
-def test_both_levels_are_found(alpha: float, beta: float, inner_alpha: float, inner_beta: float) -> None:
+@given(latency, inverse_bandwidth, share, share)
+def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float, share_of_beta: float) -> None:
+    """Hosts are no slower inside than between them: what they cost there is drawn as a share."""
+    inner_alpha, inner_beta = share_of_alpha * alpha, share_of_beta * beta
     true = Machine(alpha, beta, 1e-10, None, 4, inner_alpha, inner_beta)
     asked = plan_of(3, 4)
     result = fit.evaluate(samples_from(true, asked), asked)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from processes import by_hand, free_port, session_ends
+from processes import ENOUGH, by_hand, free_port, session_ends
 from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
@@ -203,7 +203,7 @@ def words(data_dir: Path, tmp_path: Path) -> list[Any]:
     ]  # fmt: skip
 
 
-def wait_for_a_snapshot(folder: Path, seconds: float = 60.0) -> None:
+def wait_for_a_snapshot(folder: Path, seconds: float = ENOUGH) -> None:
     end = time.monotonic() + seconds
     while not find_steps(folder) and time.monotonic() < end:
         time.sleep(0.01)
@@ -251,7 +251,7 @@ def test_ranks_that_somebody_else_has_started(
     ranks = [fork_program("playground", *words, *more, **by_hand(rank, 2, port)) for rank in range(2)]
     wait_for_a_snapshot(folder)
     ranks[1].send_signal(signal.SIGUSR1)
-    errors = [program.communicate(timeout=60)[1] for program in ranks]
+    errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     step = find_steps(folder)[0]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
     assert errors == [f"playground: preempted by SIGUSR1 after step {step}; {folder / NAME} says how to go on\n", ""]
@@ -272,8 +272,8 @@ def test_torchrun(number: signal.Signals, words: list[Any], tmp_path: Path) -> N
     ) as torchrun:
         wait_for_a_snapshot(folder)
         torchrun.send_signal(number)
-        _, err = torchrun.communicate(timeout=60)
+        _, err = torchrun.communicate(timeout=ENOUGH)
     step = find_steps(folder)[0]
     assert f"playground: preempted by {number.name} after step {step}" in err
     assert f"step: {step}\nsignal: {number.name}\n" in (folder / NAME).read_text()
-    assert session_ends(torchrun.pid, within=5)
+    assert session_ends(torchrun.pid)

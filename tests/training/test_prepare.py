@@ -13,7 +13,6 @@ import resource
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -140,11 +139,8 @@ def test_mnist_comes_over_http(mirror: Path, tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "NETWORK_TIMEOUT", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        started = time.monotonic()
-        with pytest.raises(NoData, match="timed out"):
-            prepare.prepare("mnist", tmp_path / "data", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        assert time.monotonic() - started < 5
+    with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(NoData, match="timed out"):
+        prepare.prepare("mnist", tmp_path / "data", f"http://127.0.0.1:{deaf.getsockname()[1]}")
 
 
 @contextlib.contextmanager
