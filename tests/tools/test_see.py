@@ -30,7 +30,7 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_recording_in_words(recording: Path, run_cli: Callable[..., Any]) -> None:
     outcome = run_cli("see", recording)
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[0].startswith(f"see: {recording.parent}")
+    assert "".join(outcome.out.split()).startswith(f"see:{recording}")  # wherever the line is broken
     assert re.fullmatch(r"Shown: \d+ events of 4 ranks\.", outcome.out.splitlines()[-1])
     document = json.loads(run_cli("see", recording, "--json").out)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
