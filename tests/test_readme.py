@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from processes import ENOUGH, session_ends
+from widths import too_wide
 
 from playground.console.lesson import Lesson
 from playground.lessons import PATH
@@ -210,7 +211,7 @@ def test_commands_print_what_is_shown(
                 patch.setenv(name, value)
             result = run_cli(*words, *smaller, *quick)
         assert result.code == 0, result.err
-        assert redirected or [line for line in result.out.splitlines() if len(line) > 80] == []
+        assert redirected or too_wide(result.out) == []
         if redirected:
             Path(redirected).write_text(result.out)
         if shown.output:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from widths import too_wide
 
 from playground.lessons import LESSONS
 from playground.tools import TOOLS
@@ -31,21 +32,19 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_line_is_wider_than_80_columns(words: tuple[Any, ...], run_cli: Callable[..., Any]) -> None:
     shown = run_cli(*words)
     assert shown.code == 0, shown.err
-    lines = shown.out.splitlines()
-    assert lines[0].startswith(words[0])
-    assert [line for line in lines if len(line) > 80] == []
+    assert shown.out.startswith(words[0])
+    assert too_wide(shown.out) == []
 
 
 @pytest.mark.parametrize("name", [*LESSONS, *TOOLS, ""])
 def test_no_line_of_help_is_wider_than_80_columns(name: str, run_cli: Callable[..., Any]) -> None:
-    lines = run_cli(*filter(None, [name]), "--help").out.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
+    assert too_wide(run_cli(*filter(None, [name]), "--help").out) == []
 
 
 def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) -> None:
     words = ("sgd", "-n", 3, "--epochs", 1, "--limit", 128, *DIGITS, "--data-dir", data_dir)
     narrow, wide = run_cli(*words).out, run_cli(*words, "--wide").out
-    assert [line for line in narrow.splitlines() if len(line) > 80] == []
+    assert too_wide(narrow) == []
     assert "more columns with --wide: train loss of each rank" in narrow
     assert "more columns" not in wide
     [row] = [line.split() for line in wide.splitlines() if line.startswith("      1 ")]
