@@ -117,8 +117,8 @@ class DeviceRecorder(Recorder):
         if last is not None:
             rate = (last.nanoseconds - first.nanoseconds) / first.mark.elapsed_time(last.mark)
         for number, ended in list(self.ended.items()):
-            if number < self.capacity and ended.query():
-                begun = self.begun[number]
+            begun = self.begun[number]  # left, it may be, in another stream
+            if number < self.capacity and begun.query() and ended.query():
                 start = first.nanoseconds + round(rate * first.mark.elapsed_time(begun))
                 self.copy_to_device(number, start, start + round(rate * begun.elapsed_time(ended)))
 
