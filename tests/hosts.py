@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 PREFIX = "playground"
-BURST = ("burst", "256kb", "latency", "50ms")
-"""More than the 64 KiB that a cable may be handed at once, lest they be dropped."""
+BURST = ("burst", "6kb", "latency", "10ms")
+SEGMENTS = 2
+"""Of a slow cable: it may be handed so many packets at once, and lets little more pass without delay. With more, what
+is small would travel in no time, and answers would wait behind long queues."""
 RUN_AS = 'hostname "$0" && exec "$@"'
 RUN_WITH_DISK = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
 AGENTS = ("last_call_timeout=1", "keep_alive_interval=1", "keep_alive_max_attempt=3", "join_timeout=120")
@@ -46,6 +48,7 @@ class Host:
         for name in ("lo", "eth0"):
             ip("-n", self.namespace, "link", "set", name, "up")
         if rate:
+            ip("-n", self.namespace, "link", "set", "dev", "eth0", "gso_max_segs", SEGMENTS)
             run("tc", "-n", self.namespace, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, *BURST)
 
     @property

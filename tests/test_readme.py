@@ -70,7 +70,7 @@ SMALLER = {
     "sgd": FEW_SAMPLES,
     "ladder": (*FEW_SAMPLES, "--steps", "2"),
     "ddp": FEW_SAMPLES,
-    "elastic": ("-n", "2", "--epochs", "2"),
+    "elastic": ("-n", "2", "--epochs", "3"),
     "prove": (*FEW_SAMPLES, "--batch-size", "16"),
     "parameter-server": (*FEW_SAMPLES, "--batch-size", "64", "--steps", "8"),
     "pipeline": (*FEW_SAMPLES, "--batch-size", "32", "--steps", "1"),
