@@ -60,6 +60,7 @@ def unflatten(row: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def all_gather_stacked(tensor: torch.Tensor) -> torch.Tensor:
     """Every rank's `tensor`, of one shape on all: [rank, …]. All must call this."""
+    tensor = tensor.contiguous()  # nccl takes no other
     rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, tensor)
     return torch.stack(rows)

@@ -1,0 +1,16 @@
+// The driver's libraries, libcuda and NVML: what is asked of them without the runtime.
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { return *flags = 0, *active = 1, 0; }
+int cuGetErrorString(int, const char** text) { return *text = "an error of the simulated GPU", 0; }
+
+int nvmlInit() { return 0; }
+int nvmlInit_v2() { return 0; }
+int nvmlDeviceGetCount_v2(int* count) { return *count = atoi(getenv("PLAYGROUND_SIMULATED_GPU")), 0; }
+int nvmlShutdown() { return 0; }
+int nvmlSystemGetDriverVersion(char* text, unsigned length) { return strncpy(text, "580.0", length), 0; }
+}

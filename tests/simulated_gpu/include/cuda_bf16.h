@@ -1,0 +1,1 @@
+#pragma once  // nccl.h asks for it, and only kernels would use it

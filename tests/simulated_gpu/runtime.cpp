@@ -1,0 +1,444 @@
+// The CUDA runtime of a machine that has no GPU: device memory is host memory, a stream is a thread with a queue.
+//
+// Loaded before torch (LD_PRELOAD), its functions take the place of libcudart's, so that torch's own allocator, streams,
+// events and ProcessGroupNCCL run unchanged on top of it. The host goes on when it launches; only what waits on a real
+// GPU waits here. Kernels come from kernels.cpp, NCCL from nccl.cpp.
+#include "runtime.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+int number(const char* name, int otherwise) {
+  const char* text = getenv(name);
+  return text ? atoi(text) : otherwise;
+}
+
+const int DEVICES = number("PLAYGROUND_SIMULATED_GPU", 1);
+const size_t MEMORY = size_t(number("PLAYGROUND_SIMULATED_GPU_MB", 4096)) << 20;
+const int LATENCY = number("PLAYGROUND_SIMULATED_GPU_LATENCY_US", 0);  // of each piece of work in a stream
+
+struct Stream {
+  int device, priority;
+  std::deque<std::function<void()>> queue;
+  bool busy = false, ends = false;
+  std::condition_variable filled;
+};
+
+struct Event {
+  long recorded = 0, done = 0;  // how often
+  double time = 0;              // ms, when it was reached last
+};
+
+struct Allocation {
+  size_t size;
+  int device;  // -1: pinned memory of the host
+};
+
+// One lock for everything, and never destroyed: streams' threads outlive static objects.
+struct State {
+  std::mutex lock;
+  std::condition_variable changed;  // a stream has done something
+  std::map<uintptr_t, Allocation> allocations;
+  std::map<int, Stream*> default_streams;
+  std::vector<Stream*> streams;
+  std::map<int, size_t> used;
+};
+
+State& state() {
+  static State* one = new State;
+  return *one;
+}
+
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t told(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+double now() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+using Lock = std::unique_lock<std::mutex>;
+
+void work_off(Stream* stream) {
+  current_device = stream->device;
+  Lock lock(state().lock);
+  while (true) {
+    stream->filled.wait(lock, [&] { return (!stream->queue.empty() && !stream->busy) || stream->ends; });
+    if (stream->queue.empty()) break;
+    auto work = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    stream->busy = true;
+    lock.unlock();
+    if (LATENCY) usleep(LATENCY);
+    work();
+    work = nullptr;
+    lock.lock();
+    stream->busy = false;
+    state().changed.notify_all();
+  }
+  auto& all = state().streams;
+  all.erase(std::find(all.begin(), all.end(), stream));
+  delete stream;
+}
+
+// A process that leaves takes its GPU's work with it, before what the work is made of is destroyed.
+void halt() { state().lock.lock(); }
+
+// The kernels are loaded with the first memory: only a process that uses a GPU has them.
+void load_kernels() {
+  atexit(halt);
+  Dl_info here;
+  dladdr(reinterpret_cast<void*>(&load_kernels), &here);
+  std::string path(here.dli_fname);
+  path.replace(path.rfind('/') + 1, std::string::npos, "kernels.so");
+  if (!dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+    fprintf(stderr, "simulated GPU: %s\n", dlerror());
+    abort();
+  }
+}
+
+Stream* make_stream(int device, int priority) {
+  auto* stream = new Stream{device, priority};
+  Lock lock(state().lock);
+  state().streams.push_back(stream);
+  std::thread(work_off, stream).detach();
+  return stream;
+}
+
+Stream* stream_of(void* handle) {
+  // cudaStreamLegacy and cudaStreamPerThread are 1 and 2
+  if (reinterpret_cast<uintptr_t>(handle) > 2) return static_cast<Stream*>(handle);
+  {
+    Lock lock(state().lock);
+    auto found = state().default_streams.find(current_device);
+    if (found != state().default_streams.end()) return found->second;
+  }
+  auto* stream = make_stream(current_device, 0);
+  Lock lock(state().lock);
+  return state().default_streams[current_device] = stream;
+}
+
+bool idle(const Stream* stream) { return stream->queue.empty() && !stream->busy; }
+
+void wait_for(Stream* stream) {
+  Lock lock(state().lock);
+  state().changed.wait(lock, [&] { return idle(stream); });
+}
+
+const Allocation* allocation_of(const void* pointer) {  // the caller holds the lock
+  auto found = state().allocations.upper_bound(reinterpret_cast<uintptr_t>(pointer));
+  if (found == state().allocations.begin()) return nullptr;
+  --found;
+  return reinterpret_cast<uintptr_t>(pointer) < found->first + found->second.size ? &found->second : nullptr;
+}
+
+bool pageable(const void* pointer) {
+  Lock lock(state().lock);
+  return !allocation_of(pointer);
+}
+
+cudaError_t allocate(void** pointer, size_t size, int device) {
+  static std::once_flag first;
+  std::call_once(first, load_kernels);
+  Lock lock(state().lock);
+  if (device >= 0 && state().used[device] + size > MEMORY) return told(cudaErrorMemoryAllocation);
+  *pointer = mmap(nullptr, std::max<size_t>(size, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (*pointer == MAP_FAILED) return told(cudaErrorMemoryAllocation);
+  state().allocations[reinterpret_cast<uintptr_t>(*pointer)] = {std::max<size_t>(size, 1), device};
+  if (device >= 0) state().used[device] += size;
+  return cudaSuccess;
+}
+
+cudaError_t release(void* pointer) {
+  if (!pointer) return cudaSuccess;
+  Lock lock(state().lock);
+  auto found = state().allocations.find(reinterpret_cast<uintptr_t>(pointer));
+  if (found == state().allocations.end()) return told(cudaErrorInvalidValue);
+  if (found->second.device >= 0) state().used[found->second.device] -= found->second.size;
+  munmap(pointer, found->second.size);
+  state().allocations.erase(found);
+  return cudaSuccess;
+}
+
+Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+[[noreturn]] void not_simulated(const char* what) {
+  fprintf(stderr, "simulated GPU: %s is not simulated; called from\n", what);
+  void* frames[24];
+  backtrace_symbols_fd(frames, backtrace(frames, 24), 2);
+  abort();
+}
+
+}  // namespace
+
+void enqueue(void* handle, std::function<void()> work, bool may_wait) {
+  Stream* stream = stream_of(handle);
+  Lock lock(state().lock);
+  if (may_wait || LATENCY || !idle(stream)) {
+    stream->queue.push_back(std::move(work));
+    stream->filled.notify_one();
+    return;
+  }
+  stream->busy = true;
+  lock.unlock();
+  work();
+  lock.lock();
+  stream->busy = false;
+  stream->filled.notify_one();
+  state().changed.notify_all();
+}
+
+void wait_until_idle(int device) {
+  Lock lock(state().lock);
+  state().changed.wait(lock, [&] {
+    auto& all = state().streams;
+    return std::all_of(all.begin(), all.end(), [&](Stream* one) { return one->device != device || idle(one); });
+  });
+}
+
+// A rank that kills itself closes its files before its device lets go of it, which takes a second or more.
+extern "C" int kill(pid_t pid, int signal) {
+  using Kill = int (*)(pid_t, int);
+  static auto real = reinterpret_cast<Kill>(dlsym(RTLD_NEXT, "kill"));
+  if (pid == getpid() && signal == SIGKILL && !state().streams.empty()) {
+    for (int file = 3; file < 1024; ++file) close(file);
+    usleep(1500 * 1000);
+  }
+  return real(pid, signal);
+}
+
+extern "C" {
+
+// Devices
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = DEVICES, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= DEVICES) return told(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaGetLastError() {
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaDeviceSynchronize() {
+  wait_until_idle(current_device);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = -5, cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 1, cudaSuccess; }
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+  snprintf(text, size, "0000:%02x:00.0", device + 1);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 8 : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= DEVICES) return told(cudaErrorInvalidDevice);
+  *properties = {};
+  strcpy(properties->name, "SIMULATED GPU");
+  memset(properties->uuid.bytes, device + 1, sizeof properties->uuid.bytes);
+  properties->major = 9;
+  properties->totalGlobalMem = MEMORY;
+  properties->multiProcessorCount = 8;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->regsPerMultiprocessor = 65536;
+  properties->sharedMemPerBlock = 49152;
+  properties->pciBusID = device + 1;
+  return cudaSuccess;
+}
+
+// Memory
+
+cudaError_t cudaMalloc(void** pointer, size_t size) { return allocate(pointer, size, current_device); }
+cudaError_t cudaFree(void* pointer) {
+  wait_until_idle(current_device);
+  return release(pointer);
+}
+cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned) { return allocate(pointer, size, -1); }
+cudaError_t cudaFreeHost(void* pointer) { return release(pointer); }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  Lock lock(state().lock);
+  return *total = MEMORY, *free = MEMORY - state().used[current_device], cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  Lock lock(state().lock);
+  const Allocation* allocation = allocation_of(pointer);
+  *attributes = {};
+  attributes->device = allocation ? allocation->device : -1;
+  attributes->type = !allocation ? cudaMemoryTypeUnregistered
+      : allocation->device < 0   ? cudaMemoryTypeHost
+                                 : cudaMemoryTypeDevice;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind, cudaStream_t stream) {
+  if (pageable(from)) {  // read before the call returns
+    auto copy = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
+    enqueue(stream, [=] { memcpy(to, copy->data(), size); });
+  } else {
+    enqueue(stream, [=] { memcpy(to, from, size); });
+  }
+  if (pageable(to)) wait_for(stream_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
+  cudaMemcpyAsync(to, from, size, kind, nullptr);
+  wait_for(stream_of(nullptr));
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, cudaStream_t stream) {
+  return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
+  enqueue(stream, [=] { memset(to, value, size); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t size) { return cudaMemsetAsync(to, value, size, nullptr); }
+
+// Streams
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+  *stream = reinterpret_cast<cudaStream_t>(make_stream(current_device, priority));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Lock lock(state().lock);
+  static_cast<Stream*>(static_cast<void*>(stream))->ends = true;
+  static_cast<Stream*>(static_cast<void*>(stream))->filled.notify_one();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  return *priority = stream_of(stream)->priority, cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  wait_for(stream_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Stream* one = stream_of(stream);
+  Lock lock(state().lock);
+  return idle(one) ? cudaSuccess : told(cudaErrorNotReady);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
+  Event* event = event_of(handle);
+  long awaited;
+  {
+    Lock lock(state().lock);
+    awaited = event->recorded;
+    if (event->done >= awaited) return cudaSuccess;
+  }
+  auto wait = [=] {
+    Lock lock(state().lock);
+    state().changed.wait(lock, [&] { return event->done >= awaited; });
+  };
+  enqueue(stream, wait, true);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
+  enqueue(stream, [=] { callback(stream, cudaSuccess, data); }, true);
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  enqueue(stream, [=] { function(data); }, true);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  if (id) *id = 0;
+  if (graph) *graph = nullptr;
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+
+// Events. They are never freed: a stream may still have to reach one.
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
+  Event* event = event_of(handle);
+  long recorded;
+  {
+    Lock lock(state().lock);
+    recorded = ++event->recorded;
+  }
+  enqueue(stream, [=] {
+    Lock lock(state().lock);
+    event->done = recorded;
+    event->time = now();
+    state().changed.notify_all();
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  Lock lock(state().lock);
+  return event_of(handle)->done == event_of(handle)->recorded ? cudaSuccess : told(cudaErrorNotReady);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+  Lock lock(state().lock);
+  long awaited = event_of(handle)->recorded;
+  state().changed.wait(lock, [&] { return event_of(handle)->done >= awaited; });
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  Lock lock(state().lock);
+  for (Event* event : {event_of(start), event_of(end)}) {
+    if (!event->recorded) return told(cudaErrorInvalidResourceHandle);
+    if (event->done < event->recorded) return told(cudaErrorNotReady);
+  }
+  *ms = static_cast<float>(event_of(end)->time - event_of(start)->time);
+  return cudaSuccess;
+}
+
+// Kernels that nothing has taken the place of
+
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { not_simulated("a kernel"); }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { not_simulated("a kernel"); }
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { not_simulated("a CUDA graph"); }
+}
