@@ -12,5 +12,12 @@ int nvmlInit() { return 0; }
 int nvmlInit_v2() { return 0; }
 int nvmlDeviceGetCount_v2(int* count) { return *count = atoi(getenv("PLAYGROUND_SIMULATED_GPU")), 0; }
 int nvmlShutdown() { return 0; }
+// What torch looks up before it says that memory is exhausted, and by whom
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void**) { return 0; }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { return *count = 0, 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = 13000, 0; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return 3; }  // not supported
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 3; }
 int nvmlSystemGetDriverVersion(char* text, unsigned length) { return strncpy(text, "580.0", length), 0; }
 }

@@ -57,12 +57,11 @@ at::Tensor host_view(const at::Tensor& tensor) {
 }
 
 at::Tensor meta(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors have a shape alone");
   auto shape = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta).pinned_memory(c10::nullopt));
   shape._set_conj(tensor.is_conj());
   shape._set_neg(tensor.is_neg());
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) shape.unsafeGetTensorImpl()->set_wrapped_number(true);
   return shape;
 }
 
@@ -227,7 +226,8 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
       }
       for (size_t i = 0; i < results.argument.size(); ++i)
         outputs.push_back(results.argument[i] ? args[*results.argument[i]] : on_device(shapes[i], device));
-    } catch (const std::exception&) {
+    } catch (const std::exception& why) {
+      if (getenv("PLAYGROUND_SIMULATED_GPU_LOG")) std::cerr << schema.name() << ": " << why.what() << std::endl;
       known = false;
     }
   }

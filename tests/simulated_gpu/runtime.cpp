@@ -23,6 +23,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -39,7 +40,7 @@ const int LATENCY = number("PLAYGROUND_SIMULATED_GPU_LATENCY_US", 0);  // of eac
 struct Stream {
   int device, priority;
   std::deque<std::function<void()>> queue;
-  bool busy = false, ends = false;
+  bool has_thread = false, busy = false, ends = false;
   std::condition_variable filled;
 };
 
@@ -61,6 +62,7 @@ struct State {
   std::map<int, Stream*> default_streams;
   std::vector<Stream*> streams;
   std::map<int, size_t> used;
+  bool unloaded = false;  // the process leaves: streams do nothing more, and no one waits for them
 };
 
 State& state() {
@@ -86,7 +88,7 @@ void work_off(Stream* stream) {
   current_device = stream->device;
   Lock lock(state().lock);
   while (true) {
-    stream->filled.wait(lock, [&] { return (!stream->queue.empty() && !stream->busy) || stream->ends; });
+    stream->filled.wait(lock, [&] { return !state().unloaded && ((!stream->queue.empty() && !stream->busy) || stream->ends); });
     if (stream->queue.empty()) break;
     auto work = std::move(stream->queue.front());
     stream->queue.pop_front();
@@ -104,12 +106,21 @@ void work_off(Stream* stream) {
   delete stream;
 }
 
-// A process that leaves takes its GPU's work with it, before what the work is made of is destroyed.
-void halt() { state().lock.lock(); }
+// A process that leaves takes its GPU's work with it, before what the work is made of is destroyed. A kernel may be in
+// the midst of its work; one that waits for another rank would do so for ever.
+void unload() {
+  Lock lock(state().lock);
+  state().changed.wait_for(lock, std::chrono::milliseconds(200), [] {
+    auto& all = state().streams;
+    return std::none_of(all.begin(), all.end(), [](Stream* one) { return one->busy; });
+  });
+  state().unloaded = true;
+  state().changed.notify_all();
+}
 
 // The kernels are loaded with the first memory: only a process that uses a GPU has them.
 void load_kernels() {
-  atexit(halt);
+  atexit(unload);
   Dl_info here;
   dladdr(reinterpret_cast<void*>(&load_kernels), &here);
   std::string path(here.dli_fname);
@@ -124,7 +135,6 @@ Stream* make_stream(int device, int priority) {
   auto* stream = new Stream{device, priority};
   Lock lock(state().lock);
   state().streams.push_back(stream);
-  std::thread(work_off, stream).detach();
   return stream;
 }
 
@@ -141,7 +151,7 @@ Stream* stream_of(void* handle) {
   return state().default_streams[current_device] = stream;
 }
 
-bool idle(const Stream* stream) { return stream->queue.empty() && !stream->busy; }
+bool idle(const Stream* stream) { return (stream->queue.empty() && !stream->busy) || state().unloaded; }
 
 void wait_for(Stream* stream) {
   Lock lock(state().lock);
@@ -197,8 +207,10 @@ Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 void enqueue(void* handle, std::function<void()> work, bool may_wait) {
   Stream* stream = stream_of(handle);
   Lock lock(state().lock);
+  if (state().unloaded) return;
   if (may_wait || LATENCY || !idle(stream)) {
     stream->queue.push_back(std::move(work));
+    if (!std::exchange(stream->has_thread, true)) std::thread(work_off, stream).detach();
     stream->filled.notify_one();
     return;
   }
@@ -283,6 +295,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  *function = dlsym(RTLD_DEFAULT, name);
+  if (!*function) *function = reinterpret_cast<void*>(+[] { return cudaErrorNotSupported; });
+  if (found) *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
 // Memory
 
 cudaError_t cudaMalloc(void** pointer, size_t size) { return allocate(pointer, size, current_device); }
@@ -341,9 +361,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Stream* one = stream_of(stream);
   Lock lock(state().lock);
-  static_cast<Stream*>(static_cast<void*>(stream))->ends = true;
-  static_cast<Stream*>(static_cast<void*>(stream))->filled.notify_one();
+  one->ends = true;
+  one->filled.notify_one();
   return cudaSuccess;
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
@@ -423,7 +444,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   Lock lock(state().lock);
   long awaited = event_of(handle)->recorded;
-  state().changed.wait(lock, [&] { return event_of(handle)->done >= awaited; });
+  state().changed.wait(lock, [&] { return event_of(handle)->done >= awaited || state().unloaded; });
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {

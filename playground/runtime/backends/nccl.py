@@ -25,6 +25,9 @@ MAY_SHARE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 SHARES = MAY_SHARE | {"NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 """Ranks on one GPU must all have room for their kernels at once, or they wait for each other for ever; and NVLS, the
 reduction inside the switch, ends a program that shares."""
+ENDS_SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
+"""When an operation has timed out, torch's watchdog waits four times this long, 60 s by default, before it ends the
+rank: for all ranks to write what they have recorded."""
 TWO_ON_ONE_GPU = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
 
@@ -71,9 +74,9 @@ class Nccl(Backend):
         import torch
 
         gpus = torch.cuda.device_count()
-        if local_ranks > gpus:
-            for name, value in (MAY_SHARE if only_nccl_can_tell(gpus, joined) else SHARES).items():
-                os.environ.setdefault(name, value)
+        shares = MAY_SHARE if only_nccl_can_tell(gpus, joined) else SHARES
+        for name, value in (ENDS_SOON | shares if local_ranks > gpus else ENDS_SOON).items():
+            os.environ.setdefault(name, value)
         torch.cuda.set_device(local_rank % gpus)
         return torch.device("cuda", local_rank % gpus)
 
