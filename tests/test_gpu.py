@@ -22,6 +22,7 @@ from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
 from playground.recording.merge import read_recording
+from playground.recording.ping_pong import compare_clocks
 from playground.recording.recording import BUCKET, COLLECTIVE, DEVICE
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
@@ -185,6 +186,28 @@ def test_a_recording_tells_what_the_gpus_did(
         assert all(event.start <= event.end for event in done)
         late = [event.start - by_number[event.parent or 0].start for event in done]
         assert min(late) > -1e-3, "the clocks differ by less than a millisecond"
+
+
+AHEAD = 5_000_000
+"""Nanoseconds by which rank 1's clock is made to differ from rank 0's."""
+
+
+def compare_with_a_late_asker(rank: int, size: int) -> tuple[int, int] | None:
+    """On rank 1: by how much the difference that is found is wrong, and by how much it may be."""
+    sample = None
+    for delay in (0.0, 0.5):  # the first comparison also connects the two
+        time.sleep(rank * delay)
+        if rank < 2:
+            sample = compare_clocks(rank, [1], lambda: time.perf_counter_ns() + rank * AHEAD)
+    return sample and (abs(sample.offset + AHEAD), sample.bound)
+
+
+def test_clocks_are_compared_within_the_bound(pair: int, nccl: World) -> None:
+    """However long before the question rank 0 has issued its receive."""
+    found = nccl.run(compare_with_a_late_asker)[1]
+    assert found is not None
+    wrong, bound = found
+    assert wrong <= bound
 
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
