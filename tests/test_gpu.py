@@ -17,6 +17,7 @@ from processes import by_hand, free_port, session_ends
 from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.analysis.volumes import volumes
 from playground.lessons.ladder.results import PARTS
 from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
 from playground.lessons.pipeline.schedules import SCHEDULES
@@ -199,7 +200,7 @@ def compare_with_a_late_asker(rank: int, size: int) -> tuple[int, int] | None:
         time.sleep(rank * delay)
         if rank < 2:
             sample = compare_clocks(rank, [1], lambda: time.perf_counter_ns() + rank * AHEAD)
-    return sample and (abs(sample.offset + AHEAD), sample.bound)
+    return None if sample is None else (abs(sample.offset + AHEAD), sample.bound)
 
 
 def test_clocks_are_compared_within_the_bound(pair: int, nccl: World) -> None:
@@ -208,6 +209,21 @@ def test_clocks_are_compared_within_the_bound(pair: int, nccl: World) -> None:
     assert found is not None
     wrong, bound = found
     assert wrong <= bound
+
+
+@pytest.mark.parametrize(
+    "words", [("allreduce",), ("sgd", "--all-reduce", "ring", "--dataset", "digits", "--epochs", 1)]
+)
+def test_a_recording_counts_each_message_once(
+    words: tuple[object, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """As many messages and bytes as the closed forms say."""
+    file = tmp_path / "run.playground"
+    data = ("--data-dir", data_dir) if "sgd" in words else ()
+    shown(run_cli, *words, *data, "-n", pair, "--see", file)
+    found = volumes(read_recording(file))
+    assert found
+    assert [volume for volume in found if not volume.agrees] == []
 
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:

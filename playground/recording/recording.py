@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from playground.runtime.backends import BACKENDS
+
 SCHEMA = 1
 """Version of what a recording holds."""
 
@@ -126,6 +128,11 @@ class Recording:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def batches_messages(self) -> bool:
+        """Whether the backend wants the messages of one step as a batch."""
+        return self.backend in BACKENDS and BACKENDS[self.backend].batches_messages
 
     @property
     def end(self) -> float:

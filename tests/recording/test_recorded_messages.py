@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ import torch.distributed as dist
 
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
+from playground.analysis.volumes import volumes
 from playground.recording.merge import read_recording
 from playground.recording.recorded import Recorded
 from playground.recording.recording import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
+from playground.runtime.backends import BACKENDS
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -26,11 +30,12 @@ def record(world: World, folder: Path, fn: Callable[..., object], *args: object)
     return read_recording(folder / "0")
 
 
-def reduce_by_all(rank: int, size: int) -> None:
-    tensor = torch.zeros(NUMEL)
-    for name, spec in ALGORITHMS.items():
-        if not spec.chooses:
-            load_all_reduce(name)(tensor)
+def reduce_by_all(rank: int, size: int, batched: bool, numels: Sequence[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "batches_messages", batched)
+        for name, numel in product(ALGORITHMS, numels):
+            if not ALGORITHMS[name].chooses:
+                load_all_reduce(name)(torch.zeros(numel))
 
 
 def around(recording: Recording, event: Event) -> str:
@@ -41,13 +46,17 @@ def around(recording: Recording, event: Event) -> str:
     return event.name
 
 
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.stress)])
-def test_messages_and_bytes_are_those_of_the_closed_forms(size: int, world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(size), tmp_path, reduce_by_all)
+def test_messages_and_bytes_are_those_of_the_closed_forms(
+    size: int, batched: bool, world: Worlds, tmp_path: Path
+) -> None:
+    """Also where messages go in batches, as on nccl."""
+    recording = record(world(size), tmp_path, reduce_by_all, batched, [NUMEL])
     sends = list(recording.events(SEND))
     for name, spec in ALGORITHMS.items():
         if spec.cost is not None:
-            total = spec.cost.load()(Task(size, NUMEL * ELEMENT, size)).total
+            total = spec.cost.load()(Task(size, NUMEL * ELEMENT, size, batched)).total
             code = spec.code.name
             mine = [event.nbytes for event in sends if around(recording, event) == f"all_reduce ({code})"]
             assert len(mine) == total.messages, name
@@ -57,6 +66,17 @@ def test_messages_and_bytes_are_those_of_the_closed_forms(size: int, world: Worl
     )
     assert [rank.dropped for rank in recording.ranks] == [0] * size
     assert all(event.end < float("inf") for event in recording.events())
+
+
+@pytest.mark.parametrize(("backend", "batched"), [("gloo", False), ("nccl", True)])
+def test_what_was_sent_is_held_against_the_closed_forms_of_the_backend(
+    backend: str, batched: bool, world: Worlds, tmp_path: Path
+) -> None:
+    """Of few elements some pieces are empty."""
+    recording = replace(record(world(3), tmp_path, reduce_by_all, batched, range(1, 9)), backend=backend)
+    found = volumes(recording)
+    assert len(found) == 8 * sum(not spec.chooses for spec in ALGORITHMS.values())
+    assert [volume for volume in found if not volume.agrees] == []
 
 
 def ends_of(events: Iterator[Event] | list[Event], ways: Callable[[Event], object]) -> list[tuple[object, ...]]:
@@ -85,20 +105,30 @@ def test_values_are_those_that_travelled(world: Worlds, tmp_path: Path) -> None:
     }
 
 
-def reduce_in_background(rank: int, size: int) -> None:
+def reduce_in_background(rank: int, size: int, in_thread: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "allows_threads", in_thread)
+        reduce_asynchronously()
+
+
+def reduce_asynchronously() -> None:
     works = [load_all_reduce("ring")(torch.ones(100), async_op=True) for _ in range(3)]
     for work in works:
         assert work.wait()  # type: ignore[attr-defined]
         assert work.is_completed()  # type: ignore[attr-defined]
 
 
-def test_a_collective_in_the_background_is_waited_for(world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(2), tmp_path, reduce_in_background)
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_a_collective_in_the_background_is_waited_for(in_thread: bool, world: Worlds, tmp_path: Path) -> None:
+    """Where the backend allows no second thread, it lies on the lane of the first, with its messages."""
+    recording = record(world(2), tmp_path, reduce_in_background, in_thread)
     for rank in recording.ranks:
         calls = [event for event in rank.events if event.kind == COLLECTIVE]
-        assert [event.lane for event in calls] == ["background"] * 3
+        assert [event.lane for event in calls] == ["background" if in_thread else "main"] * 3
+        assert {event.lane for event in rank.events if event.kind == SEND} == {calls[0].lane}
         waits = [event for event in rank.events if event.kind == WAIT and event.lane == "main"]
-        assert [event.awaits for event in waits] == [(event.number,) for event in calls]
+        awaited = [event.awaits for event in waits if event.parent is None]
+        assert awaited == [(event.number,) for event in calls]
 
 
 def talk(rank: int, size: int) -> None:

@@ -146,6 +146,8 @@ class DistributedHooks:
 
         @functools.wraps(real)
         def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+            if self.thread.is_inside:
+                return real(p2p_op_list)
             batch: list[Pending] = []
             self.thread.batch = batch
             try:
