@@ -24,7 +24,7 @@ from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
 from playground.recording.merge import read_recording
 from playground.recording.ping_pong import compare_clocks
-from playground.recording.recording import BUCKET, COLLECTIVE, DEVICE
+from playground.recording.recording import BUCKET, COLLECTIVE, DEVICE, GRADIENT, Event
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -224,6 +224,27 @@ def test_a_recording_counts_each_message_once(
     found = volumes(read_recording(file))
     assert found
     assert [volume for volume in found if not volume.agrees] == []
+
+
+@pytest.mark.parametrize("words", [("ddp",), ("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02")])
+def test_a_recording_has_the_buckets_of_every_backward(
+    words: tuple[str, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """Backward's hooks are called in a thread of autograd's own."""
+    file = tmp_path / "run.playground"
+    data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 1)
+    shown(run_cli, *words, "-n", pair, *data, "--see", file)
+    for rank in read_recording(file).ranks:
+        issued = [event for event in rank.events if event.lane != DEVICE]
+        inside = {event.number: list[Event]() for event in issued if event.name == "backward"}
+        for event in issued:
+            if event.kind in (BUCKET, GRADIENT):
+                assert event.parent is not None
+                inside[event.parent].append(event)
+        names = [[event.name for event in events if event.kind == BUCKET] for events in inside.values()]
+        assert names[-1] == [f"bucket {number}" for number in range(len(names[-1]))] != []
+        assert all(each == names[-1] for each in names[1:]), "DDP rebuilds its buckets after the first backward"
+        assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
 
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:

@@ -95,6 +95,9 @@ class Recorder:
         self.values_used = 0
         self.values_lock = threading.Lock()
         self.thread = ThreadState()
+        self.backwards: list[int] = []
+        """The numbers of the backward passes under way, the last to begin last: autograd has a thread for each GPU, and
+        calls hooks in it."""
         self.tables.write(START, {"time": time.time(), "clock": clock(), **about})
 
     def begin(
@@ -151,10 +154,11 @@ class Recorder:
 
     def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
         """Something that takes no time."""
-        number = self.begin(kind, name, **what)
+        number, words = self.begin(kind, name, **what), self.words
         word = WORDS * (number + 1)
-        self.words[word + END] = self.words[word]
-        self.put_values(number, values)
+        words[word + END] = words[word]
+        if values is not None:
+            self.put_values(number, values)
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
         """Note what the event's tensor held, if there is room for it."""
@@ -209,12 +213,18 @@ class Recorder:
         """Whether what this thread does next belongs to that span."""
         return number == self.thread.parent or number in self.thread.spans
 
+    def around(self) -> int:
+        """The number of the span that a hook of autograd is called in: this thread's or, in one of autograd's own,
+        that of the backward pass."""
+        parent = self.thread.parent
+        return parent if parent != NONE or not self.backwards else self.backwards[-1]
+
     @contextlib.contextmanager
-    def span(self, kind: str, name: str) -> Iterator[None]:
-        """What this thread does in this block, as an event."""
+    def span(self, kind: str, name: str) -> Iterator[int]:
+        """What this thread does in this block, as an event: its number."""
         number = self.open(self.begin(kind, name, source=self.sources.find()))
         try:
-            yield
+            yield number
         finally:
             self.close(number)
 

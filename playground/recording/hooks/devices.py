@@ -42,11 +42,11 @@ class DeviceHooks:
         def moving(
             part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
         ) -> Iterator[None]:
-            source, now = recorder.sources.find(MACHINERY), recorder.clock()
+            source, now, around = recorder.sources.find(MACHINERY), recorder.clock(), recorder.around()
             numbers = [
                 recorder.begin(
                     MOVE, name_of_move(part, str(device), str(target)), tensor.nbytes, tensor.shape, source=source,
-                    start=now,
+                    start=now, parent=around,
                 )
                 for device, tensor in tensors
             ]  # fmt: skip
