@@ -15,16 +15,19 @@ import torch
 import torch.distributed as dist
 from processes import by_hand, free_port, session_ends
 from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
+from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.analysis.volumes import volumes
+from playground.lessons.data_parallel.parallel_apply import parallel_apply
 from playground.lessons.ladder.results import PARTS
 from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
 from playground.recording.merge import read_recording
 from playground.recording.ping_pong import compare_clocks
-from playground.recording.recording import BUCKET, COLLECTIVE, DEVICE, GRADIENT, Event
+from playground.recording.recorded import Recorded
+from playground.recording.recording import BACKGROUND, BUCKET, COLLECTIVE, DEVICE, GRADIENT, SEND, Event
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -245,6 +248,39 @@ def test_a_recording_has_the_buckets_of_every_backward(
         assert names[-1] == [f"bucket {number}" for number in range(len(names[-1]))] != []
         assert all(each == names[-1] for each in names[1:]), "DDP rebuilds its buckets after the first backward"
         assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
+
+
+def replica_beside_a_gpu_that_waits(rank: int, size: int) -> None:
+    """Rank 0's own GPU waits for a message, which rank 1 sends once a replica of rank 0 is done on the second GPU."""
+    second, tensor, on_hosts = torch.device("cuda", 1), torch.ones(4, device=device()), dist.new_group(backend="gloo")
+    model, inputs = nn.Linear(4, 4).to(second), torch.ones(2, 4, device=second)
+    if rank == 0:
+        parallel_apply([model], [(inputs,)], None, [second])  # whose kernels are launched for the first time
+        torch.cuda.synchronize(second)
+        dist.recv(tensor, 1)
+    if rank == 1:
+        dist.send(tensor, 0)
+    torch.cuda.synchronize()  # the two are connected
+    if rank == 0:
+        dist.recv(tensor, 1)
+        parallel_apply([model], [(inputs,)], None, [second])
+        torch.cuda.synchronize(second)
+    dist.barrier(group=on_hosts)
+    if rank == 1:
+        dist.send(tensor, 0)
+    torch.cuda.synchronize()
+
+
+def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs in one process")
+    nccl.run(Recorded(replica_beside_a_gpu_that_waits, tmp_path))
+    recording = read_recording(tmp_path / "0")
+    _, sent = (event for event in recording.ranks[1].events if event.kind == SEND)
+    lanes = {event.number: event.lane for event in recording.ranks[0].events}
+    done = [event for event in recording.ranks[0].events if event.lane == DEVICE and event.name == "forward"]
+    [_, replica] = [event for event in done if lanes[event.parent or 0] == BACKGROUND]
+    assert replica.end < sent.start
 
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
