@@ -88,11 +88,7 @@ class DistributedHooks:
                 return real(tensor, dst, group, tag, group_dst)
             number = self.begin_message(SEND, real.__name__, tensor, dst, group_dst, group, tag)
             recorder.put_values(number, values_of(tensor))
-            work = self.call_whole(real, tensor, dst, group, tag, group_dst)
-            if work is None:  # of send: it is done
-                recorder.end(number)
-                return None
-            return self.record_work(work, (number, ()))
+            return self.record_work(self.call_whole(real, tensor, dst, group, tag, group_dst), (number, ()))
 
         return send
 
@@ -112,7 +108,7 @@ class DistributedHooks:
                 finish(self.recorder, [(number, (tensor,))])
                 return result
             work = self.record_work(result, (number, (tensor,)))
-            if from_anyone:
+            if from_anyone and work is not None:
                 work.when_done = lambda: self.note_sender(number, result._source_rank(), group, tag)
             return work
 
@@ -136,10 +132,15 @@ class DistributedHooks:
         message = self.groups.next_message(RECEIVE, peer, self.groups.ranks_of(group), tag)
         self.recorder.note_sender(number, peer, message)
 
-    def record_work(self, work: Any, pending: Pending) -> RecordedWork:
-        if self.thread.batch is not None:
-            self.thread.batch.append(pending)
-        return RecordedWork(self.recorder, work, [pending])
+    def record_work(self, work: Any, pending: Pending) -> RecordedWork | None:
+        """None if the call has returned nothing to wait for: it was `send`, which is done; or, in a batch, all of which
+        is one work for the backend, that comes in the end."""
+        batch = self.thread.batch
+        if batch is not None:
+            batch.append(pending)
+        elif work is None:
+            finish(self.recorder, [pending])
+        return None if work is None else RecordedWork(self.recorder, work, [pending])
 
     def wrap_batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Its messages record themselves. Where the backend makes one work of all, that stands for them."""
