@@ -27,7 +27,7 @@ from playground.lessons.pipeline.settings import BLOCKS
 from playground.recording.merge import read_recording
 from playground.recording.ping_pong import compare_clocks
 from playground.recording.recorded import Recorded
-from playground.recording.recording import BACKGROUND, BUCKET, COLLECTIVE, DEVICE, GRADIENT, SEND, Event
+from playground.recording.recording import BACKGROUND, BUCKET, COLLECTIVE, DEVICE, GRADIENT, RECEIVE, SEND, Event
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -248,6 +248,20 @@ def test_a_recording_has_the_buckets_of_every_backward(
         assert names[-1] == [f"bucket {number}" for number in range(len(names[-1]))] != []
         assert all(each == names[-1] for each in names[1:]), "DDP rebuilds its buckets after the first backward"
         assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
+
+
+@pytest.mark.parametrize("newest", ["1", "0"])
+def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pair: int, tmp_path: Path) -> None:
+    """Those of batches, too, for which the older ProcessGroupNCCL gives no works of their own."""
+    file = tmp_path / "run.playground"
+    words = ("p2p", "--backend", "nccl", "-n", pair, "--see", file)
+    run = start_cli(*words, TORCH_DIST_USE_NCCL2=newest)
+    _, err = run.communicate(timeout=ENOUGH)
+    assert run.returncode == 0, err
+    assert "Exception ignored" not in err
+    events = [*read_recording(file).events(SEND, RECEIVE)]
+    assert {event.name for event in events} >= {"send", "recv", "isend", "irecv"}
+    assert [event for event in events if event.end == float("inf")] == []
 
 
 def replica_beside_a_gpu_that_waits(rank: int, size: int) -> None:

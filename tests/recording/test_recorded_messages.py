@@ -235,6 +235,9 @@ def test_collectives_of_torch(world: Worlds, tmp_path: Path) -> None:
 
 
 def fail_in_a_call(rank: int, size: int) -> None:
+    for call in (dist.recv, dist.isend):
+        with pytest.raises((ValueError, RuntimeError)):
+            call(torch.zeros(2, 2)[:, 0], 1 - rank)  # which is not contiguous
     try:
         dist.all_reduce(torch.zeros(1), group=3)
     except Exception:

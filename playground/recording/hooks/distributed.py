@@ -88,7 +88,7 @@ class DistributedHooks:
                 return real(tensor, dst, group, tag, group_dst)
             number = self.begin_message(SEND, real.__name__, tensor, dst, group_dst, group, tag)
             recorder.put_values(number, values_of(tensor))
-            return self.record_work(self.call_whole(real, tensor, dst, group, tag, group_dst), (number, ()))
+            return self.record_work(self.call_whole(number, real, tensor, dst, group, tag, group_dst), (number, ()))
 
         return send
 
@@ -100,7 +100,7 @@ class DistributedHooks:
             if self.is_part_or_nothing(group):
                 return real(tensor, src, group, tag, group_src)
             number = self.begin_message(RECEIVE, real.__name__, tensor, src, group_src, group, tag)
-            result = self.call_whole(real, tensor, src, group, tag, group_src)
+            result = self.call_whole(number, real, tensor, src, group, tag, group_src)
             from_anyone = src is None and group_src is None
             if isinstance(result, int):  # of recv: it is done, and this is who sent it
                 if from_anyone:
@@ -211,11 +211,14 @@ class DistributedHooks:
         """Whether a call with this group is not to be recorded: it is part of one that is, or does nothing."""
         return self.thread.is_inside or (group is not None and group == dist.GroupMember.NON_GROUP_MEMBER)
 
-    def call_whole(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it, and do not record what it calls itself."""
+    def call_whole(self, number: int, real: Callable[..., Any], *args: Any) -> Any:
+        """Call it, and do not record what it calls itself. If it fails, as from anyone on nccl, the event is over."""
         self.thread.is_inside = True
         try:
-            return real(*args, **kwargs)
+            return real(*args)
+        except BaseException:
+            self.recorder.end(number)
+            raise
         finally:
             self.thread.is_inside = False
 
