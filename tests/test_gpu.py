@@ -264,6 +264,15 @@ def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pai
     assert [event for event in events if event.end == float("inf")] == []
 
 
+def test_what_gpus_waited_for_is_not_told(run_cli: Run, size: int, data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.playground"
+    shown(run_cli, "sgd", "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 1, "--see", file)
+    assert "cannot be told on GPUs" in " ".join(run_cli("see", file).out.split())
+    document = json.loads(run_cli("see", file, "--json").out)
+    assert [rank["waits"] for rank in document["ranks"]] == [None] * size
+    assert document["overlap"]
+
+
 def replica_beside_a_gpu_that_waits(rank: int, size: int) -> None:
     """Rank 0's own GPU waits for a message, which rank 1 sends once a replica of rank 0 is done on the second GPU."""
     second, tensor, on_hosts = torch.device("cuda", 1), torch.ones(4, device=device()), dist.new_group(backend="gloo")
