@@ -58,17 +58,19 @@ class AlgorithmHooks:
                 COLLECTIVE, name_of(call.func.__self__), tensor.nbytes, tensor.shape, self.groups.ranks_of(group),
                 source=recorder.sources.find(),
             )  # fmt: skip
-            work = real(functools.partial(self.run, number, call), group, async_op, whole, share)
+            work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
             return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
 
         return run_collective
 
-    def run(self, number: int, call: Any, transport: RecordedTransport) -> None:
+    def run(self, number: int, call: Any, async_op: bool, transport: RecordedTransport) -> None:
         """Carry out the collective, in whichever thread this is. Its transport records the messages: where that calls
         torch.distributed, they are not recorded again."""
         recorder, thread = self.recorder, self.recorder.thread
         self.here.transport = transport
-        recorder.set_lane(recorder.open(number), thread.lane)
+        recorder.open(number)
+        if async_op:
+            recorder.set_lane(number, thread.lane)
         thread.is_inside = True
         try:
             call(transport)
