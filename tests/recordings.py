@@ -273,6 +273,12 @@ def recording_of(events: Sequence[Sequence[Event]]) -> Recording:
     )  # fmt: skip
 
 
+def on_gpus(recording: Recording) -> Recording:
+    """The same, of ranks on GPUs."""
+    ranks = tuple(replace(rank, device=f"cuda:{rank.rank}") for rank in recording.ranks)
+    return replace(recording, backend="nccl", ranks=ranks)
+
+
 def ring(
     size: int = 4, elements: int | None = None, *, straggler: int | None = None, delay: float = 0.02,
     work: float = 1e-3, add: float = 1e-5, alpha: float = ALPHA, beta: float = BETA,

@@ -15,14 +15,19 @@ import torch
 import torch.distributed as dist
 from processes import by_hand, free_port, session_ends
 from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
+from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.analysis.volumes import volumes
+from playground.lessons.data_parallel.parallel_apply import parallel_apply
 from playground.lessons.ladder.results import PARTS
 from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
 from playground.recording.merge import read_recording
-from playground.recording.recording import BUCKET, COLLECTIVE, DEVICE
+from playground.recording.ping_pong import compare_clocks
+from playground.recording.recorded import Recorded
+from playground.recording.recording import BACKGROUND, BUCKET, COLLECTIVE, DEVICE, GRADIENT, RECEIVE, SEND, Event
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -185,6 +190,120 @@ def test_a_recording_tells_what_the_gpus_did(
         assert all(event.start <= event.end for event in done)
         late = [event.start - by_number[event.parent or 0].start for event in done]
         assert min(late) > -1e-3, "the clocks differ by less than a millisecond"
+
+
+AHEAD = 5_000_000
+"""Nanoseconds by which rank 1's clock is made to differ from rank 0's."""
+
+
+def compare_with_a_late_asker(rank: int, size: int) -> tuple[int, int] | None:
+    """On rank 1: by how much the difference that is found is wrong, and by how much it may be."""
+    sample = None
+    for delay in (0.0, 0.5):  # the first comparison also connects the two
+        time.sleep(rank * delay)
+        if rank < 2:
+            sample = compare_clocks(rank, [1], lambda: time.perf_counter_ns() + rank * AHEAD)
+    return None if sample is None else (abs(sample.offset + AHEAD), sample.bound)
+
+
+def test_clocks_are_compared_within_the_bound(pair: int, nccl: World) -> None:
+    """However long before the question rank 0 has issued its receive."""
+    found = nccl.run(compare_with_a_late_asker)[1]
+    assert found is not None
+    wrong, bound = found
+    assert wrong <= bound
+
+
+@pytest.mark.parametrize(
+    "words", [("allreduce",), ("sgd", "--all-reduce", "ring", "--dataset", "digits", "--epochs", 1)]
+)
+def test_a_recording_counts_each_message_once(
+    words: tuple[object, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """As many messages and bytes as the closed forms say."""
+    file = tmp_path / "run.playground"
+    data = ("--data-dir", data_dir) if "sgd" in words else ()
+    shown(run_cli, *words, *data, "-n", pair, "--see", file)
+    found = volumes(read_recording(file))
+    assert found
+    assert [volume for volume in found if not volume.agrees] == []
+
+
+@pytest.mark.parametrize("words", [("ddp",), ("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02")])
+def test_a_recording_has_the_buckets_of_every_backward(
+    words: tuple[str, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """Backward's hooks are called in a thread of autograd's own."""
+    file = tmp_path / "run.playground"
+    data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 1)
+    shown(run_cli, *words, "-n", pair, *data, "--see", file)
+    for rank in read_recording(file).ranks:
+        issued = [event for event in rank.events if event.lane != DEVICE]
+        inside = {event.number: list[Event]() for event in issued if event.name == "backward"}
+        for event in issued:
+            if event.kind in (BUCKET, GRADIENT):
+                assert event.parent is not None
+                inside[event.parent].append(event)
+        names = [[event.name for event in events if event.kind == BUCKET] for events in inside.values()]
+        assert names[-1] == [f"bucket {number}" for number in range(len(names[-1]))] != []
+        assert all(each == names[-1] for each in names[1:]), "DDP rebuilds its buckets after the first backward"
+        assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
+
+
+@pytest.mark.parametrize("newest", ["1", "0"])
+def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pair: int, tmp_path: Path) -> None:
+    """Those of batches, too, for which the older ProcessGroupNCCL gives no works of their own."""
+    file = tmp_path / "run.playground"
+    words = ("p2p", "--backend", "nccl", "-n", pair, "--see", file)
+    run = start_cli(*words, TORCH_DIST_USE_NCCL2=newest)
+    _, err = run.communicate(timeout=ENOUGH)
+    assert run.returncode == 0, err
+    assert "Exception ignored" not in err
+    events = [*read_recording(file).events(SEND, RECEIVE)]
+    assert {event.name for event in events} >= {"send", "recv", "isend", "irecv"}
+    assert [event for event in events if event.end == float("inf")] == []
+
+
+def test_what_gpus_waited_for_is_not_told(run_cli: Run, size: int, data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.playground"
+    shown(run_cli, "sgd", "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 1, "--see", file)
+    assert "cannot be told on GPUs" in " ".join(run_cli("see", file).out.split())
+    document = json.loads(run_cli("see", file, "--json").out)
+    assert [rank["waits"] for rank in document["ranks"]] == [None] * size
+    assert document["overlap"]
+
+
+def replica_beside_a_gpu_that_waits(rank: int, size: int) -> None:
+    """Rank 0's own GPU waits for a message, which rank 1 sends once a replica of rank 0 is done on the second GPU."""
+    second, tensor, on_hosts = torch.device("cuda", 1), torch.ones(4, device=device()), dist.new_group(backend="gloo")
+    model, inputs = nn.Linear(4, 4).to(second), torch.ones(2, 4, device=second)
+    if rank == 0:
+        parallel_apply([model], [(inputs,)], None, [second])  # whose kernels are launched for the first time
+        torch.cuda.synchronize(second)
+        dist.recv(tensor, 1)
+    if rank == 1:
+        dist.send(tensor, 0)
+    torch.cuda.synchronize()  # the two are connected
+    if rank == 0:
+        dist.recv(tensor, 1)
+        parallel_apply([model], [(inputs,)], None, [second])
+        torch.cuda.synchronize(second)
+    dist.barrier(group=on_hosts)
+    if rank == 1:
+        dist.send(tensor, 0)
+    torch.cuda.synchronize()
+
+
+def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs in one process")
+    nccl.run(Recorded(replica_beside_a_gpu_that_waits, tmp_path))
+    recording = read_recording(tmp_path / "0")
+    _, sent = (event for event in recording.ranks[1].events if event.kind == SEND)
+    lanes = {event.number: event.lane for event in recording.ranks[0].events}
+    done = [event for event in recording.ranks[0].events if event.lane == DEVICE and event.name == "forward"]
+    [_, replica] = [event for event in done if lanes[event.parent or 0] == BACKGROUND]
+    assert replica.end < sent.start
 
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:

@@ -116,6 +116,8 @@ class Task:
     """S."""
     node: int = 1
     """R, the number of ranks per node."""
+    batched: bool = False
+    """Whether the messages of one step are started as a batch, as nccl wants them."""
 
     @property
     def elements(self) -> int:

@@ -87,7 +87,7 @@ def hierarchical_cost(task: Task) -> Cost:
     beyond = 0 if hosts == 1 else task.node - shares
     turns = ceil(beyond / shares)
     handing = Counts(2, 2 * task.nbytes, task.nbytes)
-    between = Cost.along([], Counts()) if hosts == 1 else pipelined_ring_cost(Task(hosts, chunk))
+    between = Cost.along([], Counts()) if hosts == 1 else pipelined_ring_cost(Task(hosts, chunk, batched=task.batched))
     inside = handing.times(turns) + Counts(hops, hops * chunk, hops / 2 * chunk)
     rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
     total = rings + handing.times(beyond * (hosts - 1)) + total_between(task, hosts, shares)
@@ -102,5 +102,6 @@ def total_between(task: Task, hosts: int, shares: int) -> Counts:
     total = Counts()
     for elements, rings in ((least + 1, more), (least, shares - more)):
         if elements:
-            total += pipelined_ring_cost(Task(hosts, elements * ELEMENT)).total.times(rings)
+            ring = Task(hosts, elements * ELEMENT, batched=task.batched)
+            total += pipelined_ring_cost(ring).total.times(rings)
     return total

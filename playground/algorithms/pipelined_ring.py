@@ -79,8 +79,8 @@ def pipelined_ring_cost(task: Task) -> Cost:
     of one piece is on the path. A chunk without elements is not sent.
     """
     hops, chunk = 2 * (task.size - 1), ceil(task.elements / task.size) * ELEMENT
-    pieces = ceil(chunk / PIECE)
+    pieces = min(IN_FLIGHT, chunk // ELEMENT) if task.batched else ceil(chunk / PIECE)
     added = chunk * hops / 2 if pieces == 1 else chunk / pieces
-    sent = min(task.size, task.elements) * pieces
+    sent = min(task.size * pieces, task.elements)
     total = Counts(hops * sent, hops * task.nbytes, hops / 2 * task.nbytes)
     return Cost.along([(Counts(hops * pieces, hops * chunk, added), task.one_node)], total)

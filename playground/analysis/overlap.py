@@ -99,8 +99,8 @@ def is_turn(event: Event) -> bool:
 
 def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, timeline: Timeline) -> Overlap:
     """Of a training step: until the optimizer is done, and the averaging of parameters where that comes after it."""
-    done = {ref_of(event): timeline.as_done(event) for event in step}
-    end = max(event.end for event in done.values() if is_part_to_the_end(event))
+    done = {ref_of(event): as_done for event in step if (as_done := timeline.as_done(event)) is not None}
+    end = max((event.end for event in done.values() if is_part_to_the_end(event)), default=step[0].start)
     messages = {ref: event for ref, event in done.items() if is_communication(event) and event.start < end}
     waits = [(wait.start, wait.end) for wait in waited.during(step[0].start, end)]
     compute = subtract(clip(intervals(event for event in done.values() if event.kind == COMPUTE), 0.0, end), waits)

@@ -34,6 +34,8 @@ class Timeline:
         self.on_device: dict[Ref, Event] = {}
         """What the device tells of an event."""
         self.waited_for: set[Ref] = set()
+        self.ahead = {rank.rank for rank in recording.ranks if rank.runs_ahead}
+        """Ranks of which only the device knows when something was done."""
         for event in recording.events():
             if event.parent is not None:
                 if event.lane == DEVICE:
@@ -50,9 +52,9 @@ class Timeline:
         """From the beginning of the first event to the end of the last one."""
         return self.recording.end - min((event.start for event in self.by_ref.values()), default=0.0)
 
-    def as_done(self, event: Event) -> Event:
-        """The event as its device tells of it, if that does: there the rank only issued it."""
-        return self.on_device.get(ref_of(event), event)
+    def as_done(self, event: Event) -> Event | None:
+        """The event as its device tells of it; None if that does not, and the rank only issued it."""
+        return self.on_device.get(ref_of(event), None if event.rank in self.ahead else event)
 
     def awaited(self, wait: Event) -> list[Event]:
         """What it waits for: for a call that blocks, itself."""
@@ -64,11 +66,13 @@ class Timeline:
     def waits(self) -> Iterator[Event]:
         """The `wait()`s that ended, and the calls that blocked until they were done; the innermost ones only.
 
-        What neither ended nor was waited for is none: nobody knows how long it took.
+        What neither ended nor was waited for is none: nobody knows how long it took. Ranks that run ahead of their
+        device have none: theirs end when the work is issued.
         """
         waiting = {
             ref_of(event)
-            for lane in self.lanes.values()
+            for (rank, _), lane in self.lanes.items()
+            if rank not in self.ahead
             for place, event in enumerate(lane)
             if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event, lane, place)
         }

@@ -10,11 +10,14 @@ from math import prod
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.auto import choose
 from playground.algorithms.cost_model import ELEMENT, Counts, Task
+from playground.algorithms.pipelined_ring import IN_FLIGHT
 from playground.algorithms.ring import ring_cost
 from playground.analysis.matching import CollectiveCall, match_collectives
 from playground.analysis.timeline import Ref, Timeline, ref_of
 from playground.recording.recording import RECEIVE, SEND, Event, Recording
 
+FEW = IN_FLIGHT
+"""Elements for each rank: with fewer, some piece of a chunk may have none."""
 HALVES = ("reduce-scatter", "all-gather")
 """Our collectives that are one half of the ring."""
 
@@ -85,9 +88,10 @@ def expected_of(call: CollectiveCall, recording: Recording) -> Counts | None:
     """The closed form, for the ranks and the tensor of this call; None if there is none."""
     size, nbytes = len(call.group), whole_bytes(call)
     itemsize = nbytes // max(1, elements_of(call))
-    few = elements_of(call) < size  # then some messages have no elements, and the number of elements counts
+    few = elements_of(call) < FEW * size  # then some messages have no elements, and the number of elements counts
     ranks_per_host = ranks_per_host_of(call.group, recording)
-    task = Task(size, elements_of(call) * ELEMENT if few else nbytes, ranks_per_host or 1)
+    whole = elements_of(call) * ELEMENT if few else nbytes
+    task = Task(size, whole, ranks_per_host or 1, recording.batches_messages)
     name = algorithm_of(call)
     if name in HALVES:
         counts = ring_cost(task).total.times(1 / 2)

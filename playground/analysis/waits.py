@@ -20,6 +20,8 @@ TRANSFER = "transfer"
 """Everyone was there: what was waited for is the messages themselves."""
 UNKNOWN = "unknown"
 """Nothing is recorded of what it waited for."""
+UNTOLD = "cannot be told on GPUs, where wait() returns once work is issued; the device's lane shows when it was done"
+"""Of waits, and of what is derived from them."""
 CAUSES = (LATE_SENDER, LATE_RECEIVER, LAST_TO_COME, TRANSFER, UNKNOWN)
 LATE = {SEND: LATE_RECEIVER, RECEIVE: LATE_SENDER, COLLECTIVE: LAST_TO_COME}
 """What keeps an event of this kind waiting, if its peer is late."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playground.analysis.blame import Blamer, Chain
 from playground.analysis.timeline import Ref, ref_of
-from playground.analysis.waits import CAUSES, Wait, Waits
+from playground.analysis.waits import CAUSES, UNTOLD, Wait, Waits
 from playground.recording.recording import Event, Recording
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
@@ -20,6 +20,7 @@ def to_waits(recording: Recording, places: dict[Ref, int]) -> dict[str, object]:
         "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],
         "chains": [to_chain(blamer.blame(wait), places) for wait in longest[:MAX_CHAINS]],
         "waitCount": len(longest),
+        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else "No rank waited",
     }
 
 

@@ -8,23 +8,27 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execut
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
 
 from playground.recording.layout import LANE_CODES, NONE, RECORD, Record, place_of
-from playground.recording.recorder import Recorder
+from playground.recording.recorder import CAPACITY, Recorder
 from playground.recording.recording import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT
 
 ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
 """What has an event on the device, too, whose parent is the rank's. (A collective of our own has one; its messages have
 none.)"""
 PATIENCE = 1.0
-"""Seconds that the end of a recording waits for the GPU: what it has not done by then is left out, as it may wait there
+"""Seconds that the end of a recording waits for a GPU: what it has not done by then is left out, as it may wait there
 for a rank that is gone."""
+NEAR = 1000.0
+"""Milliseconds in which marks are measured from the same one. CUDA's times are float32: those of a second have steps of
+0.06 µs, those of 1000 s of 60 µs."""
 
 
 class Mark(Protocol):
@@ -40,16 +44,17 @@ class Mark(Protocol):
 
 
 class Gpu:
-    """A rank's GPU."""
+    """A rank's GPU, and what others its process drives."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        """The rank's own."""
 
-    def mark(self) -> Any:
-        """Leave a mark behind all that this thread has issued so far."""
+    def mark(self, device: torch.device) -> Any:
+        """Leave a mark behind all that this thread has issued so far to that device. (In a thread that torch calls back
+        in, or that a rank has started, another one may be the current device.)"""
         mark = torch.cuda.Event(enable_timing=True)
-        # That of the rank's own device: in the threads that torch calls back in, another may be the current one.
-        mark.record(torch.cuda.current_stream(self.device))
+        mark.record(torch.cuda.current_stream(device))
         return mark
 
 
@@ -64,20 +69,23 @@ class Anchor:
 class DeviceRecorder(Recorder):
     """A recorder that also takes the GPU's times."""
 
-    def __init__(self, *args: Any, gpu: Gpu, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, gpu: Gpu, capacity: int = CAPACITY, **kwargs: Any) -> None:
+        super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
         self.gpu = gpu
-        self.begun: dict[int, Mark] = {}
+        self.begun: dict[int, tuple[torch.device, Mark]] = {}
         self.ended: dict[int, Mark] = {}
         """By the number of the event."""
-        self.first = self.anchor()
+        self.anchors = {gpu.device: self.anchor(gpu.device)}
+        """The first of each device."""
 
     def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
         number = super().begin(kind, *args, **kwargs)
-        if kind in ON_DEVICE:
-            self.begun[number] = self.gpu.mark()
-        if kind == GRADIENT:  # an instant
-            self.ended[number] = self.begun[number]
+        if kind in ON_DEVICE and number < self.room:
+            device = self.thread.device or self.gpu.device
+            mark = self.gpu.mark(device)
+            self.begun[number] = device, mark
+            if kind == GRADIENT:  # an instant
+                self.ended[number] = mark
         return number
 
     def end(self, number: int) -> None:
@@ -93,37 +101,64 @@ class DeviceRecorder(Recorder):
     def mark_end(self, number: int) -> None:
         """What comes last counts: a call that returned at once has ended anew when its work is done."""
         if number in self.begun:
-            self.ended[number] = self.gpu.mark()
+            self.ended[number] = self.gpu.mark(self.begun[number][0])
+
+    @contextlib.contextmanager
+    def working_for(self, device: torch.device) -> Iterator[None]:
+        if device.type == self.gpu.device.type:
+            if device not in self.anchors:
+                self.anchors[device] = self.anchor(device)
+            self.thread.device = device
+        try:
+            with super().working_for(device):
+                yield
+        finally:
+            self.thread.device = None
 
     def stop(self) -> None:
         with contextlib.suppress(RuntimeError):  # the GPU may be what failed: the rank has told of that
             self.write_device_lane()
         super().stop()
 
-    def anchor(self) -> Anchor | None:
+    def anchor(self, device: torch.device) -> Anchor | None:
         """Where both clocks are now; None if the GPU does not get there."""
-        mark, deadline = self.gpu.mark(), time.monotonic() + PATIENCE
+        mark, deadline = self.gpu.mark(device), time.monotonic() + PATIENCE
         while not mark.query():
             if time.monotonic() > deadline:
                 return None
         return Anchor(mark, self.clock())
 
     def write_device_lane(self) -> None:
-        """For whatever the GPU has done, a copy of the rank's event with the GPU's times."""
-        first, last = self.first, self.anchor()
-        if first is None:
-            return
+        """For whatever the GPUs have done, a copy of the rank's event with the GPU's times, into the room in reserve.
+        What threads are late with finds none from here on."""
+        number = self.next_number()
+        numbers = itertools.count(min(number, self.capacity))
+        self.capacity = min(number + 1, self.capacity)
+        for device, first in self.anchors.items():
+            if first is not None:
+                for number, start, end in self.times_on(device, first):
+                    self.copy_to_device(number, next(numbers), start, end)
+
+    def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
+        """What this GPU has done: an event's number, and the nanoseconds at which it began and ended."""
+        last, near, passed = self.anchor(device), first.mark, 0.0
+        found = []
+        for number, (its_device, begun) in list(self.begun.items()):
+            ended = self.ended.get(number)  # left, it may be, in another stream
+            if its_device == device and ended is not None and begun.query() and ended.query():
+                since = near.elapsed_time(begun)
+                if since > NEAR:
+                    near, passed, since = begun, passed + since, 0.0
+                found.append((number, passed + since, begun.elapsed_time(ended)))
         rate = 1e6  # nanoseconds of the host in a millisecond of the GPU
         if last is not None:
-            rate = (last.nanoseconds - first.nanoseconds) / first.mark.elapsed_time(last.mark)
-        for number, ended in list(self.ended.items()):
-            begun = self.begun[number]  # left, it may be, in another stream
-            if number < self.capacity and begun.query() and ended.query():
-                start = first.nanoseconds + round(rate * first.mark.elapsed_time(begun))
-                self.copy_to_device(number, start, start + round(rate * begun.elapsed_time(ended)))
+            rate = (last.nanoseconds - first.nanoseconds) / (passed + near.elapsed_time(last.mark))
+        for number, start, milliseconds in found:
+            began = first.nanoseconds + round(rate * start)
+            yield number, began, began + round(rate * milliseconds)
 
-    def copy_to_device(self, number: int, start: int, end: int) -> None:
-        """The event once more, as the device's, at these nanoseconds."""
+    def copy_to_device(self, number: int, copy: int, start: int, end: int) -> None:
+        """The event once more, as number `copy`, as the device's, at these nanoseconds."""
         record = Record(*RECORD.unpack_from(self.target, place_of(number)))
-        copy = record._replace(start=start, end=end, parent=number, lane=LANE_CODES[DEVICE], wait=NONE, values=NONE)
-        RECORD.pack_into(self.target, place_of(self.take_number()), *copy)
+        record = record._replace(start=start, end=end, parent=number, lane=LANE_CODES[DEVICE], wait=NONE, values=NONE)
+        RECORD.pack_into(self.target, place_of(copy), *record)

@@ -1,4 +1,7 @@
-"""Inside ranks: compare their clocks with rank 0's."""
+"""Inside ranks: compare their clocks with rank 0's.
+
+On a GPU a receive only orders what comes after it, and returns: a message has come when its value has been read.
+"""
 
 from __future__ import annotations
 
@@ -46,4 +49,5 @@ def answer(rank: int, clock: Callable[[], int], rounds: int) -> None:
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
     for _ in range(rounds):
         dist.recv(ping, rank, tag=TAG)
+        ping.item()
         dist.send(pong.fill_(clock()), rank, tag=TAG)

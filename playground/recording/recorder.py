@@ -36,7 +36,7 @@ from playground.recording.layout import (
     file_name,
 )  # fmt: skip
 from playground.recording.memory import Nowhere, map_file
-from playground.recording.recording import BACKGROUND, MAIN, WAIT
+from playground.recording.recording import BACKGROUND, MAIN, PHASE, WAIT
 from playground.recording.sources import Sources
 from playground.recording.tables import END as ENDED, GROUP, NAME, SHAPE, SOURCE, START, Table, Tables
 
@@ -59,6 +59,8 @@ class ThreadState(threading.local):
         """Whether what happens now is part of a call that is recorded as a whole."""
         self.batch: list[Any] | None = None
         """The messages of a batch that is being started."""
+        self.device: Any = None
+        """The one of several devices whose work this thread does; None for the rank's own."""
 
 
 class Recorder:
@@ -74,27 +76,33 @@ class Recorder:
         rank: int,
         *,
         capacity: int = CAPACITY,
+        reserve: int = 0,
         value_capacity: int = VALUE_CAPACITY,
         clock: Callable[[], int] = time.perf_counter_ns,
         **about: object,
     ) -> None:
-        """`clock` gives nanoseconds; `about` is what else is to be known of the rank."""
+        """`clock` gives nanoseconds; `about` is what else is to be known of the rank. Behind the room for `capacity`
+        events there is some in `reserve`, which `begin` does not use."""
         self.clock, self.capacity, self.value_capacity = clock, capacity, value_capacity
+        self.room = capacity + reserve
         self.tables = Tables(folder / file_name(rank, TABLES))
         self.names, self.shapes = Table(self.tables, NAME), Table(self.tables, SHAPE)
         self.groups, self.sources = Table(self.tables, GROUP), Sources(Table(self.tables, SOURCE))
-        self.memory = map_file(folder / file_name(rank, EVENTS), HEADER.size + RECORD.size * (capacity + 1))
+        self.memory = map_file(folder / file_name(rank, EVENTS), HEADER.size + RECORD.size * (self.room + 1))
         self.value_memory = map_file(folder / file_name(rank, VALUES), 8 * value_capacity)
         self.target: Any = self.memory
         self.value_target: Any = self.value_memory
         self.octets: Any = memoryview(self.memory)
         self.words: Any = self.octets.cast("q")
         self.halves: Any = self.octets.cast("i")
-        HEADER.pack_into(self.memory, 0, MAGIC, capacity, 0, 0)
+        HEADER.pack_into(self.memory, 0, MAGIC, self.room, 0, 0)
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
         self.values_used = 0
         self.values_lock = threading.Lock()
         self.thread = ThreadState()
+        self.backwards: list[int] = []
+        """The numbers of the backward passes under way, the last to begin last: autograd has a thread for each GPU, and
+        calls hooks in it."""
         self.tables.write(START, {"time": time.time(), "clock": clock(), **about})
 
     def begin(
@@ -132,7 +140,7 @@ class Recorder:
         number = self.next_number()
         if number >= self.capacity:
             self.words[DROPPED_AT] = number + 1 - self.capacity
-            return self.capacity
+            return self.room
         return number
 
     def end(self, number: int) -> None:
@@ -151,10 +159,11 @@ class Recorder:
 
     def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
         """Something that takes no time."""
-        number = self.begin(kind, name, **what)
+        number, words = self.begin(kind, name, **what), self.words
         word = WORDS * (number + 1)
-        self.words[word + END] = self.words[word]
-        self.put_values(number, values)
+        words[word + END] = words[word]
+        if values is not None:
+            self.put_values(number, values)
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
         """Note what the event's tensor held, if there is room for it."""
@@ -209,14 +218,26 @@ class Recorder:
         """Whether what this thread does next belongs to that span."""
         return number == self.thread.parent or number in self.thread.spans
 
+    def around(self) -> int:
+        """The number of the span that a hook of autograd is called in: this thread's or, in one of autograd's own,
+        that of the backward pass."""
+        parent = self.thread.parent
+        return parent if parent != NONE or not self.backwards else self.backwards[-1]
+
     @contextlib.contextmanager
-    def span(self, kind: str, name: str) -> Iterator[None]:
-        """What this thread does in this block, as an event."""
+    def span(self, kind: str, name: str) -> Iterator[int]:
+        """What this thread does in this block, as an event: its number."""
         number = self.open(self.begin(kind, name, source=self.sources.find()))
         try:
-            yield
+            yield number
         finally:
             self.close(number)
+
+    @contextlib.contextmanager
+    def working_for(self, device: Any) -> Iterator[None]:
+        """What this thread does in this block is the work of that one of several devices: a phase of its name."""
+        with self.span(PHASE, str(device)):
+            yield
 
     def stop(self) -> None:
         """The rank tells that its recording ends."""
@@ -229,7 +250,7 @@ class Recorder:
         """Of the files: what is recorded from now on, by a thread that is late or in a process forked from this one, is
         lost."""
         views = self.words, self.halves, self.octets
-        self.capacity = self.value_capacity = 0
+        self.capacity = self.room = self.value_capacity = 0
         self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
         self.words = self.halves = self.octets = Nowhere()
         for view in views:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from playground.runtime.backends import BACKENDS
+
 SCHEMA = 1
 """Version of what a recording holds."""
 
@@ -105,6 +107,11 @@ class RankRecording:
     cores: int | None = None
     """CPU cores that it could use; the ranks of one host share them. None if that is not known."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the rank only issues work, to a GPU: its calls, and its waits, return before that is done."""
+        return self.device.startswith("cuda")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
@@ -126,6 +133,16 @@ class Recording:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether ranks do."""
+        return any(rank.runs_ahead for rank in self.ranks)
+
+    @property
+    def batches_messages(self) -> bool:
+        """Whether the backend wants the messages of one step as a batch."""
+        return self.backend in BACKENDS and BACKENDS[self.backend].batches_messages
 
     @property
     def end(self) -> float:

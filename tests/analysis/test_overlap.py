@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 from hypothesis import given, strategies as st
-from recordings import recording_of, ring, training
+from recordings import on_gpus, recording_of, ring, training
 
 from playground.analysis.overlap import overlaps, passes_of
 from playground.analysis.timeline import clip, subtract, total, union
@@ -91,10 +91,14 @@ def test_where_the_device_has_told_its_times_they_count() -> None:
             late = 1 + 5 * step
             device.append(Event(0, 0, kind, name, late + start, late + end, DEVICE, ref, nbytes=nbytes))
     device = [replace(event, number=number) for number, event in enumerate(device, len(host))]
-    first, second = overlaps(recording_of([[*host, *device]]))
+    for number, event in enumerate(host[:5], 2 * len(host)):  # what the host waits for has nothing to do with it
+        device.append(replace(event, number=number, kind="wait", start=event.start + 1, end=event.start + 2))
+        device.append(replace(device[-1], number=number + 5, kind="send", nbytes=8))
+    first, second = overlaps(on_gpus(recording_of([[*host, *device]])))
     for found in (first, second):
         assert (found.overlap, found.compute, found.communication) == (1.0, 4.0, 2.0)
         assert (found.exposed, found.sent, found.early) == (1.0, 1, 1)
+    assert overlaps(on_gpus(recording_of([host]))) == []
 
 
 @given(spans, spans)

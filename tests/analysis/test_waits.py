@@ -8,7 +8,22 @@ from math import isclose
 import pytest
 from drawn_programs import few, recordings
 from hypothesis import given
-from recordings import ALPHA, Action, Begin, Call, Compute, End, Pause, Receive, Send, Wait, play, recording_of, ring
+from recordings import (
+    ALPHA,
+    Action,
+    Begin,
+    Call,
+    Compute,
+    End,
+    Pause,
+    Receive,
+    Send,
+    Wait,
+    on_gpus,
+    play,
+    recording_of,
+    ring,
+)  # fmt: skip
 
 from playground.analysis.blame import Blamer, blame
 from playground.analysis.waits import (
@@ -69,6 +84,10 @@ def test_a_straggler_is_found_from_every_wait_it_caused(size: int) -> None:
             assert line_of(waits, chain.busy.event) == 11
             assert abs(chain.busy.seconds - DELAY) < 1e-3
             assert abs(wait.late - DELAY) < 1e-3
+
+
+def test_a_rank_on_a_gpu_has_no_waits_to_be_told_of() -> None:
+    assert Waits(on_gpus(ring(4, straggler=1))).all == []
 
 
 def line_of(waits: Waits, event: Event) -> int | None:

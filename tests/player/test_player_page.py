@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from browser import MISSING, Browser, browser
-from recordings import ring, training
+from recordings import on_gpus, ring, training
 
 from playground.algorithms import load_all_reduce
 from playground.analysis.matching import match_messages
@@ -21,7 +21,7 @@ from playground.player.holdings import changes_of
 from playground.player.page import write_page
 from playground.recording.merge import read_recording
 from playground.recording.recorded import Recorded
-from playground.recording.recording import COLLECTIVE, Recording
+from playground.recording.recording import COLLECTIVE, COMPUTE, Recording
 from playground.testing import World
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -121,6 +121,14 @@ def test_every_step_shows_what_was_recorded(
     assert shown[there - 1]["held"] == ends
 
 
+def calm(recording: Recording) -> Recording:
+    """Without anything that a rank could wait in."""
+    ranks = tuple(
+        replace(rank, events=tuple(event for event in rank.events if event.kind == COMPUTE)) for rank in recording.ranks
+    )
+    return replace(recording, ranks=ranks)
+
+
 def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[..., Browser]) -> None:
     """By keyboard alone: the longest wait, then from link to link of its chain."""
     window = show(ring(4, straggler=1))
@@ -134,6 +142,13 @@ def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[...
     assert window.ask("return document.activeElement.textContent").startswith("rank 1 was busy for")
     assert window.text("h3:has(+ pre)") == "Rank 1: lesson.py:11 in run"
     assert window.ask("return document.querySelector('tr[aria-current] th').innerText") == "1"
+
+
+@pytest.mark.parametrize(("change", "heading"), [(on_gpus, "Waits cannot be told on GPUs"), (calm, "No rank waited")])
+def test_why_there_are_no_waits(
+    change: Callable[[Recording], Recording], heading: str, show: Callable[..., Browser]
+) -> None:
+    assert show(change(ring(4, straggler=1))).text("h3:has(+ .waits)").startswith(heading)
 
 
 def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +16,14 @@ import torch.distributed as dist
 
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
+from playground.analysis.volumes import volumes
+from playground.recording.hooks.distributed import DistributedHooks
+from playground.recording.hooks.groups import Groups
 from playground.recording.merge import read_recording
 from playground.recording.recorded import Recorded
+from playground.recording.recorder import Recorder
 from playground.recording.recording import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
+from playground.runtime.backends import BACKENDS
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -26,11 +36,12 @@ def record(world: World, folder: Path, fn: Callable[..., object], *args: object)
     return read_recording(folder / "0")
 
 
-def reduce_by_all(rank: int, size: int) -> None:
-    tensor = torch.zeros(NUMEL)
-    for name, spec in ALGORITHMS.items():
-        if not spec.chooses:
-            load_all_reduce(name)(tensor)
+def reduce_by_all(rank: int, size: int, batched: bool, numels: Sequence[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "batches_messages", batched)
+        for name, numel in product(ALGORITHMS, numels):
+            if not ALGORITHMS[name].chooses:
+                load_all_reduce(name)(torch.zeros(numel))
 
 
 def around(recording: Recording, event: Event) -> str:
@@ -41,13 +52,17 @@ def around(recording: Recording, event: Event) -> str:
     return event.name
 
 
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.stress)])
-def test_messages_and_bytes_are_those_of_the_closed_forms(size: int, world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(size), tmp_path, reduce_by_all)
+def test_messages_and_bytes_are_those_of_the_closed_forms(
+    size: int, batched: bool, world: Worlds, tmp_path: Path
+) -> None:
+    """Also where messages go in batches, as on nccl."""
+    recording = record(world(size), tmp_path, reduce_by_all, batched, [NUMEL])
     sends = list(recording.events(SEND))
     for name, spec in ALGORITHMS.items():
         if spec.cost is not None:
-            total = spec.cost.load()(Task(size, NUMEL * ELEMENT, size)).total
+            total = spec.cost.load()(Task(size, NUMEL * ELEMENT, size, batched)).total
             code = spec.code.name
             mine = [event.nbytes for event in sends if around(recording, event) == f"all_reduce ({code})"]
             assert len(mine) == total.messages, name
@@ -57,6 +72,17 @@ def test_messages_and_bytes_are_those_of_the_closed_forms(size: int, world: Worl
     )
     assert [rank.dropped for rank in recording.ranks] == [0] * size
     assert all(event.end < float("inf") for event in recording.events())
+
+
+@pytest.mark.parametrize(("backend", "batched"), [("gloo", False), ("nccl", True)])
+def test_what_was_sent_is_held_against_the_closed_forms_of_the_backend(
+    backend: str, batched: bool, world: Worlds, tmp_path: Path
+) -> None:
+    """Of few elements some pieces are empty."""
+    recording = replace(record(world(3), tmp_path, reduce_by_all, batched, range(1, 9)), backend=backend)
+    found = volumes(recording)
+    assert len(found) == 8 * sum(not spec.chooses for spec in ALGORITHMS.values())
+    assert [volume for volume in found if not volume.agrees] == []
 
 
 def ends_of(events: Iterator[Event] | list[Event], ways: Callable[[Event], object]) -> list[tuple[object, ...]]:
@@ -85,20 +111,30 @@ def test_values_are_those_that_travelled(world: Worlds, tmp_path: Path) -> None:
     }
 
 
-def reduce_in_background(rank: int, size: int) -> None:
+def reduce_in_background(rank: int, size: int, in_thread: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "allows_threads", in_thread)
+        reduce_asynchronously()
+
+
+def reduce_asynchronously() -> None:
     works = [load_all_reduce("ring")(torch.ones(100), async_op=True) for _ in range(3)]
     for work in works:
         assert work.wait()  # type: ignore[attr-defined]
         assert work.is_completed()  # type: ignore[attr-defined]
 
 
-def test_a_collective_in_the_background_is_waited_for(world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(2), tmp_path, reduce_in_background)
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_a_collective_in_the_background_is_waited_for(in_thread: bool, world: Worlds, tmp_path: Path) -> None:
+    """Where the backend allows no second thread, it lies on the lane of the first, with its messages."""
+    recording = record(world(2), tmp_path, reduce_in_background, in_thread)
     for rank in recording.ranks:
         calls = [event for event in rank.events if event.kind == COLLECTIVE]
-        assert [event.lane for event in calls] == ["background"] * 3
+        assert [event.lane for event in calls] == ["background" if in_thread else "main"] * 3
+        assert {event.lane for event in rank.events if event.kind == SEND} == {calls[0].lane}
         waits = [event for event in rank.events if event.kind == WAIT and event.lane == "main"]
-        assert [event.awaits for event in waits] == [(event.number,) for event in calls]
+        awaited = [event.awaits for event in waits if event.parent is None]
+        assert awaited == [(event.number,) for event in calls]
 
 
 def talk(rank: int, size: int) -> None:
@@ -127,6 +163,54 @@ def test_messages_of_the_program(world: Worlds, tmp_path: Path) -> None:
     assert {recording.sources[event.source or 0].function for event in recording.events(SEND, WAIT)} == {"talk"}
 
 
+class AllOf:
+    """One work for several."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def swap_in_one_work(rank: int, size: int, folder: Path) -> list[str]:
+    """Both ranks swap in a batch that is one work: its messages have none of their own, as with ProcessGroupNCCL.
+    Returns what went wrong where nothing can be raised."""
+    recorder = Recorder(folder, rank, host="here", host_id="here", device="cpu", cores=1)
+    hooks, under_way, wrong = DistributedHooks(recorder, Groups()), list[Any](), list[str]()
+
+    def isend(*args: Any) -> None:
+        under_way.append(dist.isend(*args))
+
+    def irecv(*args: Any) -> None:
+        under_way.append(dist.irecv(*args))
+
+    def batch_isend_irecv(batch: list[Any]) -> list[AllOf]:
+        for op, tensor in batch:
+            op(tensor, 1 - rank)
+        return [AllOf(under_way)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda what: wrong.append(str(what.exc_value)))
+        batch = [(hooks.wrap_receive(irecv), torch.zeros(2)), (hooks.wrap_send(isend), torch.ones(2))]
+        [work] = hooks.wrap_batch(batch_isend_irecv)(batch)
+        work.wait()
+        gc.collect()
+    recorder.stop()
+    return wrong
+
+
+def test_a_batch_that_is_one_work(world: Worlds, tmp_path: Path) -> None:
+    assert world(2).run(swap_in_one_work, tmp_path) == [[], []]
+    for rank in read_recording(tmp_path).ranks:
+        received, sent, wait = rank.events
+        assert [event.kind for event in rank.events] == [RECEIVE, SEND, WAIT]
+        assert wait.awaits == (received.number, sent.number)
+        assert wait.end <= received.end == sent.end < float("inf")
+        assert received.values == (1.0, 1.0)
+
+
 def call_collectives(rank: int, size: int) -> None:
     mine, rows = torch.full((2,), float(rank)), [torch.zeros(2) for _ in range(size)]
     dist.all_reduce(mine)
@@ -151,6 +235,9 @@ def test_collectives_of_torch(world: Worlds, tmp_path: Path) -> None:
 
 
 def fail_in_a_call(rank: int, size: int) -> None:
+    for call in (dist.recv, dist.isend):
+        with pytest.raises((ValueError, RuntimeError)):
+            call(torch.zeros(2, 2)[:, 0], 1 - rank)  # which is not contiguous
     try:
         dist.all_reduce(torch.zeros(1), group=3)
     except Exception:

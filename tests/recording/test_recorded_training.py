@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +28,27 @@ BUCKETS = {"ddp": 1, "bucketed": 2, "overlapped": 2}
 """How many there are."""
 
 
-def train(rank: int, size: int, way: str, all_reduce: str) -> None:
+backward = torch.autograd.backward
+"""torch's own: when this is imported, nothing is recorded."""
+
+
+class InAnotherThread(torch.autograd.Function):
+    """A loss whose backward another thread computes, as autograd does for a GPU. The loss is in a list, so that its
+    graph is no part of this one's."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: list[torch.Tensor], beginning: torch.Tensor) -> torch.Tensor:
+        [ctx.loss] = losses
+        return ctx.loss.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(backward, ctx.loss, gradient).result()
+        return None, None
+
+
+def train(rank: int, size: int, way: str, all_reduce: str, elsewhere: bool = False) -> None:
     torch.manual_seed(1)
     model: nn.Module = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
     if way == "ddp":
@@ -37,14 +59,22 @@ def train(rank: int, size: int, way: str, all_reduce: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in DataLoader(torch.ones(STEPS, 100), num_workers=0):
         optimizer.zero_grad()
-        model(batch).sum().backward()
+        loss = model(batch).sum()
+        if elsewhere:
+            loss = InAnotherThread.apply([loss], torch.ones((), requires_grad=True))
+        loss.backward()
         sync.after_backward()
         optimizer.step()
     with torch.no_grad():
         model(torch.ones(1, 100))
 
 
-WAYS = [("ddp", "backend"), ("bucketed", "backend"), ("overlapped", "backend"), ("overlapped", "ring")]
+WAYS = [
+    (*way, elsewhere)
+    for elsewhere in (False, True)
+    for way in (("ddp", "backend"), ("bucketed", "backend"), ("overlapped", "backend"), ("overlapped", "ring"))
+]
+"""With DDP or one of ours, by which all-reduce, and whether backward runs in another thread."""
 
 
 def train_in_all_ways(rank: int, size: int, folder: Path) -> None:
@@ -59,9 +89,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", range(len(WAYS)), ids=map(" ".join, WAYS))
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=[" ".join(map(str, way)) for way in WAYS])
 def test_every_step_is_told(number: int, recorded: Path) -> None:
-    way, all_reduce = WAYS[number]
+    way, all_reduce, _ = WAYS[number]
     for rank in read_recording(recorded / str(number) / "0").ranks:
         steps = [event for event in rank.events if event.kind == PHASE and event.name == "training step"]
         assert len(steps) == STEPS
@@ -79,7 +109,7 @@ def check_step(rank: RankRecording, step: Event, way: str) -> None:
     inside = [event for event in rank.events if step.start <= event.start <= step.end]
     parts = [event for event in inside if event.kind == COMPUTE and event.parent == step.number]
     assert [event.name for event in parts] == ["forward", "backward", "step"]
-    gradients = [event.name for event in inside if event.kind == GRADIENT]
+    gradients = [event.name for event in inside if event.kind == GRADIENT and event.parent == parts[1].number]
     assert sorted(gradients) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     assert {name.split(".")[0] for name in gradients[:2]} == {"2"}  # the last layer's are ready first
     buckets = [event for event in inside if event.kind == BUCKET]
@@ -88,6 +118,7 @@ def check_step(rank: RankRecording, step: Event, way: str) -> None:
     assert all(event.end <= step.end for event in buckets)
     if way != "bucketed":  # which averages when backward is done
         assert all(parts[1].start <= event.start <= parts[1].end for event in buckets)
+        assert {event.parent for event in buckets} == {parts[1].number}
 
 
 def join_with_uneven_inputs(rank: int, size: int) -> int:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from recordings import ring
+from recordings import on_gpus, ring
 
 from playground.figures.paint import PAINTED, paint
 from playground.runtime.errors import UsageError
@@ -35,6 +35,14 @@ def test_a_recording_in_words(recording: Path, run_cli: Callable[..., Any]) -> N
     document = json.loads(run_cli("see", recording, "--json").out)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
     assert document["ranks"][0]["waits"]["late sender"] > 0
+
+
+def test_what_gpus_waited_for_is_no_number(
+    recording: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "read_recording", lambda path: on_gpus(ring(4, straggler=1)))
+    document = json.loads(run_cli("see", recording, "--json").out)
+    assert [rank["waits"] for rank in document["ranks"]] == [None] * 4
 
 
 @pytest.mark.parametrize("ending", PAINTED)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from recordings import Call, Receive, Wait, play, recording_of, ring, training
+from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, training
 
 from playground.console.rendering import render
 from playground.recording.recording import Recording
@@ -26,6 +26,7 @@ def text_of(recording: Recording) -> str:
         training(3),
         play([[Call("barrier", 0)]] * 2),
         recording_of([[], []]),
+        on_gpus(ring(4, straggler=2)),
     ],
 )
 def test_it_fits_a_terminal(recording: Recording) -> None:
@@ -42,6 +43,14 @@ def test_a_straggler_is_named_with_its_line() -> None:
     assert "Sent by all ranks together: as the closed forms say" in text
     assert "unchanged: 21.6 ms (+0.0% of what was recorded)" in text
     assert "Not recorded" not in text
+
+
+def test_what_gpus_waited_for_is_refused_in_words() -> None:
+    """A rank's waits end when its work is issued: nothing is derived from them."""
+    text = " ".join(text_of(on_gpus(ring(4, straggler=2))).split())
+    assert "Waits, what caused them, and what if: cannot be told on GPUs, where wait() returns once" in text
+    assert "Sent by all ranks together: as the closed forms say" in text
+    assert not re.search("late sender|Longest wait|faster|straggler", text)
 
 
 def test_overlap_by_both_definitions() -> None:

@@ -10,7 +10,7 @@ class Waits {
     this.more = element("button", {click: () => this.showMore()}, "more");
     this.chain = element("ol", {class: "chain"});
     this.answer = element("div", {"aria-live": "polite", tabindex: -1});
-    this.root = element("section", {}, element("h3", {}, run.waits.length ? "The longest waits" : "No rank waited"),
+    this.root = element("section", {}, element("h3", {}, run.waits.length ? "The longest waits" : run.noWaits),
       this.list, this.more, this.answer);
     this.showMore();
   }

@@ -20,9 +20,9 @@ from playground.recording.hooks.replace import replaced
 from playground.recording.hooks.tensors import values_of
 from playground.recording.hooks.transport import RecordedTransport
 from playground.recording.hooks.works import RecordedWork
-from playground.recording.layout import LANE_CODES, MAX_VALUES
+from playground.recording.layout import MAX_VALUES
 from playground.recording.recorder import Recorder
-from playground.recording.recording import BACKGROUND, COLLECTIVE, COMPUTE
+from playground.recording.recording import COLLECTIVE, COMPUTE
 
 
 @contextlib.contextmanager
@@ -58,24 +58,27 @@ class AlgorithmHooks:
                 COLLECTIVE, name_of(call.func.__self__), tensor.nbytes, tensor.shape, self.groups.ranks_of(group),
                 source=recorder.sources.find(),
             )  # fmt: skip
-            work = real(functools.partial(self.run, number, call), group, async_op, whole, share)
-            if work is None:
-                return None
-            recorder.set_lane(number, LANE_CODES[BACKGROUND])
-            return RecordedCollectiveWork(recorder, work, [(number, ())])
+            work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
+            return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
 
         return run_collective
 
-    def run(self, number: int, call: Any, transport: RecordedTransport) -> None:
-        """Carry out the collective, in whichever thread this is."""
+    def run(self, number: int, call: Any, async_op: bool, transport: RecordedTransport) -> None:
+        """Carry out the collective, in whichever thread this is. Its transport records the messages: where that calls
+        torch.distributed, they are not recorded again."""
+        recorder, thread = self.recorder, self.recorder.thread
         self.here.transport = transport
-        self.recorder.open(number)
+        recorder.open(number)
+        if async_op:
+            recorder.set_lane(number, thread.lane)
+        thread.is_inside = True
         try:
             call(transport)
         finally:
-            self.recorder.close(number)
+            thread.is_inside = False
+            recorder.close(number)
             transport.messages = self.here.transport = None  # each refers to the other
-        self.recorder.put_values(number, values_of(call.args[0]))
+        recorder.put_values(number, values_of(call.args[0]))
 
     def wrap_transport_of(self, real: Callable[[Any], Transport]) -> Callable[[Any], Transport]:
         return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,29 +28,32 @@ CALLED = {
 class BucketHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.groups = recorder, groups
-        self.here = threading.local()
-        """`buckets`: how many have left since backward began; `backward`: whether this thread is in backward."""
+        self.left = 0
+        """How many buckets have left since backward began."""
         self.listened_to: list[Any] = []
         self.under_way: dict[tuple[int, int], int] = {}
         """Numbers of the events of calls that are being issued: by group and operation."""
         self.issued = IssuedWorks(recorder)
 
     @contextlib.contextmanager
-    def during_backward(self) -> Iterator[None]:
-        self.here.buckets, self.here.backward = 0, True
+    def during_backward(self, number: int) -> Iterator[None]:
+        """In this block, what leaves in any of autograd's threads is a bucket of that backward pass."""
+        backwards = self.recorder.backwards
+        if not backwards:
+            self.left = 0
+        backwards.append(number)
         try:
             yield
         finally:
-            self.here.backward = False
+            backwards.remove(number)
             self.issued.finish_done()
 
     def begin(self, flat: torch.Tensor) -> int:
         """The next bucket leaves."""
-        index = getattr(self.here, "buckets", 0)
-        self.here.buckets = index + 1
+        index, self.left = self.left, self.left + 1
         return self.recorder.begin(
             BUCKET, f"bucket {index}", flat.nbytes, flat.shape, self.groups.ranks_of(None),
-            source=self.recorder.sources.find(),
+            source=self.recorder.sources.find(), parent=self.recorder.around(),
         )  # fmt: skip
 
     def wrap_start_next(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,17 +105,19 @@ class BucketHooks:
         self.listened_to.clear()
 
     def before_call(self, group: Any, call: Any) -> None:
-        if self.recorder.thread.is_inside or call.name.name not in CALLED:
+        recorder = self.recorder
+        if recorder.thread.is_inside or call.name.name not in CALLED:
             return  # of a function that is recorded as it is called, or a message of our algorithms
-        tensors = call.input_tensors
-        if getattr(self.here, "backward", False) and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
+        tensors, around = call.input_tensors, recorder.around()
+        if around in recorder.backwards and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
             number = self.begin(tensors[0])
         else:
-            number = self.recorder.begin(
+            number = recorder.begin(
                 COLLECTIVE, CALLED[call.name.name], sum(tensor.nbytes for tensor in tensors),
                 tensors[0].shape if len(tensors) == 1 else (), self.groups.ranks_of(group),
                 NONE if call.root < 0 else self.groups.ranks_of(group)[call.root],
-                source=self.recorder.sources.find(1),  # there may be no other frame: threads of torch's come here
+                source=recorder.sources.find(1),  # there may be no other frame: threads of torch's come here
+                parent=around,
             )  # fmt: skip
         self.under_way[id(group), call.op_id] = number
 

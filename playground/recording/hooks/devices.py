@@ -12,7 +12,7 @@ from playground.recording.hooks.replace import replaced
 from playground.recording.layout import LANE_CODES
 from playground.recording.moves import name_of_move
 from playground.recording.recorder import Recorder
-from playground.recording.recording import MAIN, MOVE, PHASE
+from playground.recording.recording import MAIN, MOVE
 from playground.training import device_work
 
 MACHINERY = 5
@@ -42,11 +42,11 @@ class DeviceHooks:
         def moving(
             part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
         ) -> Iterator[None]:
-            source, now = recorder.sources.find(MACHINERY), recorder.clock()
+            source, now, around = recorder.sources.find(MACHINERY), recorder.clock(), recorder.around()
             numbers = [
                 recorder.begin(
                     MOVE, name_of_move(part, str(device), str(target)), tensor.nbytes, tensor.shape, source=source,
-                    start=now,
+                    start=now, parent=around,
                 )
                 for device, tensor in tensors
             ]  # fmt: skip
@@ -63,6 +63,6 @@ class DeviceHooks:
 
         def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
             is_main = recorder.thread.lane == LANE_CODES[MAIN]
-            return real(device) if is_main else recorder.span(PHASE, str(device))
+            return real(device) if is_main else recorder.working_for(device)
 
         return working_for

@@ -88,11 +88,7 @@ class DistributedHooks:
                 return real(tensor, dst, group, tag, group_dst)
             number = self.begin_message(SEND, real.__name__, tensor, dst, group_dst, group, tag)
             recorder.put_values(number, values_of(tensor))
-            work = self.call_whole(real, tensor, dst, group, tag, group_dst)
-            if work is None:  # of send: it is done
-                recorder.end(number)
-                return None
-            return self.record_work(work, (number, ()))
+            return self.record_work(self.call_whole(number, real, tensor, dst, group, tag, group_dst), (number, ()))
 
         return send
 
@@ -104,7 +100,7 @@ class DistributedHooks:
             if self.is_part_or_nothing(group):
                 return real(tensor, src, group, tag, group_src)
             number = self.begin_message(RECEIVE, real.__name__, tensor, src, group_src, group, tag)
-            result = self.call_whole(real, tensor, src, group, tag, group_src)
+            result = self.call_whole(number, real, tensor, src, group, tag, group_src)
             from_anyone = src is None and group_src is None
             if isinstance(result, int):  # of recv: it is done, and this is who sent it
                 if from_anyone:
@@ -112,7 +108,7 @@ class DistributedHooks:
                 finish(self.recorder, [(number, (tensor,))])
                 return result
             work = self.record_work(result, (number, (tensor,)))
-            if from_anyone:
+            if from_anyone and work is not None:
                 work.when_done = lambda: self.note_sender(number, result._source_rank(), group, tag)
             return work
 
@@ -136,16 +132,23 @@ class DistributedHooks:
         message = self.groups.next_message(RECEIVE, peer, self.groups.ranks_of(group), tag)
         self.recorder.note_sender(number, peer, message)
 
-    def record_work(self, work: Any, pending: Pending) -> RecordedWork:
-        if self.thread.batch is not None:
-            self.thread.batch.append(pending)
-        return RecordedWork(self.recorder, work, [pending])
+    def record_work(self, work: Any, pending: Pending) -> RecordedWork | None:
+        """None if the call has returned nothing to wait for: it was `send`, which is done; or, in a batch, all of which
+        is one work for the backend, that comes in the end."""
+        batch = self.thread.batch
+        if batch is not None:
+            batch.append(pending)
+        elif work is None:
+            finish(self.recorder, [pending])
+        return None if work is None else RecordedWork(self.recorder, work, [pending])
 
     def wrap_batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Its messages record themselves. Where the backend makes one work of all, that stands for them."""
 
         @functools.wraps(real)
         def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+            if self.thread.is_inside:
+                return real(p2p_op_list)
             batch: list[Pending] = []
             self.thread.batch = batch
             try:
@@ -208,11 +211,14 @@ class DistributedHooks:
         """Whether a call with this group is not to be recorded: it is part of one that is, or does nothing."""
         return self.thread.is_inside or (group is not None and group == dist.GroupMember.NON_GROUP_MEMBER)
 
-    def call_whole(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it, and do not record what it calls itself."""
+    def call_whole(self, number: int, real: Callable[..., Any], *args: Any) -> Any:
+        """Call it, and do not record what it calls itself. If it fails, as from anyone on nccl, the event is over."""
         self.thread.is_inside = True
         try:
-            return real(*args, **kwargs)
+            return real(*args)
+        except BaseException:
+            self.recorder.end(number)
+            raise
         finally:
             self.thread.is_inside = False
 

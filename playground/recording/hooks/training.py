@@ -83,7 +83,7 @@ class TrainingHooks:
         @functools.wraps(real)
         def backward(*args: Any, **kwargs: Any) -> Any:
             self.here.gradients = True
-            with self.recorder.span(COMPUTE, "backward"), self.buckets.during_backward():
+            with self.recorder.span(COMPUTE, "backward") as number, self.buckets.during_backward(number):
                 return real(*args, **kwargs)
 
         return backward
@@ -134,7 +134,8 @@ class TrainingHooks:
                 self.handles.append(param.register_post_accumulate_grad_hook(hook))
 
     def note_gradient(self, name: str, param: torch.Tensor) -> None:
-        self.recorder.instant(GRADIENT, name, nbytes=param.nbytes, shape=param.shape)
+        recorder = self.recorder
+        recorder.instant(GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around())
 
 
 def has_no_gradients(module: nn.Module) -> bool:

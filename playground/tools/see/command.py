@@ -137,7 +137,8 @@ def document_of(recording: Recording) -> dict[str, object]:
         "ranks": [
             {
                 "rank": rank.rank, "host": rank.host, "events": len(rank.events), "dropped": rank.dropped,
-                "is_cut_off": rank.is_cut_off, "clock_bound": rank.clock_bound, "waits": by_rank[rank.rank],
+                "is_cut_off": rank.is_cut_off, "clock_bound": rank.clock_bound,
+                "waits": None if rank.runs_ahead else by_rank[rank.rank],
             }
             for rank in recording.ranks
         ],

@@ -11,7 +11,7 @@ from playground.analysis.matching import match_messages
 from playground.analysis.overlap import Overlap, overlaps
 from playground.analysis.timeline import Timeline
 from playground.analysis.volumes import Volume, volumes
-from playground.analysis.waits import CAUSES, TRANSFER, UNKNOWN, Waits, seconds_by_cause
+from playground.analysis.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Waits, seconds_by_cause
 from playground.analysis.what_if import Scaling, WhatIfs, more_ranks, what_if
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, Styled, bad, good, heading, prose
@@ -73,6 +73,8 @@ def end_text(event: Event) -> str:
 
 def wait_texts(waits: Waits) -> list[Text]:
     """A row for each rank, and for each of its threads that waited: its seconds by cause."""
+    if waits.timeline.recording.runs_ahead:
+        return [prose(heading("Waits"), f", what caused them, and what if: {UNTOLD}")]
     lanes = dict.fromkeys((wait.event.rank, wait.event.lane) for wait in waits.all)
     if not lanes:
         return [prose(heading("Waits"), ": none is recorded")]
@@ -194,8 +196,7 @@ def volume_verdict(found: Sequence[Volume]) -> Styled:
 
 def what_if_texts(waits: Waits) -> list[Text]:
     """What the run would have taken if one thing had been different, and algorithms on more ranks."""
-    found = what_if(waits)
-    if not found.recorded:
+    if waits.timeline.recording.runs_ahead or not (found := what_if(waits)).recorded:
         return []
     table = Table(Column("change", wraps=True), Column("the run takes", right=True), Column("faster", right=True))
     for change in found.changes:
