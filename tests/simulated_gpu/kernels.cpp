@@ -299,11 +299,6 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {input.mul(mask).mul_(p == 1 ? 0 : 1 / (1 - p)), mask};
 }
 
-int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                         double, bool, std::optional<double>, bool) {
-  return 0;  // attention by its definition
-}
-
 using Maybe = std::optional<at::Tensor>;
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> cudnn_batch_norm(
@@ -383,7 +378,7 @@ bool stays(const c10::FunctionSchema& schema) {
       "aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream", "aten::is_pinned",
       "aten::_pin_memory", "aten::is_set_to", "aten::_efficientzerotensor", "aten::_resize_output_",
       // written by hand
-      "aten::copy_", "aten::native_dropout", "aten::_fused_sdp_choice", "aten::cudnn_batch_norm",
+      "aten::copy_", "aten::native_dropout", "aten::cudnn_batch_norm",
       "aten::cudnn_batch_norm_backward", "aten::batch_norm_stats", "aten::batch_norm_gather_stats_with_counts",
       "aten::batch_norm_elemt", "aten::batch_norm_backward_reduce", "aten::batch_norm_backward_elemt"};
   if (names.count(schema.name())) return true;
@@ -392,20 +387,17 @@ bool stays(const c10::FunctionSchema& schema) {
   return false;
 }
 
-std::vector<torch::Library*>& registered() {
-  static auto* all = new std::vector<torch::Library*>;
-  return *all;
-}
-
 const bool installed = [] {
   Silent silent;
   c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  // attention by its definition: what computes it in one kernel, the CPU has not
+  at::globalContext().setSDPUseFlash(false);
+  at::globalContext().setSDPUseMemEfficient(false);
+  at::globalContext().setSDPUseCuDNN(false);
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  registered().push_back(library);
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   library->impl("copy_", &copy_);
   library->impl("native_dropout", &native_dropout);
-  library->impl("_fused_sdp_choice", &fused_sdp_choice);
   library->impl("cudnn_batch_norm", &cudnn_batch_norm);
   library->impl("cudnn_batch_norm_backward", &cudnn_batch_norm_backward);
   library->impl("batch_norm_stats", &batch_norm_stats);
@@ -414,12 +406,10 @@ const bool installed = [] {
   library->impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
   library->impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
   library->impl("convolution", torch::CppFunction::makeFromBoxedFunction<&simulate>());
-  const char* missing = getenv("PLAYGROUND_SIMULATED_GPU_MISSING");
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA)) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || stays(op->schema())) continue;
-    if (missing && !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) std::cerr << toString(name) << "\n";
     library->impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&simulate>());
   }
   return true;
