@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import by_hand
+from ranks import device_behind
 
 from playground.lessons.bert import memory, overlap, speed
+from playground.lessons.bert.history import History
 from playground.lessons.bert.lesson import same_losses, train
 from playground.lessons.bert.results import EXACT, Training, compare_losses
 from playground.lessons.bert.settings import DDP, ONE_PROCESS, WAYS, BertSettings
@@ -151,6 +153,15 @@ def test_the_loss_in_forward_is_that_of_the_logits() -> None:
     ids, labels = torch.randint(1, 59, (4, 9)), torch.tensor([0, 1, 2, 1])
     inputs = ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)
     assert torch.equal(model(*inputs, labels), F.cross_entropy(Model.forward(model, *inputs), labels).reshape(1))
+
+
+def seconds_so_far(rank: int, size: int, settings: BertSettings) -> Any:
+    with device_behind(0.2):
+        return History(settings).state()["seconds"]
+
+
+def test_time_passes_until_the_device_has_done_its_work(settings: BertSettings, world: Run) -> None:
+    assert min(world(2).run(seconds_so_far, settings)) >= 0.2
 
 
 @pytest.mark.parametrize("way", WAYS)

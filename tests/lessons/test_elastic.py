@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from processes import by_hand
 
+from playground.lessons.elastic import lesson
 from playground.lessons.elastic.command import Witness
 from playground.lessons.elastic.settings import Kill, draw_kills
 from playground.runtime import RankFailed, UsageError
@@ -61,6 +62,14 @@ def test_word_of_the_next_kill_may_come_first() -> None:
             witness.hear(0, {"resumed": {"total": resumed_after}})
     witness.hear(0, {"stepped": 3})
     assert [(each.killed_after, each.resumed_after) for each in witness.recoveries] == [(3, 0), (4, 2)]
+
+
+def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(lesson, "synchronize", lambda: order.append("synchronized"))
+    monkeypatch.setattr(lesson, "report", lambda **event: order.append(*event))
+    lesson.die_if_due(0, 3, ())
+    assert order == ["synchronized", "stepped"]
 
 
 def test_as_text(elastic: Run) -> None:

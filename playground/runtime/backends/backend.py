@@ -64,8 +64,9 @@ class Backend:
 
         return torch.device(self.device_type)
 
-    def drain(self) -> None:
-        """Wait for whatever the device still has to do, so that the process group may be destroyed."""
+    def synchronize(self, device: torch.device | None = None) -> None:
+        """Wait until a device, by default this rank's, has done what it was given. A clock that is read before, or a
+        process group that is destroyed before, does not wait for that."""
 
     def refusal(self, error: Exception) -> str:
         """Its own words if `error` says that it cannot do an operation at all; empty for any other error."""

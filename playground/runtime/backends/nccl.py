@@ -82,10 +82,10 @@ class Nccl(Backend):
 
         return torch.device("cuda", torch.cuda.current_device())
 
-    def drain(self) -> None:
+    def synchronize(self, device: torch.device | None = None) -> None:
         import torch
 
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
     def explain_init_failure(self, error: Exception) -> str:
         if any(words in str(error) for words in TWO_ON_ONE_GPU):
