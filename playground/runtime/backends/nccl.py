@@ -37,6 +37,8 @@ class Nccl(Backend):
     batches_messages = True
     may_be_kept = False  # what a communicator leaves on the device goes with its process
     allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
+    exit_limit = 10.0  # a process that is killed releases its device first
+    stuck_limit = 0.0  # it waits in the driver, for the device, and no connection that ends changes that
     deaths = MappingProxyType(
         {
             signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, "
