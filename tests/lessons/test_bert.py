@@ -17,6 +17,7 @@ from ranks import device_behind
 from playground.lessons.bert import memory, overlap, speed
 from playground.lessons.bert.history import History
 from playground.lessons.bert.lesson import same_losses, train
+from playground.lessons.bert.report import averaging_texts
 from playground.lessons.bert.results import EXACT, Training, compare_losses
 from playground.lessons.bert.settings import DDP, ONE_PROCESS, WAYS, BertSettings
 from playground.runtime import PlaygroundError, UsageError
@@ -230,6 +231,7 @@ def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run
     rows = 4 * large.config.width * 5_000
     assert sparse.bytes < ddp.bytes - rows + rows // 10
     assert sparse.difference_to_ddp < 1e-3
+    assert "  ddp: hides nothing here." in averaging_texts([sparse, replace(ddp, caveat="hides nothing here")], large)
 
 
 @pytest.fixture

@@ -203,6 +203,14 @@ def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:
     assert describe_exit(-signal.SIGABRT, NCCL).startswith("was ended by NCCL's watchdog (SIGABRT): an operation")
 
 
+@pytest.mark.parametrize(("implementation", "said"), [("ProcessGroupNCCL2", True), ("ProcessGroupNCCL", False)])
+def test_the_implementation_that_keeps_ddp_from_hiding_messages(
+    implementation: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NCCL, "implementation", lambda: implementation)
+    assert ("compare with TORCH_DIST_USE_NCCL2=0" in NCCL.describe_overlap()) is said
+
+
 class LateProcess:
     """A process that takes some seconds to end: of a rank that was killed, and whose GPU is being released."""
 

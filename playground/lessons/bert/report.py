@@ -176,4 +176,4 @@ def averaging_texts(found: Sequence[Averaging], settings: BertSettings) -> Texts
         f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
         f"average; alone: the same averaging without a backward."
     )
-    return [about, table]
+    return [about, table, *(f"  {each.way}: {each.caveat}." for each in found if each.caveat)]

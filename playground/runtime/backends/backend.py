@@ -72,6 +72,11 @@ class Backend:
         """Wait until a device, by default this rank's, has done what it was given. A clock that is read before, or a
         process group that is destroyed before, does not wait for that."""
 
+    def describe_overlap(self) -> str:
+        """What keeps this rank's DistributedDataParallel from hiding messages behind backward, if that is known; inside
+        a world."""
+        return ""
+
     def refusal(self, error: Exception) -> str:
         """Its own words if `error` says that it cannot do an operation at all; empty for any other error."""
         first_line = str(error).splitlines()[0] if str(error) else ""

@@ -89,6 +89,14 @@ class Nccl(Backend):
 
         torch.cuda.synchronize(device)
 
+    def describe_overlap(self) -> str:
+        if self.implementation() != "ProcessGroupNCCL2":
+            return ""
+        return (
+            "torch's ProcessGroupNCCL2 may have backward wait for each message of DistributedDataParallel, which then "
+            "hides nothing: compare with TORCH_DIST_USE_NCCL2=0"
+        )
+
     def explain_init_failure(self, error: Exception) -> str:
         if any(words in str(error) for words in TWO_ON_ONE_GPU):
             return (
