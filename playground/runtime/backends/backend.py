@@ -36,6 +36,8 @@ class Backend:
     """Seconds in which the process of a rank that has hung up ends, and its exit code is known."""
     stuck_limit = 3.0
     """Seconds in which a thread that waits for a lost peer gets out of it, once all connections are shut down."""
+    loads_kernels_late = False
+    """Whether a kernel's first launch waits until its device is idle, which beside a receive it may never be."""
     deaths: Mapping[int, str] = MappingProxyType({})
     """What it means when a rank is killed by one of these signals, where that is more than the signal's name."""
     refusals: tuple[str, ...] = (

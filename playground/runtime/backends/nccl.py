@@ -39,6 +39,7 @@ class Nccl(Backend):
     allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
     exit_limit = 10.0  # a process that is killed releases its device first
     stuck_limit = 0.0  # it waits in the driver, for the device, and no connection that ends changes that
+    loads_kernels_late = True  # CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2
     deaths = MappingProxyType(
         {
             signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, "
