@@ -211,6 +211,17 @@ def test_the_implementation_that_keeps_ddp_from_hiding_messages(
     assert ("compare with TORCH_DIST_USE_NCCL2=0" in NCCL.describe_overlap()) is said
 
 
+def choose_kernels(rank: int, size: int) -> list[bool]:
+    NCCL.use_deterministic_kernels()
+    fused = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled")
+    cudnn = torch.backends.cudnn
+    return [cudnn.deterministic, cudnn.benchmark, *(getattr(torch.backends.cuda, each)() for each in fused)]
+
+
+def test_deterministic_kernels_are_cudnn_s_own_and_no_fused_attention(world: Worlds) -> None:
+    assert world(1, fresh=True).run(choose_kernels) == [[True, False, False, False, False]]
+
+
 class LateProcess:
     """A process that takes some seconds to end: of a rank that was killed, and whose GPU is being released."""
 

@@ -38,6 +38,8 @@ class Backend:
     """Seconds in which a thread that waits for a lost peer gets out of it, once all connections are shut down."""
     loads_kernels_late = False
     """Whether a kernel's first launch waits until its device is idle, which beside a receive it may never be."""
+    may_differ = ""
+    """Why the same computation may end with other bits when it is repeated on its device; empty if it does not."""
     deaths: Mapping[int, str] = MappingProxyType({})
     """What it means when a rank is killed by one of these signals, where that is more than the signal's name."""
     refusals: tuple[str, ...] = (
@@ -73,6 +75,9 @@ class Backend:
     def synchronize(self, device: torch.device | None = None) -> None:
         """Wait until a device, by default this rank's, has done what it was given. A clock that is read before, or a
         process group that is destroyed before, does not wait for that."""
+
+    def use_deterministic_kernels(self) -> None:
+        """From now on, compute in this process only with kernels that give the same bits whenever they are run."""
 
     def describe_overlap(self) -> str:
         """What keeps this rank's DistributedDataParallel from hiding messages behind backward, if that is known; inside
