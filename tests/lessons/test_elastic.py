@@ -95,7 +95,12 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
 
 def test_a_device_that_repeats_itself_trains_undisturbed_once(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, train = [], Story.train
-    monkeypatch.setattr(Story, "train", lambda story, *words: trained.append(words[0].name) or train(story, *words))
+
+    def train_in(story: Story, folder: Path, kills: tuple[Kill, ...]) -> Any:
+        trained.append(folder.name)
+        return train(story, folder, kills)
+
+    monkeypatch.setattr(Story, "train", train_in)
     assert (elastic("-n", 1, "--kills", 1).code, trained) == (0, ["undisturbed", "killed"])
 
 

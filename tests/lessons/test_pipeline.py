@@ -117,7 +117,12 @@ class LateLaunches(TorchDispatchMode):
     def irecv(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         request = irecv(tensor, *args, **kwargs)
         self.posted.append(request)
-        return SimpleNamespace(wait=lambda: (request.wait(), self.posted.remove(request)))
+
+        def wait() -> None:
+            request.wait()
+            self.posted.remove(request)
+
+        return SimpleNamespace(wait=wait)
 
 
 irecv = dist.irecv

@@ -29,7 +29,7 @@ def ask_the_store_when_rank_0_has_left(rank: int, size: int) -> int:
     """As nccl's threads do: a rank that is slow to leave still asks the store, which rank 0 serves."""
     store = dist.distributed_c10d._get_default_store()
 
-    def synchronize() -> None:
+    def synchronize(device: object = None) -> None:
         if rank > 0:
             time.sleep(0.5)
             store.set(f"asked by {rank}", "")
@@ -44,7 +44,7 @@ def test_rank_0_keeps_the_store_until_the_others_have_left(world: Worlds) -> Non
 
 
 def fail_to_leave(rank: int, size: int, culprit: int) -> int:
-    def synchronize() -> None:
+    def synchronize(device: object = None) -> None:
         if rank == culprit:
             raise SystemExit(9)
 

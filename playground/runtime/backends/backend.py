@@ -72,6 +72,10 @@ class Backend:
 
         return torch.device(self.device_type)
 
+    def count_devices(self) -> int:
+        """How many devices one process can drive here; 0 for any number: a CPU counts as as many as are asked for."""
+        return 0
+
     def synchronize(self, device: torch.device | None = None) -> None:
         """Wait until a device, by default this rank's, has done what it was given. A clock that is read before, or a
         process group that is destroyed before, does not wait for that."""

@@ -86,6 +86,11 @@ class Nccl(Backend):
 
         return torch.device("cuda", torch.cuda.current_device())
 
+    def count_devices(self) -> int:
+        import torch
+
+        return torch.cuda.device_count()
+
     def synchronize(self, device: torch.device | None = None) -> None:
         import torch
 
