@@ -19,9 +19,9 @@ lint: .venv/.installed-dev
 stress: .venv/.installed-dev
 	$(BIN)/python -m pytest -m stress
 
-# Every lesson on nccl and the tests that need a GPU, in one table.
+# Every lesson and tool on nccl and the tests that need a GPU, in one table; N=8 for eight ranks.
 gpu: .venv/.installed-dev
-	$(BIN)/python tests/on_gpu.py
+	$(BIN)/python tests/on_gpu.py $(N)
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv

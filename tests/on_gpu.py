@@ -1,25 +1,30 @@
-"""Every lesson on nccl and the GPU tier of the tests, with as many ranks as this machine can have: one table.
+"""Every lesson and tool on nccl and the GPU tier of the tests, in one table: what may hang first.
 
-    make gpu
-    python tests/on_gpu.py        # where the packages are installed already
+    make gpu                         # two ranks where one GPU can be shared, else a rank for each GPU
+    make gpu N=8
+    python tests/on_gpu.py 8 --begin 20
 
-The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the lesson shows, or its last word). The exit
-code is 1 if anything failed. Ten minutes are enough; what has not begun by then is not begun.
+The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the row shows, or its last word). Each row is
+printed, and written to gpu.md, as soon as it is done. When the time is up, or Ctrl-C or SIGTERM comes, those that were
+not done are listed, and `--begin` takes up the first of them. The exit code is 1 if anything failed or is left. On a
+simulated GPU (PLAYGROUND_SIMULATED_GPU in the environment) no figure is printed, and nothing is kept.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,22 +33,62 @@ from playground.remote.agents import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
 from playground.runtime.errors import UsageError
+from playground.training.grad_syncs import NET_SYNCS
 
-DEADLINE = 600.0
-"""Seconds for everything."""
-SMALL = ("--epochs", "2")
-PLAYGROUND = (sys.executable, "-m", "playground")
+DEADLINE = 1200.0
+"""Seconds after which no row begins but the last."""
+KEPT = Path("gpu.md")
+SIMULATED = "SIMULATED: no GPU has run this, and none of it says how fast one is"
+PROGRAMS = {
+    "pytest": ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent)),
+    "torchrun": ("-m", "torch.distributed.run", "--standalone"),
+}
 
 
-@dataclass(frozen=True)
-class Run:
-    name: str
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """`ranks` is how many most rows have. `shares`: whether several ranks may use one GPU."""
+
+    gpus: int
     ranks: int
-    command: tuple[str, ...]
-    verdict: Callable[[str], str]
-    expected: int = 0
-    """The exit code."""
-    environ: tuple[tuple[str, str], ...] = ()
+    shares: bool
+
+    @property
+    def devices(self) -> str:
+        return ",".join(f"cuda:{number}" for number in range(self.gpus))
+
+
+def pair(machine: Machine) -> bool:
+    return machine.ranks > 1
+
+
+def several_gpus(machine: Machine) -> bool:
+    return machine.gpus > 1
+
+
+def shares_with_four(machine: Machine) -> bool:
+    return machine.shares and machine.gpus < 4
+
+
+def cannot_share(machine: Machine) -> bool:
+    return not machine.shares
+
+
+def one(machine: Machine) -> int:
+    return 1
+
+
+def four(machine: Machine) -> int:
+    return 4
+
+
+def one_too_many(machine: Machine) -> int:
+    return machine.gpus + 1
+
+
+def stages(machine: Machine) -> int:
+    """As many as divide the model's blocks."""
+    return max(each for each in range(1, machine.ranks + 1) if BLOCKS % each == 0)
 
 
 def last_line(out: str) -> str:
@@ -67,91 +112,216 @@ def bench_verdict(out: str) -> str:
     return f"{len(rows)} rows, {sum(row['wrong'] for row in rows)} wrong elements"
 
 
-def runs(ranks: int, gpus: int, sharing: bool, data_dir: str) -> Iterator[Run]:
-    """Everything, in the order of the path; then what must be refused; then the tests."""
-    data = ("--data-dir", data_dir)
+@dataclass(frozen=True)
+class Row:
+    """A command. In its words {on} stands for the backend and the number of ranks, {data} for where the data is, {few}
+    for that and a short training, {folder} for a folder of this run alone, {devices} for the names of all GPUs."""
 
-    def lesson(name: str, *words: str, verdict: Callable[[str], str] = last_line, **more: Any) -> Run:
-        command = (*PLAYGROUND, name, "--backend", "nccl", "-n", str(ranks), *words)
-        return Run(
-            " ".join([name, *words[: -len(data) if data[0] in words else None]]), ranks, command, verdict, **more
-        )
+    words: str
+    needs: Callable[[Machine], bool] = lambda machine: True
+    """Which machines it is for."""
+    ranks: Callable[[Machine], int] = lambda machine: machine.ranks
+    verdict: Callable[[str], str] = last_line
+    environ: Mapping[str, str] = field(default_factory=dict)
+    code: int = 0
+    """The exit code that it should have."""
+    limit: float = 180.0
+    """Seconds that it may take."""
+    is_last: bool = False
+    """Whether it begins though the time for all is up."""
 
-    yield lesson("hello")
-    if ranks > 1:
-        yield lesson("p2p")
-    yield lesson("collectives")
-    if ranks > 1:
-        yield lesson("allreduce")
-    devices = ",".join(f"cuda:{number}" for number in range(gpus))
-    yield Run(f"data-parallel --devices {devices}", 1, (*PLAYGROUND, "data-parallel", "--devices", devices), last_line)
-    for sync in ("per-parameter", "flat", "overlapped", "parameters"):
-        yield lesson("sgd", "--sync", sync, *SMALL, *data)
-    for all_reduce in ("ring", "auto"):
-        yield lesson("sgd", "--all-reduce", all_reduce, *SMALL, *data)
-    yield lesson("ladder", "--json", *data, verdict=ladder_verdict)
-    yield lesson("ladder", "--json", *data, verdict=ladder_verdict, environ=(("TORCH_DIST_USE_NCCL2", "0"),))
-    yield lesson("ddp", *SMALL, *data)
-    yield lesson("ddp", "--lab", *data)
-    yield lesson("prove", *data)
-    if BLOCKS % ranks == 0:
-        yield lesson("pipeline", *data)
-    if ranks > 1:
-        yield lesson("rpc")
-        for over in AGENTS:
-            yield lesson("parameter-server", "--over", over, "--steps", "20", *data)
-    yield lesson("bench", "--collective", "all", "--limit", "-e", "64M", "--json", verdict=bench_verdict)
-    if ranks > 1:
-        yield lesson("bench", "--algorithm", "all", "-e", "4M", "--json", verdict=bench_verdict)
-    if not sharing:
-        command = (*PLAYGROUND, "hello", "--backend", "nccl", "-n", str(gpus + 1))
-        yield Run("hello", gpus + 1, command, refused, expected=2)
-    tests = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(Path(__file__).parent))
-    yield Run("pytest -m gpu", ranks, tests, last_line)
+    @property
+    def name(self) -> str:
+        """Without what is the same in many rows."""
+        words = [
+            word for word in self.words.replace("{folder}/", "").split() if word not in ("{on}", "{data}", "{few}")
+        ]
+        return " ".join([*(f"{name}={value}" for name, value in self.environ.items()), *words])
+
+    def command(self, machine: Machine, folder: Path) -> list[str]:
+        data = f"--data-dir {shlex.quote(os.environ.get('PLAYGROUND_DATA_DIR', str(folder)))}"
+        filled = self.words.format(
+            on=f"--backend nccl -n {self.ranks(machine)}", data=data, few=f"{data} --epochs 2",
+            folder=shlex.quote(str(folder)), devices=machine.devices, ranks=self.ranks(machine),
+        )  # fmt: skip
+        program, *words = shlex.split(filled)
+        return [sys.executable, *PROGRAMS.get(program, ("-m", "playground", program)), *words]
 
 
-def carry_out(run: Run, limit: float) -> tuple[bool, str]:
-    """Whether it ended as expected, and its row."""
+OLD = {"TORCH_DIST_USE_NCCL2": "0"}
+"""torch's former ProcessGroupNCCL."""
+ROWS = (
+    # What may hang: a kernel's first launch beside a receive.
+    Row("pipeline {on} {data} --timeout 30", needs=pair, ranks=stages),
+    Row("pipeline {on} {data} --timeout 30", needs=pair, ranks=stages, environ={"CUDA_MODULE_LOADING": "EAGER"}),
+    # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes several GPUs.
+    Row("elastic {on} {data}"),
+    Row("elastic {on} {data} --way ddp"),
+    Row("elastic {on} {data}", needs=several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
+    Row("chaos --kills 3 -- sgd {on} {few} --snapshot-every 20", limit=300),
+    Row("chaos --kills 3 -- bert {on} {data} --way ddp --only train --steps 200", limit=300),
+    # Recordings.
+    Row("p2p {on} --see {folder}/p2p.playground", needs=pair),
+    Row("collectives {on} --see {folder}/collectives.playground"),
+    Row("allreduce {on} --see {folder}/allreduce.playground", needs=pair),
+    Row("sgd {on} {few} --see {folder}/sgd.playground"),
+    Row("sgd {on} {few} --all-reduce ring --see {folder}/ring.playground", needs=pair),
+    Row("sgd {on} {few} --sync overlapped --see {folder}/overlapped.playground"),
+    Row("sgd {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"}, needs=pair),
+    Row("ddp {on} {few} --see {folder}/ddp.playground"),
+    Row("ddp {on} {few} --see {folder}/old.playground", environ=OLD),
+    Row("ladder {on} {data} --steps 5 --see {folder}/ladder.playground"),
+    Row("pipeline {on} {data} --see {folder}/pipeline.playground", needs=pair, ranks=stages),
+    Row("parameter-server {on} {data} --steps 5 --see {folder}/server.playground", needs=pair),
+    Row("bert {on} {data} --way ddp --only train --steps 20 --see {folder}/bert.playground"),
+    Row("data-parallel --devices {devices} --see {folder}/replicas.playground", ranks=one),
+    Row("see {folder}/sgd.playground", ranks=one),
+    Row("see {folder}/ddp.playground", ranks=one),
+    # Training that is interrupted and goes on, with other numbers of ranks too.
+    Row("sgd {on} {data} --epochs 1 --snapshots {folder}/sgd --restarts 1"),
+    Row("sgd {on} {data} --epochs 2 --snapshots {folder}/sgd --resume auto"),
+    Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=one),
+    Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=pair),
+    Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 2s"),
+    Row("sgd {on} {few} --logical-ranks 8", needs=lambda machine: 8 % machine.ranks == 0),
+    Row("snapshots measure {folder}/measured {on}"),
+    Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl {few}"),
+    # BERT, from one process too.
+    Row("bert {on} {data} --steps 50", ranks=one, limit=300),
+    Row("bert {on} {data} --steps 50", needs=pair, limit=300),
+    Row("bert {on} {data} --way ddp --steps 50 --snapshots {folder}/bert --restarts 1", limit=300),
+    # The path.
+    Row("hello {on}"),
+    Row("p2p {on}", needs=pair),
+    Row("p2p {on}", needs=pair, environ=OLD),
+    Row("collectives {on}"),
+    Row("allreduce {on}", needs=pair),
+    Row("data-parallel --devices {devices}", ranks=one),
+    Row("data-parallel --devices {devices} --train {data}", ranks=one),
+    *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in NET_SYNCS),
+    *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
+    Row("ladder {on} {data} --json", verdict=ladder_verdict),
+    Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),
+    Row("ladder {on} --model bert --json", verdict=ladder_verdict, limit=300),
+    Row("ddp {on} {few}"),
+    Row("ddp {on} {data} --lab"),
+    Row("prove {on} {data}"),
+    Row("rpc {on}", needs=pair),
+    *(Row(f"parameter-server {{on}} {{data}} --steps 20 --over {over}", needs=pair) for over in AGENTS),
+    Row("parameter-server {on} {data} --steps 20 --slow-worker 3", needs=pair),
+    Row("bench {on} --collective all --limit -e 64M --json", verdict=bench_verdict),
+    Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=pair),
+    # More ranks than GPUs.
+    Row("hello {on}", needs=shares_with_four, ranks=four),
+    Row("collectives {on}", needs=shares_with_four, ranks=four),
+    Row("hello {on}", needs=cannot_share, ranks=one_too_many, verdict=refused, code=2),
+    # Failures, signals, and what is certain of results: with a deadline of their own.
+    Row("pytest -m gpu", limit=900, is_last=True),
+)  # fmt: skip
+
+
+def carry_out(row: Row, machine: Machine, folder: Path) -> tuple[bool, str]:
+    """Whether the row ended as it should, and how it stands in the table."""
     started = time.perf_counter()
-    environ = {**os.environ, **dict(run.environ)}
+    command = row.command(machine, folder)
     try:
-        done = subprocess.run(run.command, capture_output=True, text=True, timeout=limit, env=environ, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=row.limit, env={**os.environ, **row.environ}, check=False
+        )
         code, out, err = str(done.returncode), done.stdout, done.stderr
-    except subprocess.TimeoutExpired:
-        code, out, err = "none", "", f"not done after {limit:.0f} s"
-    fine = code == str(run.expected)
-    verdict = run.verdict(out or err) if fine else last_line(err or out)
-    if not fine:
-        sys.stderr.write(f"{' '.join(run.command)}\n{out[-4000:]}\n{err[-8000:]}\n")
-    name = " ".join([*(f"{name}={value}" for name, value in run.environ), run.name])
-    seconds = time.perf_counter() - started
-    return fine, f"| `{name}` | {run.ranks} | {seconds:.1f} | {code} | {verdict.replace('|', '/')} |"
+    except subprocess.TimeoutExpired as late:
+        said = [
+            text.decode(errors="replace") if isinstance(text, bytes) else text or ""
+            for text in (late.stdout, late.stderr)
+        ]
+        code, out, err = "none", said[0], f"{said[1]}\nnot done after {row.limit:g} s"
+    seconds, is_fine = time.perf_counter() - started, code == str(row.code)
+    if not is_fine:
+        sys.stderr.write(f"{shlex.join(command)}\n{out[-4000:]}\n{err[-8000:]}\n")
+    verdict, took = (row.verdict(out or err) if is_fine else last_line(err or out)), f"{seconds:.1f}"
+    if is_simulated():
+        verdict, took = ("as it should be" if is_fine else verdict), "-"
+    return is_fine, f"| `{row.name}` | {row.ranks(machine)} | {took} | {code} | {verdict.replace('|', '/')} |"
+
+
+def is_simulated() -> bool:
+    return "PLAYGROUND_SIMULATED_GPU" in os.environ
+
+
+class Log:
+    """Prints lines and, unless the GPU is simulated, appends them to a file, each at once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = None if is_simulated() else file
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+        if self.file:
+            with self.file.open("a", encoding="utf-8") as kept:
+                kept.write(f"{line}\n")
+
+
+def carry_out_all(rows: Sequence[Row], machine: Machine, log: Log, deadline: float, begin: int = 1) -> bool:
+    """Carry out the rows from the `begin`-th on. Whether all were begun, and ended as they should.
+
+    None begins after `deadline` seconds but the last; each has its own limit.
+    """
+    end, all_fine, left = time.monotonic() + deadline, True, dict(enumerate(rows[begin - 1 :], begin))
+    log.say("| lesson | ranks | seconds | exit code | verdict |\n|---|---|---|---|---|")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for number, row in [*left.items()]:
+                if time.monotonic() < end or row.is_last:
+                    is_fine, line = carry_out(row, machine, Path(folder))
+                    log.say(line)
+                    all_fine &= is_fine
+                    del left[number]
+    finally:
+        if left:
+            names = ", ".join(f"{number} `{row.name}`" for number, row in left.items())
+            log.say(f"\nNot done, take up with --begin {min(left)}: {names}.")
+    return all_fine and not left
+
+
+def find_machine(ranks: int | None) -> Machine:
+    """This machine, for so many ranks, or as many as suit it. Raises `UsageError` if it cannot have them."""
+    nccl = BACKENDS["nccl"]
+    nccl.check(ranks or 1)
+    gpus, shares = torch.cuda.device_count(), nccl_version() >= SHARES_A_GPU
+    return Machine(gpus=gpus, ranks=ranks or (2 if gpus == 1 and shares else gpus), shares=shares)
+
+
+def describe(machine: Machine) -> str:
+    """The hardware, and the versions of what drives it."""
+    names = sorted({torch.cuda.get_device_name(number) for number in range(machine.gpus)})
+    return (
+        f"{machine.gpus} x {', '.join(names)}, {machine.ranks} ranks; driver {driver_version()}, torch "
+        f"{torch.__version__}, CUDA {torch.version.cuda}, NCCL {format_version(nccl_version())}, Python "
+        f"{platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+    )
 
 
 def main() -> int:
-    nccl = BACKENDS["nccl"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ranks", nargs="?", type=int, help="number of ranks")
+    parser.add_argument("--begin", type=int, default=1, metavar="ROW", help="number of the first row to carry out")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        nccl.check(1)
+        machine = find_machine(asked.ranks)
     except UsageError as why:
         print(f"no GPU tier here: {why}", file=sys.stderr)
         return why.exit_code
-    gpus, sharing = torch.cuda.device_count(), nccl_version() >= SHARES_A_GPU
-    ranks = 2 if gpus == 1 and sharing else gpus
-    names = sorted({torch.cuda.get_device_name(number) for number in range(gpus)})
-    shared = f" shared by {ranks} ranks" if ranks > gpus else ""
-    print(
-        f"{gpus} x {', '.join(names)}{shared}; driver {driver_version()}, torch {torch.__version__}, "
-        f"CUDA {torch.version.cuda}, NCCL {format_version(nccl_version())}, Python {platform.python_version()}\n"
-    )
-    print("| lesson | ranks | seconds | exit code | verdict |\n|---|---|---|---|---|", flush=True)
-    end, all_fine = time.monotonic() + DEADLINE, True
-    with tempfile.TemporaryDirectory() as folder:
-        data_dir = os.environ.get("PLAYGROUND_DATA_DIR", folder)
-        for run in runs(ranks, gpus, sharing, data_dir):
-            fine, row = carry_out(run, max(1.0, end - time.monotonic()))
-            all_fine &= fine
-            print(row, flush=True)
-    return 0 if all_fine else 1
+    log = Log(KEPT)
+    if is_simulated():
+        print(SIMULATED, flush=True)
+    try:
+        log.say(f"\n{describe(machine)}\n")
+        rows = [row for row in ROWS if row.needs(machine)]
+        return 0 if carry_out_all(rows, machine, log, DEADLINE, asked.begin) else 1
+    finally:
+        if is_simulated():
+            print(SIMULATED, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import socket
 import time
 from pathlib import Path
 
+from playground.training.snapshots.folder import find_steps
+
 ENOUGH = 60.0
 """Seconds after which something is taken to hang: much longer than it takes on the busiest machine."""
 
@@ -55,6 +57,14 @@ def has_begun(launcher: int) -> bool:
 def is_first_epoch(line: str) -> bool:
     """Whether this is the row of the first epoch, in what a command that trains prints: its number, then its loss."""
     return bool(re.match(r" *1 +\d\.\d+ ", line))
+
+
+def wait_for_a_snapshot(folder: Path, seconds: float = ENOUGH) -> None:
+    """Return when a training has begun to write one."""
+    end = time.monotonic() + seconds
+    while not find_steps(folder) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert find_steps(folder)
 
 
 handed_out: set[int] = set()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 from playground.algorithms import load_all_reduce
 from playground.runtime import device, report
+from playground.runtime.backends import BACKENDS
 from playground.training.batch_norm import convert_sync_batchnorm
 from playground.training.replicas import flat
 
@@ -46,6 +49,16 @@ def misbehave(how: str) -> None:
     if how == "hang":
         time.sleep(1000)
     raise AssertionError(how)
+
+
+@contextlib.contextmanager
+def device_behind(seconds: float) -> Iterator[None]:
+    """In a rank on gloo: its device always has so much left to do, as a GPU that is given work and not waited for."""
+    BACKENDS["gloo"].synchronize = lambda device=None: time.sleep(seconds)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del BACKENDS["gloo"].synchronize
 
 
 def small_model(seed: int) -> nn.Module:

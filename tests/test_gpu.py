@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import by_hand, free_port, session_ends
+from processes import by_hand, free_port, session_ends, wait_for_a_snapshot
 from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
 from torch import nn
 
@@ -21,13 +24,24 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.analysis.volumes import volumes
 from playground.lessons.data_parallel.parallel_apply import parallel_apply
 from playground.lessons.ladder.results import PARTS
-from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES
+from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, ServerSettings
+from playground.lessons.parameter_server.workers import paced
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
 from playground.recording.merge import read_recording
 from playground.recording.ping_pong import compare_clocks
 from playground.recording.recorded import Recorded
-from playground.recording.recording import BACKGROUND, BUCKET, COLLECTIVE, DEVICE, GRADIENT, RECEIVE, SEND, Event
+from playground.recording.recording import (
+    BACKGROUND,
+    BUCKET,
+    COLLECTIVE,
+    DEVICE,
+    GRADIENT,
+    RECEIVE,
+    SEND,
+    Event,
+    RankRecording,
+)
 from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -35,6 +49,15 @@ from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_
 from playground.testing import World
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS
+from playground.training.history import History
+from playground.training.loop import train_by_hand
+from playground.training.net import Net
+from playground.training.sentence_pairs import generated
+from playground.training.settings import TrainingSettings
+from playground.training.snapshots.compare import compare
+from playground.training.snapshots.comparison import Comparison, last_snapshot
+from playground.training.snapshots.folder import find_steps
+from playground.training.snapshots.settings import SnapshotSettings
 
 pytestmark = pytest.mark.gpu
 
@@ -43,6 +66,8 @@ Start = Callable[..., Any]
 Worlds = Callable[..., World]
 ENOUGH = 120.0
 """Seconds: CUDA and NCCL start cold."""
+NET = 87_360
+"""Bytes of the parameters of `Net`."""
 PAIR_MISSING = "needs two ranks: there is one GPU, and an NCCL before 2.30, which cannot share it"
 
 
@@ -175,18 +200,47 @@ def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Pat
     assert document["epochs"][-1]["loss"] < document["epochs"][0]["loss"] - 0.1
 
 
-@pytest.mark.parametrize("lesson", ["sgd", "ddp"])
+def sums_of_steps(rank: RankRecording, lane: str) -> list[list[str]]:
+    """The names of the sums that each training step has in that lane, in order. (A bucket's own all-reduce is none.)"""
+    by_number = {event.number: event for event in rank.events}
+    steps: dict[int, list[str]] = {event.number: [] for event in rank.events if event.name == "training step"}
+    for event in rank.events:
+        above = [by_number[event.parent]] if event.parent else []
+        while above and above[-1].parent:
+            above.append(by_number[above[-1].parent])
+        step = next((each.number for each in above if each.number in steps), None)
+        in_bucket = any(each.kind == BUCKET and each.name != event.name for each in above)
+        is_sum = event.kind in (COLLECTIVE, BUCKET) and event.name.startswith(("all_reduce", "bucket"))
+        if step is not None and event.lane == lane and is_sum and not in_bucket:
+            steps[step].append(event.name)
+    return [*steps.values()]
+
+
+BUCKETS = ["bucket 0", "bucket 1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sums"),
+    [
+        (("sgd",), ["all_reduce"] * 8),
+        (("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02"), BUCKETS),
+        (("ddp",), BUCKETS[:1]),
+    ],
+    ids=["sgd", "overlapped", "ddp"],
+)
 def test_a_recording_tells_what_the_gpus_did(
-    lesson: str, run_cli: Run, size: int, data_dir: Path, tmp_path: Path
+    words: tuple[Any, ...], sums: list[str], run_cli: Run, size: int, data_dir: Path, tmp_path: Path
 ) -> None:
-    """Every backward, and every sum of gradients, begins on the GPU once the rank has issued it."""
+    """Every backward, and in every step every sum of gradients, begins on the GPU once the rank has issued it."""
     file = tmp_path / "run.playground"
-    shown(run_cli, lesson, "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 1, "--see", file)
+    shown(run_cli, *words, "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 2, "--see", file)
     for rank in read_recording(file).ranks:
+        steps = sums_of_steps(rank, DEVICE)
+        assert len(steps) > 1
+        assert steps == [sums] * len(steps)
         by_number = {event.number: event for event in rank.events}
         done = [event for event in rank.events if event.lane == DEVICE]
         assert {event.name for event in done} >= {"forward", "backward", "step"}
-        assert {COLLECTIVE, BUCKET} & {event.kind for event in done}
         assert all(event.start <= event.end for event in done)
         late = [event.start - by_number[event.parent or 0].start for event in done]
         assert min(late) > -1e-3, "the clocks differ by less than a millisecond"
@@ -308,7 +362,10 @@ def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path
 
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 5)
+    implementation = shown(run_cli, "hello", "-n", size)["steps"][0]["ranks"][0]["implementation"]
     rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
+    hidden_by_torch = implementation == "ProcessGroupNCCL2"
+    assert [rung["rung"] for rung in rungs if rung["caveat"]] == ["ddp"] * hidden_by_torch
     assert [rung["rung"] for rung in rungs] == [*NET_SYNCS, "ddp"]
     assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
     assert min(rung[part] for rung in rungs for part in PARTS) > 0
@@ -316,7 +373,25 @@ def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
 
 def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
     document = shown(run_cli, "ddp", "--lab", "-n", size, "--dataset", "digits", "--data-dir", data_dir)
-    assert document["lesson"] == "ddp"
+    parts = steps_of(document)
+    for rank in parts["buckets"]:
+        assert rank["order"] == parts["buckets"][0]["order"]
+        for cap in rank["caps"]:
+            assert sum(bucket["bytes"] for bucket in cap["first"]) == NET
+            assert sum(bucket["bytes"] for bucket in cap["rebuilt"]) == NET
+        assert max(len(cap["rebuilt"]) for cap in rank["caps"]) > 1
+    for rank in parts["hooks"]:
+        plain, half = rank[:2]
+        assert (plain["hook"], plain["types"], plain["bytes"]) == ("none", ["float32"], NET)
+        assert plain["gradient"]["max"] < 1e-6
+        assert (half["hook"], half["types"], half["bytes"]) == ("fp16", ["float16"], NET // 2)
+        assert plain["gradient"]["max"] <= half["gradient"]["max"] < 1e-2
+    for rank in parts["accumulation"]:
+        assert [way["messages"] for way in rank] == [1, 4, 1]
+        assert max(way["difference"]["relative"] for way in rank) < 1e-9
+    for rank, told in enumerate(parts["checkpoint"]):
+        assert told["device"] == f"cuda:{rank % torch.cuda.device_count()}"
+        assert told["resumed"][-1] == {"loaded": "model, optimizer", "difference": {"max": 0.0, "relative": 0.0}}
 
 
 def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -> None:
@@ -339,7 +414,15 @@ def test_remote_calls(run_cli: Run, pair: int) -> None:
     """They carry CPU tensors, over gloo; what is trained beside them is on the GPUs."""
     document = shown(run_cli, "rpc", "-n", pair)
     assert (document["backend"], document["device"]) == ("nccl", "cuda")
-    assert all(len(ranks) == pair for ranks in steps_of(document).values())
+    steps = steps_of(document)
+    for rank in range(pair):
+        right = (rank + 1) % pair
+        assert steps["remote_call"][rank]["after"] == steps["by_torch"][rank]["call"] == rank + 10.0 * right
+        assert steps["remote_reference"][rank].items() >= {"owner": right, "held": 1, "left": 0}.items()
+        autograd = steps["distributed_autograd"][rank]
+        assert (autograd["gradient_here"], autograd["gradient_there"]) == (autograd["there"], autograd["here"])
+        assert steps["beside_ddp"][rank]["as_one_process"]
+        assert steps["by_torch"][rank]["beside_ddp"]
 
 
 @pytest.mark.parametrize("over", AGENTS)
@@ -426,10 +509,16 @@ def wait_for_one_who_is_busy(rank: int, size: int) -> None:
     tensor.item()
 
 
-def test_an_operation_that_never_ends_is_ended_and_explained(pair: int, nccl: World) -> None:
-    """The other rank gives signs of life, so that it is the operation's own timeout that passes."""
-    with pytest.raises(RankFailed, match=r"(?i)watchdog|timed out|timeout"):
+def test_an_operation_that_never_ends_is_ended_and_explained(
+    pair: int, nccl: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other rank gives signs of life, so that it is the operation's own timeout that passes. What torch says of it
+    reaches the user: which operation it was, and that its time was up."""
+    with pytest.raises(RankFailed, match=f"^rank 0 of {pair} ") as caught:
         nccl.run(wait_for_one_who_is_busy)
+    said = capfd.readouterr().err + caught.value.traceback  # where it does not abort, torch raises
+    assert re.search(r"(?i)all_?reduce", said.replace("dist.all_reduce", "")), said
+    assert re.search(r"(?i)timeout|timed out", said), said
 
 
 def uses_cuda(rank: int, size: int) -> bool:
@@ -444,3 +533,186 @@ def uses_cuda(rank: int, size: int) -> bool:
 def test_gloo_leaves_the_gpus_alone(world: Worlds) -> None:
     assert world(2).run(uses_cuda) == [False, False]
     assert BACKENDS["gloo"].check(2) == ""
+
+
+def hold_the_gpu(seconds: float = 0.5) -> float:
+    """Give the GPU work for about so long, and do not wait for it. Returns how long it really takes."""
+    cycles = int(seconds * 1e9)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    torch.cuda._sleep(cycles)
+    torch.cuda.synchronize()
+    alone = time.perf_counter() - started
+    torch.cuda._sleep(cycles)
+    return alone
+
+
+def take_times(rank: int, size: int, settings: ServerSettings) -> list[float]:
+    """How long an epoch and a slow worker say that it takes to hold the GPU twice: multiples of holding it once."""
+    history: Any = History(Net().to(device()), (), ())
+    history.started = history.now()
+    alone = hold_the_gpu()
+    epoch = history.state()["seconds"] / alone
+    dist.barrier()
+    started = time.perf_counter()
+    with paced(settings, dist.group.WORLD):
+        alone = hold_the_gpu()
+    return [epoch, (time.perf_counter() - started) / alone]
+
+
+def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
+    """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on it."""
+    found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
+    assert min(epoch for epoch, _ in found) > 1.5
+    assert found[-1][1] > 4
+
+
+@pytest.fixture
+def compare_ends(world: Worlds) -> Callable[[Path, Path], Comparison]:
+    """The last snapshots of two runs, byte by byte."""
+
+    def compare_ends(one: Path, other: Path) -> Comparison:
+        [comparison] = world(1, backend="nccl", timeout=ENOUGH).run(compare, last_snapshot(one), last_snapshot(other))
+        assert comparison.nbytes > NET
+        return comparison
+
+    return compare_ends
+
+
+@pytest.fixture
+def training(data_dir: Path) -> tuple[Any, ...]:
+    """Options of a training of ten steps an epoch."""
+    return ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--batch-size", 64, "--snapshot-every", 3)
+
+
+@pytest.mark.parametrize(
+    "words", [("sgd",), ("sgd", "--sync", "overlapped"), ("ddp",)], ids=["sgd", "overlapped", "ddp"]
+)
+def test_training_ends_with_the_same_bits(
+    words: tuple[Any, ...], training: Any, run_cli: Run, size: int, tmp_path: Path, compare_ends: Any
+) -> None:
+    """Twice from the start, and once more in two parts, with all processes new in between."""
+    for name, epochs in (("first", 2), ("second", 2), ("parts", 1), ("parts", 2)):
+        shown(run_cli, *words, "-n", size, *training, "--epochs", epochs, "--snapshots", tmp_path / name)
+    assert compare_ends(tmp_path / "first", tmp_path / "second").differing == 0
+    assert compare_ends(tmp_path / "first", tmp_path / "parts").differing == 0
+
+
+@pytest.mark.parametrize("way", ["sgd", "ddp"])
+def test_kills_leave_no_trace(way: str, run_cli: Run, size: int, data_dir: Path) -> None:
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--snapshot-every", 1)
+    document = shown(run_cli, "elastic", "--way", way, "-n", size, "--kills", 2, *words)
+    assert document["comparison"]["differing"] == 0
+    failures = [recovery["failure"] for recovery in document["recoveries"]]
+    assert len(failures) == 2
+    assert all(failure.endswith(f"of {size} was killed by SIGKILL") for failure in failures)
+
+
+def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:
+    train_by_hand(rank, size, settings)
+    return torch.cuda.initial_seed()
+
+
+def test_new_ranks_draw_masks_of_their_own(
+    pair: int, nccl: World, world: Worlds, digits_folder: Path, tmp_path: Path
+) -> None:
+    """Training begun by one rank goes on with more: none of them has the random numbers of a run's start."""
+    settings = TrainingSettings(
+        folder=digits_folder, epochs=1, batch_size=32, limit=150, snapshots=SnapshotSettings(folder=tmp_path, every=2)
+    )
+    first = settings.seed + 1
+    assert world(1, backend="nccl", timeout=ENOUGH).run(train_and_tell_seed, settings) == [first]
+    seeds = nccl.run(train_and_tell_seed, replace(settings, epochs=2))
+    assert seeds[0] == first
+    assert len({*seeds[1:]} - {*range(first, first + pair)}) == pair - 1
+
+
+def test_a_snapshot_of_the_cpu_is_refused(training: Any, run_cli: Run, tmp_path: Path) -> None:
+    words = ("sgd", "-n", 1, *training, "--epochs", 1, "--snapshots", tmp_path)
+    assert run_cli(*words).code == 0
+    refused = run_cli(*words, "--backend", "nccl")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "device is cpu in the snapshot and cuda here" in refused.err
+
+
+def test_logical_ranks_are_the_same_on_any_number(pair: int, data_dir: Path, run_cli: Run) -> None:
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2, "--logical-ranks", pair)
+    alone, together = (shown(run_cli, "sgd", "-n", number, *words)["epochs"] for number in (1, pair))
+    assert [epoch["loss"] for epoch in alone] == [epoch["loss"] for epoch in together]
+
+
+@pytest.fixture
+def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, size: int) -> Run:
+    """The command on a few generated pairs, with as many workers as there are ranks."""
+    monkeypatch.setattr(generated, "COUNTS", {"train": 240, "test": 50})
+    data = ("--dataset", "generated", "--data-dir", tmp_path_factory.getbasetemp() / "pairs", "--weights", "scratch")
+    return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
+
+
+def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
+    """The losses of all are compared by the command itself."""
+    parts = ("train", "same-losses", "speed", "utilisation", "memory", "averaging")
+    found = bert("--steps", 4, *(word for part in parts for word in ("--only", part)))["parts"]
+    one_process = min(size, torch.cuda.device_count())
+    workers = {"data-parallel": one_process, "loss-in-forward": one_process, "ddp": size}
+    for part in ("train", "same-losses"):
+        assert {each["way"]: each["workers"] for each in found[part]} == workers
+    for part in ("utilisation", "memory"):
+        assert {way: len(devices) for way, devices in found[part].items()} == workers
+    assert found["train"][-1]["replicas_max_difference"] == 0.0
+    assert all(each["held"] for devices in found["memory"].values() for each in devices)
+    assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
+
+
+@pytest.mark.parametrize(("way", "dropout"), [("loss-in-forward", 0), ("ddp", 0.1)])
+def test_bert_ends_with_the_same_bits(way: str, dropout: float, bert: Run, tmp_path: Path, compare_ends: Any) -> None:
+    words = ("--way", way, "--only", "train", "--dropout", dropout, "--snapshot-every", 2)
+    for name, steps in (("whole", 6), ("parts", 3), ("parts", 6)):
+        bert(*words, "--steps", steps, "--snapshots", tmp_path / name)
+    assert compare_ends(tmp_path / "whole", tmp_path / "parts").differing == 0
+
+
+def test_data_parallel_trains_on_every_gpu(run_cli: Run, data_dir: Path) -> None:
+    devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    words = ("--train", "--epochs", 3, "--dataset", "digits", "--data-dir", data_dir)
+    outcome = run_cli("data-parallel", "--devices", ",".join(devices), *words, "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["devices"] == devices
+    losses = [epoch["loss"] for epoch in document["epochs"]]
+    assert losses[-1] < losses[0]
+    assert abs(document["loss_difference"]) < 1e-3
+
+
+@pytest.fixture
+def endless(data_dir: Path) -> tuple[Any, ...]:
+    """A training that somebody has to end."""
+    words = ("sgd", "--backend", "nccl", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600)
+    return (*words, "--epochs", 100_000, "--snapshot-every", 20)
+
+
+def test_training_that_is_asked_to_end_can_be_resumed(
+    endless: Any, start_cli: Start, size: int, tmp_path: Path
+) -> None:
+    run = start_cli(*endless, "-n", size, "--snapshots", tmp_path)
+    wait_for_a_snapshot(tmp_path, ENOUGH)
+    run.send_signal(signal.SIGUSR1)
+    _, err = run.communicate(timeout=ENOUGH)
+    assert run.returncode == os.EX_TEMPFAIL, err
+    assert f"preempted by SIGUSR1 after step {find_steps(tmp_path)[0]}" in err
+    assert session_ends(run.pid)
+
+
+def test_a_rank_that_is_lost_is_named_by_the_others(endless: Any, start_cli: Start, pair: int, tmp_path: Path) -> None:
+    """They wait in the driver, for their GPU, and no connection that ends gets them out of there."""
+    port = free_port()
+    runs = [
+        start_cli(*endless, "--snapshots", tmp_path, **by_hand(rank, pair, port), LOCAL_RANK=str(rank))
+        for rank in range(pair)
+    ]
+    wait_for_a_snapshot(tmp_path, ENOUGH)
+    runs[-1].kill()
+    for run in runs[:-1]:
+        _, err = run.communicate(timeout=ENOUGH)
+        assert run.returncode == 1, err
+        assert f"of {pair} lost rank {pair - 1} (" in err

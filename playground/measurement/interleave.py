@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device, report
+from playground.runtime.backends import backend_for
 
 REPORT_EVERY = 1.0
 """Seconds between two signs of life: whoever hears them takes time from a core."""
@@ -60,8 +61,7 @@ def timed(
 def synchronize(devices: Sequence[torch.device] = ()) -> None:
     """Wait until the GPUs among `devices` (by default this rank's own) have done what they were given."""
     for each in devices or (device(),):
-        if each.type == "cuda":
-            torch.cuda.synchronize(each)
+        backend_for(each.type).synchronize(each)
 
 
 def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:

@@ -1,11 +1,12 @@
 """N processes become one world, and are taken down again whatever happens.
 
 `launch` starts a world on this host; `join` enters one that torchrun, Slurm or a person started. Inside a rank,
-`device()` says where tensors live, `report()` tells the launcher how far the rank is, and `restart_count()` says how
-often the world has been started anew after a failure, and `preempted()` whether it is asked to end soon.
+`device()` says where tensors live, `synchronize()` waits until it has done its work, `report()` tells the launcher how
+far the rank is, `restart_count()` says how often the world has been started anew after a failure, and `preempted()`
+whether it is asked to end soon.
 """
 
-from playground.runtime.backends import device
+from playground.runtime.backends import device, synchronize
 from playground.runtime.environment import restart_count
 from playground.runtime.errors import (
     ForkServerFailed,
@@ -35,4 +36,5 @@ __all__ = [
     "preempted",
     "report",
     "restart_count",
+    "synchronize",
 ]

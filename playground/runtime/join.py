@@ -56,10 +56,11 @@ def join(
     once (`os._exit`): a process group whose peers are gone cannot be taken down in order. If the function is stuck
     when a rank is lost, in a computation that is not torch.distributed's, the process is ended here.
     """
-    backends.get_backend(backend).check(env.local_size, joined=True)
+    used = backends.get_backend(backend)
+    used.check(env.local_size, joined=True)
     if on_report:
         report_to(partial(on_report, env.rank))
-    watch = PeerWatch(env, timeout, lambda: abandon(watch))
+    watch = PeerWatch(env, timeout, used.stuck_limit, lambda: abandon(watch))
     try:
         results = init_process(
             env.rank, env.size, partial(run_watched, watch, grace, fn), backend,

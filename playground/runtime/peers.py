@@ -36,8 +36,6 @@ INTRODUCTION_TIMEOUT = 10.0
 """Seconds for which a rank waits until all have told where they are: they have met before."""
 HEARD_TIMEOUT = 0.7
 """Seconds for which a rank that leaves waits for the others to hear of the loss. torchrun grants little more."""
-STUCK_TIME = 3.0
-"""Seconds that the main thread may take, after a loss, to get out of what it is doing."""
 KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 SILENT = re.compile(r"timed out|No route to host|unreachable")
@@ -47,9 +45,9 @@ SILENT = re.compile(r"timed out|No route to host|unreachable")
 class PeerWatch:
     """This rank's watch over the others, kept by a thread from `start` to `close`, or until the first `loss`."""
 
-    def __init__(self, env: RankEnv, timeout: float, abandon: Callable[[], None]) -> None:
-        """`abandon` is called after a loss if the main thread does not take care of it."""
-        self.env, self.abandon = env, abandon
+    def __init__(self, env: RankEnv, timeout: float, stuck_limit: float, abandon: Callable[[], None]) -> None:
+        """`abandon` is called after a loss if the main thread does not take care of it within `stuck_limit` seconds."""
+        self.env, self.stuck_limit, self.abandon = env, stuck_limit, abandon
         self.timeout = timedelta(seconds=min(timeout, INTRODUCTION_TIMEOUT))
         self.loss: Loss | None = None
         self.known = threading.Event()
@@ -93,7 +91,7 @@ class PeerWatch:
     def run(self) -> None:
         """What the thread does."""
         self.watch()
-        if self.known.is_set() and not self.attended.wait(STUCK_TIME):
+        if self.known.is_set() and not self.attended.wait(self.stuck_limit):
             self.abandon()
 
     def watch(self) -> None:

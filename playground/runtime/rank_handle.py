@@ -102,7 +102,7 @@ class RankHandle:
     def vanish(self) -> None:
         """The process has ended without being told to."""
         self.vanished = True
-        self.process.join(GRACE)
+        self.process.join(self.backend.exit_limit)
         code = self.process.exitcode
         if code == UNGUARDED:
             self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))

@@ -149,7 +149,7 @@ class Member:
 
     def drop_groups(self) -> None:
         """Leave all process groups, ours or not."""
-        self.backend.drain()
+        self.backend.synchronize()
         self.destroy_groups()
 
     def destroy_groups(self) -> None:
@@ -162,7 +162,7 @@ class Member:
 
     def leave(self) -> None:
         """Leave the world, with all others."""
-        self.backend.drain()
+        self.backend.synchronize()
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
         leave_together(self.store, self.rank, self.size)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from playground.runtime import report
+from playground.runtime.backends import backend_for
 from playground.training.data import Batch
 from playground.training.replicas import all_gather_stacked, largest_difference
 from playground.training.results import Epoch, TrainingResult
@@ -42,14 +43,19 @@ class History:
         self.total = torch.zeros(self.shards, 3, dtype=torch.float64, device=self.device)
         self.steps, self.seconds = 0, 0.0
 
+    def now(self) -> float:
+        """Seconds on this rank's clock, when its device has done all that it was given."""
+        backend_for(self.device.type).synchronize(self.device)
+        return time.perf_counter()
+
     def epochs(self, number: int) -> Iterator[int]:
         """1 … `number`: each is counted from when it is handed out until the next one is asked for."""
         self.number = number
         for epoch in range(len(self.finished) + 1, number + 1):
             self.model.train()
-            self.started = time.perf_counter()
+            self.started = self.now()
             yield epoch
-            seconds = self.seconds + time.perf_counter() - self.started
+            seconds = self.seconds + self.now() - self.started
             report(phase=f"testing after epoch {epoch} of {number}")
             tested = evaluate(self.model, self.test_set)
             trained = all_gather_stacked(self.total).flatten(0, 1)
@@ -70,7 +76,7 @@ class History:
         """What has been counted so far, as plain data."""
         return {
             "finished": [asdict(epoch) for epoch in self.finished], "total": self.total, "steps": self.steps,
-            "seconds": self.seconds + time.perf_counter() - self.started,
+            "seconds": self.seconds + self.now() - self.started,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:

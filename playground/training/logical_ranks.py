@@ -11,7 +11,7 @@ bits equal:
 - Losses and right answers are counted for each shard, and those counts added in the order of the shards.
 
 What is outside: buffers that a forward pass updates (BatchNorm's statistics), processors or versions of torch that
-differ, and on GPUs kernels that add in any order (torch.use_deterministic_algorithms forbids those).
+differ, and on GPUs operations without a deterministic kernel (torch.use_deterministic_algorithms names them).
 Source, for the idea: Li et al., EasyScale, SC'23, arXiv 2208.14228
 """
 
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.runtime.backends import backend_of
 from playground.training.gradients import gradients
 from playground.training.replicas import flat
 from playground.training.sync import GradSync
@@ -42,6 +43,7 @@ class AverageOverShards(GradSync):
         self.shards = shards
         self.gradients: dict[int, torch.Tensor] = {}
         torch.set_num_threads(1)
+        backend_of().use_deterministic_kernels()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from playground.runtime import UsageError
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.snapshots.folder import SnapshotFile
@@ -19,19 +17,20 @@ Combine = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
 
 def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Combine) -> State:
-    """What rank `rank` goes on with. Its own are only its random numbers: one that the run had not gets some that no
-    other rank and no other step has."""
+    """What rank `rank` goes on with. Its own are only its random numbers: one that the run had not gets a seed that no
+    other rank and no other step has, for every kind of device."""
     owns: list[Mapping[str, Any]] = [state.own for state in states]
     own = {**owns[min(rank, snapshot.size - 1)], "history": combine([each["history"] for each in owns])}
     if rank >= snapshot.size:
-        own["random_numbers"] = {"cpu": seed_random_numbers(snapshot.fingerprint, rank, snapshot.step)}
+        seed = draw_seed(snapshot.fingerprint, rank, snapshot.step)
+        own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
     return State(shared=states[0].shared, own=own)
 
 
-def seed_random_numbers(fingerprint: Fingerprint, rank: int, step: int) -> torch.Tensor:
-    """The state of a generator whose seed follows from the run, its own seed included, the rank and the step."""
+def draw_seed(fingerprint: Fingerprint, rank: int, step: int) -> int:
+    """A seed that follows from the run, its own seed included, the rank and the step."""
     digest = hashlib.sha256(json.dumps([fingerprint, rank, step]).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True)).get_state()
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def require_equal_replicas(snapshot: SnapshotFile, size: int, equal: bool) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from playground.runtime import PlaygroundError, Preempted, device, report
 from playground.runtime.agreement import all_gather_object
+from playground.runtime.backends import backend_of
 from playground.training.appointments import Appointments
 from playground.training.redistribution import describe_change, redistribute, require_equal_replicas
 from playground.training.snapshots.fingerprint import Fingerprint
@@ -99,13 +100,15 @@ class ResumableRun(UnsavedRun):
         warm_up: Callable[[], object],
     ) -> None:
         self.settings, self.sync, self.optimizer, self.history = settings, sync, optimizer, history
-        self.random_numbers: Mapping[str, torch.Tensor] = {}
-        """To go on with, until they do."""
+        self.random_numbers: Mapping[str, torch.Tensor | int] = {}
+        """To go on with, until they do: by kind of device the state of the generator, or a seed."""
         self.is_due = False
         self.asked_by = 0
         """The number of the signal by which the ranks are asked to end; 0 if they are not."""
         self.saved: Position | None = None
         """Where the newest snapshot was taken."""
+        backend_of().use_deterministic_kernels()
+        fingerprint = {**fingerprint, "device": device().type}
         size = dist.get_world_size()
         sharers = find_sharers(settings.folder)
         newest = agree_on_snapshot(settings, fingerprint, sharers)
@@ -158,7 +161,8 @@ class ResumableRun(UnsavedRun):
 
     def draw_as_before(self) -> None:
         for kind, state in self.random_numbers.items():
-            DRAWS_FROM[kind].set_rng_state(state)
+            draws = DRAWS_FROM[kind]
+            draws.manual_seed(state) if isinstance(state, int) else draws.set_rng_state(state)
         self.random_numbers = {}
 
     def advance(self, step: int, last: bool) -> None:

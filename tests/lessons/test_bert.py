@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import by_hand
+from ranks import device_behind
 
 from playground.lessons.bert import memory, overlap, speed
+from playground.lessons.bert.history import History
 from playground.lessons.bert.lesson import same_losses, train
+from playground.lessons.bert.report import averaging_texts
 from playground.lessons.bert.results import EXACT, Training, compare_losses
 from playground.lessons.bert.settings import DDP, ONE_PROCESS, WAYS, BertSettings
 from playground.runtime import PlaygroundError, UsageError
+from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model, ParallelLossModel
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
@@ -153,6 +158,15 @@ def test_the_loss_in_forward_is_that_of_the_logits() -> None:
     assert torch.equal(model(*inputs, labels), F.cross_entropy(Model.forward(model, *inputs), labels).reshape(1))
 
 
+def seconds_so_far(rank: int, size: int, settings: BertSettings) -> Any:
+    with device_behind(0.2):
+        return History(settings).state()["seconds"]
+
+
+def test_time_passes_until_the_device_has_done_its_work(settings: BertSettings, world: Run) -> None:
+    assert min(world(2).run(seconds_so_far, settings)) >= 0.2
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None:
     asked = settings.on(way)
@@ -219,6 +233,7 @@ def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run
     rows = 4 * large.config.width * 5_000
     assert sparse.bytes < ddp.bytes - rows + rows // 10
     assert sparse.difference_to_ddp < 1e-3
+    assert "  ddp: hides nothing here." in averaging_texts([sparse, replace(ddp, caveat="hides nothing here")], large)
 
 
 @pytest.fixture
@@ -309,6 +324,36 @@ def test_a_world_that_is_joined_trains_by_ddp_only(bert: Run, monkeypatch: pytes
     assert "add --way ddp" in shown.err
     shown = bert("--way", "ddp", "--only", "speed")
     assert "--only speed starts other numbers of ranks" in shown.err
+
+
+def test_ways_of_one_process_take_the_devices_there_are(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks may share a device; one process cannot drive two where there is one, and does what it can."""
+    monkeypatch.setattr(BACKENDS["gloo"], "count_devices", lambda: 1)
+    shown = bert("-n", 2, "--json", *(word for part in ("train", "speed", "utilisation") for word in ("--only", part)))
+    assert (shown.code, shown.err) == (0, "")
+    parts = json.loads(shown.out)["parts"]
+    of_way = {"data-parallel": 1, "loss-in-forward": 1, DDP: 2}
+    assert {each["way"]: each["workers"] for each in parts["train"]} == of_way
+    assert [(each["way"], each["workers"]) for each in parts["speed"]] == [
+        ("data-parallel", 1), ("loss-in-forward", 1), (DDP, 1), (DDP, 2),
+    ]  # fmt: skip
+    assert {way: len(devices) for way, devices in parts["utilisation"].items()} == of_way
+
+
+def test_what_ways_of_one_process_leave_out_is_said(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKENDS["gloo"], "count_devices", lambda: 1)
+    words = ("--only", "utilisation", "--only", "speed", "--way")
+    shown = bert("-n", 2, *words, "all")
+    assert shown.code == 0, shown.err
+    text = " ".join(shown.out.split())
+    assert "data-parallel and loss-in-forward: on 1 of 2 devices, since one process finds 1 GPU here" in text
+    assert re.search(r"data-parallel [\d,]+ - -", text)
+    assert "one process finds" not in bert("-n", 2, *words, DDP).out
+
+
+def test_fewer_devices_share_a_batch_equally(settings: BertSettings) -> None:
+    asked = replace(settings, workers=8, device_count=5)
+    assert (asked.on("data-parallel").workers, asked.on(DDP).workers) == (4, 8)
 
 
 def test_the_ladder_trains_the_same_encoder() -> None:

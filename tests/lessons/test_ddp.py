@@ -40,6 +40,7 @@ from playground.lessons.ddp.results import (
 )
 from playground.lessons.ddp.settings import LabSettings
 from playground.runtime import PlaygroundError, RankFailed, UsageError
+from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote, remote
 from playground.runtime.server import preload
 from playground.testing import World
@@ -396,6 +397,19 @@ def test_a_checkpoint_must_be_seen_by_all_and_is_removed(world: Worlds, digits_f
     assert world(2).run(checkpoint_in, digits_folder, tmp_path, True) == [[], []]
     with pytest.raises(UsageError, match=rf"^checkpoint: not all ranks see {tmp_path}/.*: set TMPDIR to a folder that"):
         world(2).run(checkpoint_in, digits_folder, tmp_path, False)
+
+
+def watched_run(rank: int, size: int, folder: Path) -> int:
+    """How often a run of the lab asks its device for deterministic kernels."""
+    asked: list[None] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", lambda: asked.append(None))
+        build_run(small_lab(folder))
+    return len(asked)
+
+
+def test_runs_that_are_compared_bit_by_bit_use_deterministic_kernels(world: Worlds, digits_folder: Path) -> None:
+    assert world(2).run(watched_run, digits_folder) == [1, 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import by_hand
 
-from playground.lessons.elastic.command import Witness
+from playground.lessons.elastic import lesson
+from playground.lessons.elastic.command import Story, Witness
 from playground.lessons.elastic.settings import Kill, draw_kills
 from playground.runtime import RankFailed, UsageError
+from playground.runtime.backends import BACKENDS
 
 Run = Callable[..., Any]
 
@@ -61,6 +65,51 @@ def test_word_of_the_next_kill_may_come_first() -> None:
             witness.hear(0, {"resumed": {"total": resumed_after}})
     witness.hear(0, {"stepped": 3})
     assert [(each.killed_after, each.resumed_after) for each in witness.recoveries] == [(3, 0), (4, 2)]
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_device_that_may_not_repeat_itself_is_tried_first(
+    repeats: bool, elastic: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The undisturbed training runs twice: if that differs already, kills prove nothing. (Another seed stands for the
+    device.)"""
+    trained, train = [], Story.train
+
+    def train_in(story: Story, folder: Path, kills: tuple[Kill, ...]) -> Any:
+        trained.append(folder.name)
+        if folder.name == "repeated" and not repeats:
+            other = replace(story.settings, seed=7)
+            story = Story(story.session, story.bar, story.way, other, story.every)
+        return train(story, folder, kills)
+
+    monkeypatch.setattr(Story, "train", train_in)
+    monkeypatch.setattr(BACKENDS["gloo"], "may_differ", "it may be the weather")
+    shown = elastic("-n", 2, "--kills", 1)
+    if repeats:
+        assert (shown.code, trained) == (0, ["undisturbed", "repeated", "killed"])
+    else:
+        assert (shown.code, trained) == (1, ["undisturbed", "repeated"])
+        assert re.search(r"two trainings that nobody disturbed already end with other bits: [\d,]+ of", shown.err)
+        assert "it may be the weather" in shown.err
+
+
+def test_a_device_that_repeats_itself_trains_undisturbed_once(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, train = [], Story.train
+
+    def train_in(story: Story, folder: Path, kills: tuple[Kill, ...]) -> Any:
+        trained.append(folder.name)
+        return train(story, folder, kills)
+
+    monkeypatch.setattr(Story, "train", train_in)
+    assert (elastic("-n", 1, "--kills", 1).code, trained) == (0, ["undisturbed", "killed"])
+
+
+def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(lesson, "synchronize", lambda: order.append("synchronized"))
+    monkeypatch.setattr(lesson, "report", lambda **event: order.append(*event))
+    lesson.die_if_due(0, 3, ())
+    assert order == ["synchronized", "stepped"]
 
 
 def test_as_text(elastic: Run) -> None:

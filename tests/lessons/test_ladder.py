@@ -18,11 +18,13 @@ import torch.nn.functional as F
 from playground.lessons.ladder import command
 from playground.lessons.ladder.lesson import WARM_UP, run
 from playground.lessons.ladder.messages import Messages, count_messages, future_of
+from playground.lessons.ladder.report import result_texts
 from playground.lessons.ladder.results import PARTS, LadderResult, RungResult, StepParts, agreement
 from playground.lessons.ladder.settings import DDP, LadderSettings, candidates
 from playground.lessons.ladder.timed_replica import TimedReplica
 from playground.measurement import environment
 from playground.runtime import PlaygroundError, UsageError
+from playground.runtime.backends import BACKENDS
 from playground.runtime.entry import World
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
@@ -136,6 +138,20 @@ RUNG = RungResult(
     bytes=NET, early_bytes=0, loss=1.0, difference_to_ddp=0.0, replicas_max_difference=0.0, speed_to_first=1.0,
     speed_to_ddp=1.0,
 )  # fmt: skip
+
+
+def run_with_caveat(rank: int, size: int, settings: LadderSettings) -> LadderResult:
+    """On a backend that keeps DistributedDataParallel from hiding messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "describe_overlap", lambda: "it hides nothing here")
+        return run(rank, size, settings)
+
+
+def test_what_distorts_ddp_s_figures_stands_beside_them(world: Worlds, digits_folder: Path) -> None:
+    result, _ = world(2).run(run_with_caveat, LadderSettings(folder=digits_folder, batch_size=16, steps=1))
+    assert [rung.rung for rung in result.rungs if rung.caveat] == [DDP]
+    assert "  ddp: it hides nothing here." in result_texts(result.rungs)
+    assert not any("hides nothing" in str(text) for text in result_texts([replace(result.rungs[-1], caveat="")]))
 
 
 @pytest.mark.parametrize(

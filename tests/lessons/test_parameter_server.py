@@ -18,13 +18,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
+from ranks import device_behind
 
 from playground.lessons.parameter_server import experiment, lesson
 from playground.lessons.parameter_server.lesson import ParameterServer, Push
 from playground.lessons.parameter_server.report import LARGEST, binned, loss_text
 from playground.lessons.parameter_server.results import ModeResult, Point, steps_verdict
 from playground.lessons.parameter_server.settings import MODES, ServerSettings
-from playground.lessons.parameter_server.workers import new_model, whole_batches
+from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
 from playground.remote.agent import agents
 from playground.remote.agents import AGENTS
@@ -323,6 +324,23 @@ def test_a_worker_killed_while_there_is_no_server_is_named(size: int, digits_fol
     settings = small(digits_folder, modes=("async",), steps=100_000)
     with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL"):
         launch(run_until_killed, size, args=(settings,), expendable=range(1, size))
+
+
+def take_time(rank: int, size: int, settings: ServerSettings) -> float:
+    """Seconds of a worker for what is issued at once and takes the device 0.2 s."""
+    with device_behind(0.2):
+        started = time.perf_counter()
+        with paced(settings, dist.group.WORLD):
+            pass
+        return time.perf_counter() - started
+
+
+def test_the_slow_worker_is_slow_by_what_its_device_takes(world: Worlds, digits_folder: Path) -> None:
+    """Both wait until the device has done what came before; the slow one then takes three times 0.2 s, and not of
+    nothing."""
+    seconds = world(2).run(take_time, small(digits_folder, slow_worker=3.0))
+    assert seconds[0] >= 0.2
+    assert seconds[1] >= 0.8
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
 from playground.runtime.entry import World as EntryWorld
-from playground.runtime.rank_handle import describe_exit
+from playground.runtime.rank_handle import RankHandle, describe_exit
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -201,6 +201,46 @@ def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:
     assert describe_exit(-signal.SIGABRT, BACKENDS["gloo"]) == "was killed by SIGABRT"
     assert describe_exit(-signal.SIGKILL, NCCL) == "was killed by SIGKILL"
     assert describe_exit(-signal.SIGABRT, NCCL).startswith("was ended by NCCL's watchdog (SIGABRT): an operation")
+
+
+@pytest.mark.parametrize(("implementation", "said"), [("ProcessGroupNCCL2", True), ("ProcessGroupNCCL", False)])
+def test_the_implementation_that_keeps_ddp_from_hiding_messages(
+    implementation: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NCCL, "implementation", lambda: implementation)
+    assert ("compare with TORCH_DIST_USE_NCCL2=0" in NCCL.describe_overlap()) is said
+
+
+def choose_kernels(rank: int, size: int) -> list[bool]:
+    NCCL.use_deterministic_kernels()
+    fused = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled")
+    cudnn = torch.backends.cudnn
+    return [cudnn.deterministic, cudnn.benchmark, *(getattr(torch.backends.cuda, each)() for each in fused)]
+
+
+def test_deterministic_kernels_are_cudnn_s_own_and_no_fused_attention(world: Worlds) -> None:
+    assert world(1, fresh=True).run(choose_kernels) == [[True, False, False, False, False]]
+
+
+class LateProcess:
+    """A process that takes some seconds to end: of a rank that was killed, and whose GPU is being released."""
+
+    exitcode: int | None = None
+
+    def join(self, seconds: float) -> None:
+        if seconds >= 5:
+            self.exitcode = -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("gloo", "hung up on its launcher but is still there"), ("nccl", "was killed by SIGKILL")],
+)
+def test_a_rank_on_a_gpu_may_take_longer_to_end(backend: str, words: str) -> None:
+    rank = RankHandle(1, 2, LateProcess(), line=None, outputs=[], backend=BACKENDS[backend])  # type: ignore[arg-type]
+    rank.vanish()
+    assert rank.failure
+    assert str(rank.failure) == f"rank 1 of 2 {words}"
 
 
 def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.MonkeyPatch) -> None:

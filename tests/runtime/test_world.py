@@ -17,7 +17,7 @@ Worlds = Callable[..., World]
 
 def leave_hand_in_hand(rank: int, size: int) -> int:
     """As nccl's communicators do: none is destroyed before all the others are being destroyed too."""
-    BACKENDS["gloo"].drain = dist.barrier  # type: ignore[method-assign]
+    BACKENDS["gloo"].synchronize = dist.barrier  # type: ignore[method-assign]
     return rank
 
 
@@ -29,13 +29,13 @@ def ask_the_store_when_rank_0_has_left(rank: int, size: int) -> int:
     """As nccl's threads do: a rank that is slow to leave still asks the store, which rank 0 serves."""
     store = dist.distributed_c10d._get_default_store()
 
-    def drain() -> None:
+    def synchronize(device: object = None) -> None:
         if rank > 0:
             time.sleep(0.5)
             store.set(f"asked by {rank}", "")
             assert store.check([f"asked by {rank}"])
 
-    BACKENDS["gloo"].drain = drain  # type: ignore[method-assign]
+    BACKENDS["gloo"].synchronize = synchronize  # type: ignore[method-assign]
     return rank
 
 
@@ -44,11 +44,11 @@ def test_rank_0_keeps_the_store_until_the_others_have_left(world: Worlds) -> Non
 
 
 def fail_to_leave(rank: int, size: int, culprit: int) -> int:
-    def drain() -> None:
+    def synchronize(device: object = None) -> None:
         if rank == culprit:
             raise SystemExit(9)
 
-    BACKENDS["gloo"].drain = drain  # type: ignore[method-assign]
+    BACKENDS["gloo"].synchronize = synchronize  # type: ignore[method-assign]
     return rank
 
 

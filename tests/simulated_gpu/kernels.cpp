@@ -15,6 +15,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/ParallelGuard.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <iostream>
 #include <mutex>
@@ -394,6 +395,9 @@ const bool installed = [] {
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseMemEfficient(false);
   at::globalContext().setSDPUseCuDNN(false);
+  sleep_in_stream = [](long cycles) {
+    enqueue(c10::cuda::getCurrentCUDAStream().stream(), [=] { usleep(cycles / 1000); }, true);
+  };
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   library->impl("copy_", &copy_);

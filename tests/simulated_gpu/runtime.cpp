@@ -231,6 +231,11 @@ void wait_until_idle(int device) {
   });
 }
 
+void (*sleep_in_stream)(long cycles) = nullptr;
+namespace at::cuda {
+void sleep(long cycles) { sleep_in_stream(cycles); }
+}  // namespace at::cuda
+
 // A rank that kills itself closes its files before its device lets go of it, which takes a second or more.
 extern "C" int kill(pid_t pid, int signal) {
   using Kill = int (*)(pid_t, int);

@@ -8,3 +8,6 @@ void enqueue(void* stream, std::function<void()> work, bool may_wait = false);
 
 // Wait until nothing is left to do on a device, as the first launch of a kernel does under CUDA's lazy loading.
 void wait_until_idle(int device);
+
+// What torch.cuda._sleep does, in the stream that torch takes for the current one.
+extern void (*sleep_in_stream)(long cycles);

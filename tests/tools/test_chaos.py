@@ -13,7 +13,9 @@ from hypothesis import given, strategies as st
 from processes import by_hand
 
 from playground.runtime import PlaygroundError
-from playground.tools.chaos import processes
+from playground.runtime.backends import BACKENDS
+from playground.tools.chaos import command, processes
+from playground.tools.chaos.experiment import train_undisturbed
 from playground.tools.chaos.processes import Processes, find_processes, opened_in
 from playground.tools.chaos.results import PHASES, Kill, RunRecord
 from playground.tools.chaos.settings import FORK_SERVER, LAUNCHER, RANK, WHOM, Draws
@@ -54,6 +56,26 @@ def test_a_training_whose_rank_is_killed_ends_the_same(chaos: Run) -> None:
     code, document = chaos("sgd", "-n", 2, "--epochs", 4, "--snapshot-every", 1, kills=1)
     assert code == 0
     check_kills(document, kills=1, size=2)
+
+
+@pytest.mark.parametrize(("seed", "code"), [("1234", 0), ("7", 1)])
+def test_a_device_that_may_not_repeat_itself_is_tried_first(
+    seed: str, code: int, run_cli: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The undisturbed command runs twice: if that differs already, kills prove nothing. (Another seed stands for the
+    device.)"""
+    trained: list[str] = []
+
+    def train(words: tuple[str, ...], folder: Path) -> RunRecord:
+        trained.append(folder.name)
+        return train_undisturbed((*words, *(("--seed", seed) if folder.name == "repeated" else ())), folder)
+
+    monkeypatch.setattr(command, "train_undisturbed", train)
+    monkeypatch.setattr(BACKENDS["gloo"], "may_differ", "it may be the weather")
+    few = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--batch-size", 32)
+    shown = run_cli("chaos", "--kills", 1, "--", "sgd", "-n", 1, "--epochs", 2, "--snapshot-every", 1, *few)
+    assert (shown.code, trained) == (code, ["undisturbed", "repeated"])
+    assert ("already end with other bits" in shown.err and "it may be the weather" in shown.err) is (code == 1)
 
 
 @pytest.mark.stress

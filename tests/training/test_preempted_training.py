@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from processes import ENOUGH, by_hand, free_port, session_ends
+from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
@@ -201,13 +201,6 @@ def words(data_dir: Path, tmp_path: Path) -> list[Any]:
         "sgd", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000, "--json",
         "--snapshots", tmp_path / "snapshots",
     ]  # fmt: skip
-
-
-def wait_for_a_snapshot(folder: Path, seconds: float = ENOUGH) -> None:
-    end = time.monotonic() + seconds
-    while not find_steps(folder) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert find_steps(folder)
 
 
 @contextlib.contextmanager

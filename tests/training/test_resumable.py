@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +18,15 @@ from mortals import by_hand, with_ddp
 from playground import launch
 from playground.lessons.elastic.settings import Kill
 from playground.runtime import UsageError
+from playground.runtime.backends import BACKENDS
+from playground.training import resumable
+from playground.training.redistribution import redistribute
 from playground.training.results import TrainingResult
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.folder import find_steps, step_folder
+from playground.training.snapshots.folder import SnapshotFile, find_steps, step_folder
 from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import load_part
+from playground.training.snapshots.snapshots import State, load_part
 
 
 @pytest.fixture
@@ -185,6 +190,61 @@ def test_another_number_of_ranks_goes_on_and_says_what_is_exact(
     assert {event["resumed"]["total"] for event in events if "resumed" in event} == {6}
     assert [epoch.epoch for epoch in finished] == [1, 2]
     assert find_steps(folder)[0] == 10
+
+
+class Draws:
+    """Random numbers of one kind of device, as at a run's start; `torch` and `torch.cuda` have these functions."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+        self.manual_seed, self.set_rng_state = self.generator.manual_seed, self.generator.set_state
+
+
+def test_ranks_that_are_new_draw_numbers_of_their_own_on_every_kind_of_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = torch.Generator().manual_seed(4).get_state()
+    states = [State(own={"history": {}, "random_numbers": {"cpu": taken, "cuda": taken}})]
+    snapshot = SnapshotFile(folder=tmp_path, step=6, size=1, fingerprint={"seed": 3})
+    drawn: list[list[float]] = []
+    for rank in range(3):
+        kinds = {"cpu": Draws(), "cuda": Draws()}
+        monkeypatch.setattr(resumable, "DRAWS_FROM", kinds)
+        own = redistribute(states, rank, snapshot, lambda histories: {}).own
+        resumable.ResumableRun.draw_as_before(SimpleNamespace(random_numbers=own["random_numbers"]))  # type: ignore[arg-type]
+        drawn += [[torch.rand(1, generator=kind.generator).item() for kind in kinds.values()]]
+    assert drawn[0] == 2 * [torch.rand(1, generator=torch.Generator().manual_seed(4)).item()]
+    for of_kind in zip(*drawn, strict=True):
+        assert len({*of_kind, torch.rand(1, generator=Draws().generator).item()}) == 4
+
+
+def on_another_device(rank: int, size: int, settings: TrainingSettings, kills: list[Kill]) -> TrainingResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resumable, "device", lambda: torch.device("cuda"))
+        return by_hand(rank, size, settings, kills)
+
+
+def test_another_kind_of_device_does_not_go_on(settings: TrainingSettings) -> None:
+    """It rounds otherwise, and has random numbers of its own."""
+    train(1, by_hand, settings, [])
+    with pytest.raises(UsageError, match="device is cpu in the snapshot and cuda here"):
+        train(1, on_another_device, settings, [])
+
+
+def with_watched_kernels(rank: int, size: int, settings: TrainingSettings) -> list[str]:
+    """What ranks ask of their device: with snapshots, without, and with logical ranks."""
+    asked: list[str] = []
+    plain = replace(settings, snapshots=None, epochs=1)
+    runs = {"snapshots": settings, "nothing": plain, "logical ranks": replace(plain, logical_ranks=2)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, run in runs.items():
+            patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", partial(asked.append, name))
+            by_hand(rank, size, run, [])
+    return asked
+
+
+def test_where_bits_are_promised_kernels_are_deterministic(settings: TrainingSettings, world: Any) -> None:
+    assert world(2, fresh=True).run(with_watched_kernels, settings) == [["snapshots", "logical ranks"]] * 2
 
 
 def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import small_model
+from ranks import device_behind, small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +20,7 @@ from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.loop import train
+from playground.training.loop import train, train_by_hand
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, largest_difference
 from playground.training.results import Epoch, TrainingResult
@@ -251,6 +251,17 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
     losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
     for sync in runs:
         assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
+
+
+def train_behind(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
+    with device_behind(0.2):
+        return train_by_hand(rank, size, settings)
+
+
+def test_an_epoch_takes_until_the_device_has_done_it(world: Worlds, digits_folder: Path) -> None:
+    settings = TrainingSettings(folder=digits_folder, limit=128, epochs=2)
+    for result in world(2).run(train_behind, settings):
+        assert min(epoch.seconds for epoch in result.epochs) >= 0.2
 
 
 def without_times(epoch: Epoch) -> Epoch:

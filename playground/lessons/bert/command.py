@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from playground.lessons.bert.parts import (
 from playground.lessons.bert.settings import BYTES_PER_PARAMETER, DDP, WAYS, BertSettings
 from playground.measurement.units import format_bytes
 from playground.runtime import host
+from playground.runtime.backends import get_backend
+from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource, find_weights
@@ -162,9 +165,9 @@ def command(run: RunOptions, asked: BertOptions, survival: SnapshotOptions) -> N
     world.warm_up(RUN_TRAINING, TRAIN, TRAIN_ON, SPEED, MEMORY, AVERAGING)
     with session.bar() as bar:
         weights, pairs = prepare(asked, world.device == "cuda", bar)
-        settings = make_settings(asked, weights, pairs, world.size, world.device, run.seed)
+        settings = make_settings(asked, weights, pairs, world, run.seed)
         settings.check_samples(pairs.train)
-        session.say(*header(session, settings, pairs))
+        session.say(*header(session, settings, pairs), *left_out(settings, asked.ways))
         runner = Runner(session, bar, settings, asked.ways, survival)
         found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
     for training in found.get("train", ()):
@@ -188,7 +191,7 @@ def prepare(asked: BertOptions, gpus: bool, bar: Bar) -> tuple[WeightsSource, Pa
 
 
 def make_settings(
-    asked: BertOptions, weights: WeightsSource, pairs: PairsSource, workers: int, device_type: str, seed: int
+    asked: BertOptions, weights: WeightsSource, pairs: PairsSource, world: World, seed: int
 ) -> BertSettings:
     """What is asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
     defaults = PRETRAINED if weights.folder else GENERATED if pairs.name == "generated" else FROM_SCRATCH
@@ -199,8 +202,9 @@ def make_settings(
     if asked.max_length is None:
         max_length = min(max_length, config.max_length)
     return BertSettings(
-        folder=pairs.folder, config=config, weights=weights, workers=workers, device_type=device_type,
-        threads=host.threads_per_rank(max(workers, WORKERS_AT_LEAST)),
+        folder=pairs.folder, config=config, weights=weights, workers=world.size, device_type=world.device,
+        device_count=get_backend(world.backend).count_devices(),
+        threads=host.threads_per_rank(max(world.size, WORKERS_AT_LEAST)),
         batch_size=asked.batch_size or int(defaults["batch_size"]), steps=asked.steps,
         lr=defaults["lr"] if asked.lr is None else asked.lr, max_length=max_length,
         loader_workers=asked.loader_workers, report_every=asked.report_every or -(-asked.steps // 6),
@@ -219,6 +223,15 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
         f"data: {pairs.name} ({pairs.train:,} + {pairs.test:,} pairs; {pairs.why})",
         f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate {settings.lr:g}",
     ]
+
+
+def left_out(settings: BertSettings, ways: Sequence[str]) -> list[str]:
+    """What the ways of one process leave out, in a line, if there are fewer devices than it is asked to drive."""
+    fewer = {way: count for way in ways if (count := settings.on(way).workers) < settings.workers}
+    if not fewer:
+        return []
+    driven, there = f"{min(fewer.values())} of {settings.workers} devices", settings.device_count
+    return [f"{' and '.join(fewer)}: on {driven}, since one process finds {there} GPU{'s' * (there > 1)} here"]
 
 
 def ending(session: Session, found: dict[str, Any]) -> Prose:

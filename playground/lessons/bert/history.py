@@ -14,7 +14,7 @@ from torch import nn
 from playground.lessons.bert.results import Progress, Training
 from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
 from playground.measurement.interleave import Heartbeat
-from playground.runtime import device, report
+from playground.runtime import device, report, synchronize
 from playground.training.replicas import largest_difference
 
 
@@ -31,8 +31,13 @@ class History:
         """This rank's losses since the last report."""
         self.losses: list[float] = []
         """Those of all ranks together, up to then."""
-        self.started = self.reported = time.monotonic()
+        self.started = self.reported = self.now()
         self.heartbeat = Heartbeat()
+
+    def now(self) -> float:
+        """Seconds on this rank's clock, when its device has done all that it was given."""
+        synchronize()
+        return time.monotonic()
 
     def add(self, loss: torch.Tensor) -> None:
         """Count a step: this rank's part of its mean loss."""
@@ -47,7 +52,7 @@ class History:
         own = torch.stack(self.own).double()
         dist.all_reduce(own)
         self.losses += (own / dist.get_world_size()).tolist()
-        now = time.monotonic()
+        now = self.now()
         latest = self.losses[-LOSSES_TO_COMPARE:]
         progress = Progress(
             way=self.settings.way, step=len(self.losses), loss=sum(latest) / len(latest),
@@ -58,7 +63,7 @@ class History:
 
     def state(self) -> dict[str, object]:
         """What has been counted so far, as tensors and plain data."""
-        now = time.monotonic()
+        now = self.now()
         return {
             "losses": self.losses, "own": self.own, "seconds": now - self.started, "unreported": now - self.reported,
         }  # fmt: skip
@@ -66,7 +71,7 @@ class History:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         self.losses, self.own = state["losses"], [loss.to(device()) for loss in state["own"]]
-        now = time.monotonic()
+        now = self.now()
         self.started, self.reported = now - state["seconds"], now - state["unreported"]
 
     def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

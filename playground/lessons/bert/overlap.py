@@ -93,7 +93,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
         Averaging(
             way=rung.rung, seconds=rung.p50, exposed=rung.exposed, alone=rung.alone, hidden=rung.hidden,
             messages=rung.messages, bytes=rung.bytes, early_bytes=rung.early_bytes,
-            difference_to_ddp=rung.difference_to_ddp,
+            difference_to_ddp=rung.difference_to_ddp, caveat=rung.caveat,
         )
         for rung in summarize(replicas, messages, seconds)
     ]  # fmt: skip

@@ -119,8 +119,13 @@ def same_losses(runner: Runner) -> object:
 def speed(runner: Runner) -> list[Speed]:
     """Measure each way on 1, 2 and 4 workers, or as many of these as there are GPUs."""
     settings = runner.settings
-    counts = [count for count in WORKERS if settings.batch_size % count == 0 and count <= settings.most_workers]
-    found = [runner.run(SPEED, settings.on(way, count))[0] for way in runner.ways for count in counts]
+    counts = [count for count in WORKERS if settings.batch_size % count == 0]
+    found = [
+        runner.run(SPEED, settings.on(way, count))[0]
+        for way in runner.ways
+        for count in counts
+        if count <= settings.most_workers(way)
+    ]
     runner.say(SPEED, report.speed_texts(found))
     return found
 

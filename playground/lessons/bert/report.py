@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from playground.console.bars import bars
-from playground.console.tables import Column, Table
+from playground.console.tables import Column, Table, cell
 from playground.console.text import Prose, heading, prose
 from playground.lessons.bert.results import (
     Averaging,
@@ -88,17 +88,19 @@ def speed_texts(speeds: Sequence[Speed]) -> Texts:
     )
     for way in dict.fromkeys(speed.way for speed in speeds):
         of_way = {speed.workers: speed.samples_per_second for speed in speeds if speed.way == way}
-        gains = [of_way[count] / of_way[counts[0]] for count in counts[1:]]
-        table.add(way, *(f"{of_way[count]:,.0f}" for count in counts), *(f"{gain:.2f}" for gain in gains))
+        rates = [f"{of_way[count]:,.0f}" if count in of_way else None for count in counts]
+        gains = [f"{of_way[count] / of_way[counts[0]]:.2f}" if count in of_way else None for count in counts[1:]]
+        table.add(way, *map(cell, [*rates, *gains]))
     return [table]
 
 
 def utilisation_texts(ways: Mapping[str, Sequence[Use]]) -> Texts:
     """The share of a step in which each device computes: a row per way, a column per device or rank."""
-    count = len(next(iter(ways.values())))
+    count = max(map(len, ways.values()))
     table = Table(Column("way"), *(Column(f"device {number}", "%", right=True) for number in range(count)))
     for way, devices in ways.items():
-        table.add(way, *(f"{100 * device.computing:.0f}" for device in devices))
+        shares = [f"{100 * device.computing:.0f}" for device in devices]
+        table.add(way, *map(cell, [*shares, *(count - len(shares)) * [None]]))
     return [table]
 
 
@@ -176,4 +178,4 @@ def averaging_texts(found: Sequence[Averaging], settings: BertSettings) -> Texts
         f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
         f"average; alone: the same averaging without a backward."
     )
-    return [about, table]
+    return [about, table, *(f"  {each.way}: {each.caveat}." for each in found if each.caveat)]

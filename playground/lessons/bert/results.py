@@ -162,3 +162,5 @@ class Averaging:
     """Of those, what leaves before the last gradient is ready: nothing else can be hidden."""
     difference_to_ddp: float
     """The largest difference of any parameter to DDP's, after all steps."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DDP from hiding messages."""

@@ -36,6 +36,8 @@ class BertSettings:
     workers: int
     """Devices of one process, or ranks with a device each."""
     device_type: str = "cpu"
+    device_count: int = 0
+    """How many devices one process can drive here; 0 for any number."""
     threads: int = 1
     """Cores that a device of the CPU stands for."""
     way: str = DDP
@@ -97,13 +99,17 @@ class BertSettings:
         return self.workers if self.way == DDP else 1
 
     def on(self, way: str, workers: int | None = None) -> BertSettings:
-        """The same training by another way, on as many workers or on others."""
-        return replace(self, way=way, workers=workers or self.workers)
+        """The same training by another way, on as many workers or on others. Where one process can drive fewer, on as
+        many of those as share a batch equally."""
+        most = min(workers or self.workers, self.most_workers(way))
+        return replace(self, way=way, workers=next(each for each in range(most, 0, -1) if self.batch_size % each == 0))
 
-    @property
-    def most_workers(self) -> int:
-        """How many there can be: any number of virtual devices, as many GPUs as are known to be there."""
-        return self.workers if self.device_type == "cuda" else self.batch_size
+    def most_workers(self, way: str) -> int:
+        """How many there can be: any number of virtual devices, as many ranks on GPUs as were asked for, and as many
+        GPUs of one process as there are."""
+        if not self.device_count:
+            return self.batch_size
+        return self.workers if way == DDP else min(self.workers, self.device_count)
 
     @property
     def exact(self) -> BertSettings:
@@ -117,5 +123,6 @@ class BertSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but folders and cores, which are each host's own."""
-        return {name: value for name, value in asdict(self).items() if name not in ("folder", "weights", "threads")}
+        """What must be the same on every rank: everything but folders, cores and devices, which are each host's own."""
+        own = ("folder", "weights", "threads", "device_count")
+        return {name: value for name, value in asdict(self).items() if name not in own}

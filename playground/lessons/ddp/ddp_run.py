@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.lessons.ddp.results import Difference
 from playground.lessons.ddp.settings import LabSettings
 from playground.runtime import device, report
+from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
 from playground.training.models import IMAGE_MODELS
 from playground.training.partition import share
@@ -29,6 +30,7 @@ class DDPRun:
     """`options` are those of DistributedDataParallel."""
 
     def __init__(self, model: nn.Module, training: TrainingSettings, bucket_cap_mb: float, **options: bool) -> None:
+        backend_of().use_deterministic_kernels()
         self.training = training
         self.images = Images(training.folder, "train", training.limit)
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, **options)

@@ -20,12 +20,13 @@ from playground.lessons import LESSONS
 from playground.lessons.elastic import report
 from playground.lessons.elastic.results import Recovery
 from playground.lessons.elastic.settings import WAYS, Kill, draw_kills
+from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.comparison import last_snapshot
+from playground.training.snapshots.comparison import Comparison, last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
 
 LESSON = LESSONS["elastic"]
@@ -74,10 +75,13 @@ def command(
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
         bar.show("training, undisturbed")
         story.train(Path(folder, "undisturbed"), ())
+        if suspects := get_backend(world.backend).may_differ:
+            bar.show("training, undisturbed, once more")
+            story.train(Path(folder, "repeated"), ())
+            story.compare(Path(folder, "undisturbed"), Path(folder, "repeated")).check_repeatable(suspects)
         bar.show("training, with ranks that are killed")
         recoveries = story.train(Path(folder, "killed"), drawn)
-        ends = [last_snapshot(Path(folder, name)) for name in ("undisturbed", "killed")]
-        [comparison] = World(1, backend=world.backend, timeout=world.timeout, around=world.around).run(COMPARE, *ends)
+        comparison = story.compare(Path(folder, "undisturbed"), Path(folder, "killed"))
     session.say("", report.recoveries_table(recoveries), "", str(comparison))
     comparison.check()
     verdict = good(f"{len(drawn)} kill{'s' * (len(drawn) > 1)} left no trace")
@@ -106,6 +110,12 @@ class Story:
         if len(witness.recoveries) != len(kills):
             raise PlaygroundError(f"{len(witness.recoveries)} of {len(kills)} kills happened: this must not be")
         return witness.recoveries
+
+    def compare(self, *folders: Path) -> Comparison:
+        """The ends of two trainings, byte by byte."""
+        world, ends = self.session.world, map(last_snapshot, folders)
+        [comparison] = World(1, backend=world.backend, timeout=world.timeout, around=world.around).run(COMPARE, *ends)
+        return comparison
 
 
 class Witness:

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.elastic.settings import Kill
 from playground.lessons.sgd.lesson import average_gradients
-from playground.runtime import device, report, restart_count
+from playground.runtime import device, report, restart_count, synchronize
 from playground.training.data import Images, batches, partition_dataset, partition_test_set
 from playground.training.history import History
 from playground.training.loop import first_sample, identify
@@ -84,6 +84,7 @@ def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Seque
 
 def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
     """Be killed after this step, if that is what is to happen. Nothing warns the rank, and nothing is tidied up."""
+    synchronize()  # on a GPU a step is issued long before it is done
     report(stepped=step)
     if Kill(rank, step) in kills[restart_count() : restart_count() + 1]:
         report(killed=step)

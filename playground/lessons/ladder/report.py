@@ -48,8 +48,9 @@ def candidates_table(model: str) -> Table:
 
 
 def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
-    """What the columns mean, and a row per rung."""
-    return [*LEGEND, Table(*columns(), rows=map(row, rungs))]
+    """What the columns mean, a row per rung, and what distorts the figures of one."""
+    caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
+    return [*LEGEND, Table(*columns(), rows=map(row, rungs)), *caveats]
 
 
 def row(rung: RungResult) -> list[str]:

@@ -64,6 +64,8 @@ class RungResult:
     """How many times as fast as the first rung, by `p50`."""
     speed_to_ddp: float
     """How many times as fast as DistributedDataParallel, by `p50`."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

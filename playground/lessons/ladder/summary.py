@@ -14,6 +14,7 @@ from playground.lessons.ladder.results import PARTS, RungResult, StepParts
 from playground.lessons.ladder.timed_replica import TimedReplica
 from playground.measurement.interleave import interleave
 from playground.runtime import device
+from playground.runtime.backends import backend_of
 from playground.training.replicas import all_gather_stacked, flat, largest_difference
 
 
@@ -69,6 +70,7 @@ def summarize(
                 replicas_max_difference=largest_difference(replica.model),
                 speed_to_first=p50[0] / p50[number],
                 speed_to_ddp=p50[-1] / p50[number],
+                caveat=backend_of().describe_overlap() if replica is replicas[-1] else "",
             )
         )
     return results

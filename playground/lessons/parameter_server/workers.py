@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.settings import ServerSettings
-from playground.runtime import device
+from playground.runtime import device, synchronize
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.net import Net
 
@@ -48,7 +48,9 @@ def warm_up(settings: ServerSettings, workers: Any) -> None:
 @contextlib.contextmanager
 def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
     """Let what stands in the `with` take the last worker `settings.slow_worker` times as long."""
+    synchronize()
     started = time.perf_counter()
     yield
     if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
+        synchronize()
         time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))

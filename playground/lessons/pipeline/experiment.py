@@ -19,7 +19,8 @@ from playground.lessons.pipeline.model import cut, new_model
 from playground.lessons.pipeline.results import StageRun
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS, WARM_UP, WIDTH, PipelineSettings
-from playground.runtime import device, report
+from playground.runtime import device, report, synchronize
+from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
 
@@ -32,6 +33,7 @@ def run(rank: int, size: int, settings: PipelineSettings) -> list[StageRun]:
     grid, model = make_grid(settings.data_parallel), new_model(BLOCKS, WIDTH, settings.seed).to(device())
     differences = compare(copy.deepcopy(model).double(), grid, settings)
     own = cut(model, grid.stage, grid.stages)
+    warm_up(own, grid, settings, torch.float32)
     return [train(name, copy.deepcopy(own), grid, settings, differences[name]) for name in settings.schedules]
 
 
@@ -39,11 +41,13 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
     """The largest difference of any gradient of this stage from one process's with the whole batch, in float64, by
     schedule. The batch is a small one: every rank also does the work of one process."""
     samples = min(settings.microbatch_size, FEW) * settings.microbatches * settings.data_parallel
-    [(images, labels)] = batches(replace(settings, batch_size=samples), 1, torch.float64)
+    few = replace(settings, batch_size=samples)
+    [(images, labels)] = batches(few, 1, torch.float64)
     own = cut(model, grid.stage, grid.stages)
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
     expected, found = gradients(own), {}
+    warm_up(own, grid, few, torch.float64)
     for name in settings.schedules:
         report(phase=f"{name}: comparing with one process")
         own.zero_grad()
@@ -53,6 +57,32 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
         stage.finish()
         found[name] = (gradients(own) - expected).abs().max().item()
     return found
+
+
+def warm_up(model: nn.Module, grid: Grid, settings: PipelineSettings, dtype: torch.dtype) -> None:
+    """Where it must not come later: load this stage's kernels, fetch its memory, open its links.
+
+    A receive that is posted on a GPU is a kernel, which runs until the message comes. Beside it the first launch of
+    another kernel, or a fetch of memory, may wait until the GPU is idle: the neighbour then waits for this stage, and
+    this stage for the neighbour. So all microbatches go forward and back once before, with nothing to receive.
+    Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#lazy-loading
+    """
+    if not backend_of().loads_kernels_late:
+        return
+    labels = torch.zeros(settings.microbatch_size, dtype=torch.int64, device=device())
+    inputs = torch.ones(settings.microbatches, settings.microbatch_size, WIDTH, dtype=dtype, device=device())
+    outputs = [model(each.clone().requires_grad_()) for each in inputs]
+    if grid.is_last:
+        outputs = [F.cross_entropy(output, labels) / settings.microbatches for output in outputs]
+    for output in outputs:
+        output.backward(torch.ones_like(output))
+    model.zero_grad()
+    for (source, target), link in grid.links.items():  # in this order on every rank: a link opens where both ends come
+        if dist.get_rank() == source:
+            dist.send(labels, target, group=link)
+        elif dist.get_rank() == target:
+            dist.recv(labels, source, group=link)
+    synchronize()
 
 
 def train(name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float) -> StageRun:

@@ -41,6 +41,11 @@ def device() -> Any:
     return backend_of().device()
 
 
+def synchronize() -> None:
+    """Wait until this rank's device has done what it was given: before a clock is read, for a GPU runs behind."""
+    backend_of().synchronize()
+
+
 def refusal(error: Exception) -> str:
     """The backend's own words if `error` says that it cannot do an operation at all; empty for any other error.
 
@@ -55,4 +60,4 @@ def raised_by_torch(error: Exception) -> bool:
     return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "torch"
 
 
-__all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "refusal"]
+__all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "refusal", "synchronize"]

@@ -32,6 +32,14 @@ class Backend:
     """Whether a second thread may communicate while the first one does."""
     may_be_kept = True
     """Whether a process can form one process group of this backend after the other as well as new processes can."""
+    exit_limit = 1.0
+    """Seconds in which the process of a rank that has hung up ends, and its exit code is known."""
+    stuck_limit = 3.0
+    """Seconds in which a thread that waits for a lost peer gets out of it, once all connections are shut down."""
+    loads_kernels_late = False
+    """Whether a kernel's first launch waits until its device is idle, which beside a receive it may never be."""
+    may_differ = ""
+    """Why the same computation may end with other bits when it is repeated on its device; empty if it does not."""
     deaths: Mapping[int, str] = MappingProxyType({})
     """What it means when a rank is killed by one of these signals, where that is more than the signal's name."""
     refusals: tuple[str, ...] = (
@@ -64,8 +72,21 @@ class Backend:
 
         return torch.device(self.device_type)
 
-    def drain(self) -> None:
-        """Wait for whatever the device still has to do, so that the process group may be destroyed."""
+    def count_devices(self) -> int:
+        """How many devices one process can drive here; 0 for any number: a CPU counts as as many as are asked for."""
+        return 0
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        """Wait until a device, by default this rank's, has done what it was given. A clock that is read before, or a
+        process group that is destroyed before, does not wait for that."""
+
+    def use_deterministic_kernels(self) -> None:
+        """From now on, compute in this process only with kernels that give the same bits whenever they are run."""
+
+    def describe_overlap(self) -> str:
+        """What keeps this rank's DistributedDataParallel from hiding messages behind backward, if that is known; inside
+        a world."""
+        return ""
 
     def refusal(self, error: Exception) -> str:
         """Its own words if `error` says that it cannot do an operation at all; empty for any other error."""

@@ -40,6 +40,10 @@ class Nccl(Backend):
     batches_messages = True
     may_be_kept = False  # what a communicator leaves on the device goes with its process
     allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
+    exit_limit = 10.0  # a process that is killed releases its device first
+    stuck_limit = 0.0  # it waits in the driver, for the device, and no connection that ends changes that
+    loads_kernels_late = True  # CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2
+    may_differ = "NCCL's NVLS, for one, may add in any order: try NCCL_NVLS_ENABLE=0"
     deaths = MappingProxyType(
         {
             signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, "
@@ -85,10 +89,35 @@ class Nccl(Backend):
 
         return torch.device("cuda", torch.cuda.current_device())
 
-    def drain(self) -> None:
+    def count_devices(self) -> int:
         import torch
 
-        torch.cuda.synchronize()
+        return torch.cuda.device_count()
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        import torch
+
+        torch.cuda.synchronize(device)
+
+    def use_deterministic_kernels(self) -> None:
+        """As in `Backend`: of cuDNN's convolutions the deterministic ones, and attention in plain operations, since in
+        backward the fused kernels add in any order.
+
+        Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
+        """
+        import torch
+
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        for enable_fused in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
+            getattr(torch.backends.cuda, enable_fused)(False)
+
+    def describe_overlap(self) -> str:
+        if self.implementation() != "ProcessGroupNCCL2":
+            return ""
+        return (
+            "torch's ProcessGroupNCCL2 may have backward wait for each message of DistributedDataParallel, which then "
+            "hides nothing: compare with TORCH_DIST_USE_NCCL2=0"
+        )
 
     def explain_init_failure(self, error: Exception) -> str:
         if any(words in str(error) for words in TWO_ON_ONE_GPU):

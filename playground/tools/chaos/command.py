@@ -13,6 +13,7 @@ from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.text import good, prose
+from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
@@ -23,7 +24,7 @@ from playground.tools.chaos.processes import require_proc
 from playground.tools.chaos.report import kills_table, recovery_text
 from playground.tools.chaos.results import RunRecord
 from playground.tools.chaos.settings import ChaosSettings, Draws
-from playground.training.snapshots.comparison import last_snapshot
+from playground.training.snapshots.comparison import Comparison, last_snapshot
 from playground.training.snapshots.disk import make_folder
 
 TOOL = TOOLS["chaos"]
@@ -52,12 +53,12 @@ def command(settings: ChaosSettings, folder: Path | None, wide: bool, as_json: b
     if session.world.rank_env:
         raise UsageError(f"{TOOL.name} starts commands of its own: run it without torchrun, RANK and WORLD_SIZE")
     require_proc()
-    check_command(settings.words)
+    suspects = get_backend(check_command(settings.words)).may_differ
     session.world.warm_up(COMPARE)
     session.say(f"{TOOL.name}: {shlex.join(settings.words)}", f"kills: {settings.kills}, {settings.whom}")
     with session.bar() as bar, tempfile.TemporaryDirectory(prefix="playground-chaos-") as temporary:
         chaos = Chaos(settings, session.world, bar, prepare_folder(folder) if folder else Path(temporary))
-        chaos.run()
+        chaos.run(suspects)
     session.say("", kills_table(chaos.runs), "", recovery_text(chaos.runs))
     session.print_document({}, settings=settings, undisturbed=chaos.undisturbed, runs=chaos.runs)
     for run in chaos.runs:
@@ -84,19 +85,29 @@ class Chaos:
         self.undisturbed = RunRecord()
         self.runs: list[RunRecord] = []
 
-    def run(self) -> None:
+    def run(self, suspects: str) -> None:
+        """`suspects`: what on the device may end two equal trainings with other bits, if anything; then it is seen
+        first whether it does."""
         self.bar.show(f"{self.settings.words[0]}, undisturbed")
-        reference = self.folder / "undisturbed"
-        self.undisturbed = train_undisturbed(self.settings.words, reference)
+        self.undisturbed = train_undisturbed(self.settings.words, self.folder / "undisturbed")
+        if suspects:
+            self.bar.show(f"{self.settings.words[0]}, undisturbed, once more")
+            train_undisturbed(self.settings.words, self.folder / "repeated")
+            self.compare(self.folder / "repeated").check_repeatable(suspects)
         left = self.settings.kills
         while left and not (self.runs and self.runs[-1].code):
             folder = self.folder / f"killed-{len(self.runs) + 1}"
             run = train_with_kills(self.settings.words, folder, self.undisturbed, self.draws, left, self.show)
             self.runs.append(run)
             if not run.code:
-                ends = (last_snapshot(reference), last_snapshot(folder))
-                [run.comparison] = self.world.run(COMPARE, *ends)
+                run.comparison = self.compare(folder)
             left -= len(run.kills)
+
+    def compare(self, folder: Path) -> Comparison:
+        """The end of the run with snapshots in `folder`, against that of the undisturbed one."""
+        ends = (last_snapshot(self.folder / "undisturbed"), last_snapshot(folder))
+        [comparison] = self.world.run(COMPARE, *ends)
+        return comparison
 
     def show(self, kills: int) -> None:
         """Show how many kills of this run, and of those before, have happened."""

@@ -32,9 +32,12 @@ chaos_options = pack_options(
 )  # fmt: skip
 
 
-def check_command(words: tuple[str, ...]) -> None:
-    """Raise `UsageError` for a command that takes no snapshots, or has options that `chaos` sets itself, and
-    `click.UsageError` for options it does not know."""
+def check_command(words: tuple[str, ...]) -> str:
+    """Return the backend that the command asks for.
+
+    Raise `UsageError` for a command that takes no snapshots, or has options that `chaos` sets itself, and
+    `click.UsageError` for options it does not know.
+    """
     name, *rest = words
     if not (command := find_trainer(name)):
         known = ", ".join(filter(find_trainer, all_commands().list_commands(click.get_current_context())))
@@ -45,6 +48,7 @@ def check_command(words: tuple[str, ...]) -> None:
             raise UsageError(f"chaos sets {flag_of(ctx, parameter)} of {name} itself: leave it out")
         if parameter in SAYS_ITSELF:
             raise UsageError(f"chaos does not show what {name} prints: put {flag_of(ctx, parameter)} before --")
+    return str(ctx.params["backend"])
 
 
 def find_trainer(name: str) -> click.Command | None:

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from playground.runtime import device, report
+from playground.runtime import device, report, synchronize
 from playground.tools.snapshots.results import SaveTimes
 from playground.tools.snapshots.settings import MeasureSettings
 from playground.training.snapshots.snapshots import Snapshots, State
@@ -22,6 +22,7 @@ def measure(rank: int, size: int, settings: MeasureSettings) -> SaveTimes:
             tensor += 1
             state = State(shared={"tensor": tensor}, own={"rng": torch.get_rng_state()})
             dist.barrier()
+            synchronize()
             started = time.perf_counter()
             snapshots.save(step, state)
             blocked.append(time.perf_counter() - started)

@@ -32,6 +32,15 @@ class Comparison:
                 f"from those of the one that nobody disturbed"
             )
 
+    def check_repeatable(self, suspects: str) -> None:
+        """Raise `PlaygroundError` if two runs that nobody disturbed did not end with the same bits: what a kill changes
+        could not be told from that. `suspects` are what on this device may do it."""
+        if self.differing:
+            raise PlaygroundError(
+                f"two trainings that nobody disturbed already end with other bits: {self.differing:,} of "
+                f"{self.nbytes:,} bytes differ, so what a kill changes cannot be seen here; {suspects}"
+            )
+
 
 def last_snapshot(folder: Path) -> SnapshotFile:
     """The snapshot of a run's end, every file of it read. Raises `PlaygroundError` if it is not whole."""
