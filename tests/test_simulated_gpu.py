@@ -1,4 +1,4 @@
-"""The rules by which the simulated GPU shows what a real one would: `python tests/simulated_gpu 2 python -m pytest …`."""
+"""The rules of the simulated GPU, which are a real one's: `python tests/simulated_gpu 2 python -m pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -230,9 +230,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5)
     ),
     "attention": lambda: nn.Sequential(
-        nn.Flatten(2), nn.TransformerEncoderLayer(64, 4, 32, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(192, 5)
+        nn.Flatten(2), nn.TransformerEncoderLayer(64, 4, 32, 0.0, batch_first=True), nn.Flatten(), nn.Linear(192, 5)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
