@@ -1,6 +1,8 @@
 # make demo: install into .venv and train. make test: install, lint, test. A second call installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
+# The tests that need a GPU, on two simulated ones.
+SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest
 
 .PHONY: demo test lint stress gpu clean
 
@@ -9,7 +11,8 @@ demo: .venv/.installed
 
 # Two workers: while one waits for a timeout or for a process to start, the other goes on.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"
+	$(SIMULATED) -n 2 --dist worksteal -m "gpu and not stress"
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -17,7 +20,8 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 
 stress: .venv/.installed-dev
-	$(BIN)/python -m pytest -m stress
+	$(BIN)/python -m pytest -m "stress and not gpu"
+	$(SIMULATED) -m "gpu and stress"
 
 # Every lesson and tool on nccl and the tests that need a GPU, in one table; N=8 for eight ranks.
 gpu: .venv/.installed-dev
