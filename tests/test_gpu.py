@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from processes import by_hand, free_port, session_ends, wait_for_a_snapshot
 from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
 from torch import nn
@@ -28,6 +29,7 @@ from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, Serv
 from playground.lessons.parameter_server.workers import paced
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
+from playground.lessons.sgd.lesson import average_gradients
 from playground.recording.merge import read_recording
 from playground.recording.ping_pong import compare_clocks
 from playground.recording.recorded import Recorded
@@ -136,6 +138,40 @@ def test_collectives(run_cli: Run, size: int) -> None:
     assert reduced["AVG"] == sum(everyone) / size
     assert reduced["PREMUL_SUM"] == 2 * sum(everyone)
     assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())
+
+
+@pytest.mark.parametrize("lesson", ["p2p", "collectives", "allreduce", "rpc"])
+def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair: int) -> None:
+    here = steps_of(shown(run_cli, lesson, "-n", pair))
+    there = steps_of(json.loads(run_cli(lesson, "-n", pair, "--json").out))
+    assert here.keys() == there.keys()
+    compared = [name for name, ranks in here.items() if not any("refused" in str(rank) for rank in ranks)]
+    assert len(compared) >= len(here) - 3
+    for name in compared:
+        for ours, theirs in zip(here[name], there[name], strict=True):
+            assert ours.get("after") == theirs.get("after"), name
+
+
+def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
+    """Ten steps of the lesson's model and averages, with momentum, on shares of random images."""
+    torch.manual_seed(0)
+    model = Net().to(device())
+    model.eval()  # there are no masks, and no statistics of batches
+    images, labels = torch.randn(10, 12, 1, 28, 28), torch.randint(10, (10, 12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    for batch, wanted in zip(images, labels, strict=True):
+        optimizer.zero_grad()
+        F.nll_loss(model(batch[rank::size].to(device())), wanted[rank::size].to(device())).backward()
+        average_gradients(model)
+        optimizer.step()
+    return [param.detach().cpu() for param in model.parameters()]
+
+
+def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worlds) -> None:
+    """Within rounding: a convolution may add in another order."""
+    for ours, theirs in zip(nccl.run(train_without_dropout), world(pair).run(train_without_dropout), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_our_all_reduce(pair: int, nccl: World) -> None:
