@@ -38,7 +38,8 @@ class FolderLock:
         deadline = time.monotonic() + PATIENCE
         while not self.acquire():
             if time.monotonic() > deadline:
-                who = os.read(self.descriptor, 300).decode(errors="replace").strip() or "another process"
+                said = os.read(self.descriptor, 300).decode(errors="replace").strip()
+                who = said if said and said.isprintable() else "another process"
                 self.release()
                 raise UsageError(
                     f"snapshots in {folder}: {who} is writing its own there; wait for its end, or choose another folder"
