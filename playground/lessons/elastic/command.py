@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
+from playground.runtime.temporary_folder import temporary_folder
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.comparison import last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
@@ -60,7 +60,7 @@ def command(
     if world.rank_env:
         raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
     world.warm_up(RUN_TRAINING, RUN, COMPARE)
-    with session.bar() as bar, tempfile.TemporaryDirectory(prefix="playground-elastic-") as folder:
+    with session.bar() as bar, temporary_folder("elastic") as folder:
         prepared = prepare_data(data, bar)
         if data.limit is None:
             few = min(SAMPLES, prepared.train)
@@ -73,10 +73,10 @@ def command(
         story = Story(session, bar, way, replace(settings, snapshots=None), snapshot_every)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
         bar.show("training, undisturbed")
-        story.train(Path(folder, "undisturbed"), ())
+        story.train(folder / "undisturbed", ())
         bar.show("training, with ranks that are killed")
-        recoveries = story.train(Path(folder, "killed"), drawn)
-        ends = [last_snapshot(Path(folder, name)) for name in ("undisturbed", "killed")]
+        recoveries = story.train(folder / "killed", drawn)
+        ends = [last_snapshot(folder / name) for name in ("undisturbed", "killed")]
         [comparison] = World(1, backend=world.backend, timeout=world.timeout, around=world.around).run(COMPARE, *ends)
     session.say("", report.recoveries_table(recoveries), "", str(comparison))
     comparison.check()
