@@ -1,8 +1,9 @@
 # make demo: install into .venv and train. make test: install, lint, test. A second call installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
+OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
-.PHONY: demo test lint stress gpu clean
+.PHONY: demo test lint stress oldest gpu clean
 
 demo: .venv/.installed
 	$(BIN)/python -m playground sgd
@@ -19,6 +20,10 @@ lint: .venv/.installed-dev
 stress: .venv/.installed-dev
 	$(BIN)/python -m pytest -m stress
 
+# The suite with the oldest torch that is promised.
+oldest: .venv-oldest/.installed
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
+
 # Every lesson on nccl and the tests that need a GPU, in one table.
 gpu: .venv/.installed-dev
 	$(BIN)/python tests/on_gpu.py
@@ -32,5 +37,10 @@ gpu: .venv/.installed-dev
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+.venv-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --editable '.[test]' torch==$(OLDEST)
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -152,7 +152,9 @@ def groups_to_run() -> list[Any]:
 
 
 def form(lines: list[str]) -> str:
-    """Words in a row, with # for every number: what is the same however wide numbers are and wherever lines end."""
+    """Words in a row, with # for every number: what is the same however wide numbers are and wherever lines end. (To
+    the names of functions older versions of torch add Backward0.)"""
+    lines = [re.sub(r"Backward\d\b", "", line) for line in lines]
     return re.sub(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\bnan\b", "#", " ".join(" ".join(lines).split()))
 
 
