@@ -120,12 +120,12 @@ def parse(line: bytes) -> Any:
         content = json.loads(line)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        level = [value for value in level if isinstance(value, (dict, list))]
+    level, depth = [content], 0
+    while level := [value for value in level if isinstance(value, (dict, list))]:
         level = [each for value in level for each in (value.values() if isinstance(value, dict) else value)]
-    if level:
-        raise ValueError("it is nested too deeply")
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError("it is nested too deeply")
     return content
 
 
