@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # The tests that need a GPU, on two simulated ones.
 SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest
+OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
-.PHONY: demo test lint stress gpu clean
+.PHONY: demo test lint stress oldest gpu clean
 
 demo: .venv/.installed
 	$(BIN)/python -m playground sgd
@@ -23,6 +24,10 @@ stress: .venv/.installed-dev
 	$(BIN)/python -m pytest -m "stress and not gpu"
 	$(SIMULATED) -m "gpu and stress"
 
+# The suite with the oldest torch that is promised.
+oldest: .venv-oldest/.installed
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
+
 # Every lesson and tool on nccl and the tests that need a GPU, in one table; N=8 for eight ranks.
 gpu: .venv/.installed-dev
 	$(BIN)/python tests/on_gpu.py $(N)
@@ -36,5 +41,10 @@ gpu: .venv/.installed-dev
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+.venv-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --editable '.[test]' torch==$(OLDEST)
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -90,6 +90,6 @@ def show_result(
         dataset=data.summary, best=best, epochs=result.epochs,
         replicas_max_difference=result.replicas_max_difference, complete=True,
     )  # fmt: skip
-    verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce)
+    verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
     averaged = "gradients" if settings.sync in RUNGS else "parameters"
     session.say(prose(f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}; ", good(verdict), "."))

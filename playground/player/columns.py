@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from math import inf, isfinite, isnan
 from typing import Generic, TypeVar
 
@@ -73,7 +73,7 @@ def to_columns(recording: Recording) -> dict[str, object]:
     held = [[*held_by(rank, places, vectors)] for rank in recording.ranks]
     return {
         "command": " ".join(recording.command), "backend": recording.backend, "versions": recording.versions,
-        "began": datetime.fromtimestamp(recording.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "began": datetime.fromtimestamp(recording.began, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **to_events(recording, lanes), **lanes_of(lanes), "arrows": to_arrows(recording, places), "holdings": held,
         "valuesOf": [*values_of(recording, places, vectors)], "vectors": [*map(to_numbers, vectors.things)],
         "leftOut": len(vectors.left_out), "later": later, **to_waits(recording, places),

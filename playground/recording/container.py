@@ -62,7 +62,8 @@ def write_file(path: Path, members: Members) -> None:
     packer = zlib.compressobj(FASTEST)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with unfinished.open("wb") as file:
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:  # not through a link that somebody has put there
             file.write(TITLE + str(SCHEMA).encode() + b"\n")
             for name, content in sorted(members.files.items(), key=importance):
                 head = json.dumps({"name": name, "bytes": len(content)}).encode() + b"\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +16,7 @@ from playground.recording.rank_file import read_tables
 from playground.recording.recorded import Recorded
 from playground.recording.recording import SCHEMA, Recording
 from playground.runtime.launch import launch
+from playground.runtime.temporary_folder import temporary_folder
 
 MAX_TEXT = 2**18
 """Bytes: a larger file is not taken for a program."""
@@ -29,8 +29,7 @@ def record_run(
 
     Raises what `launch` raises.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with temporary_folder("recording") as folder:
         write_run(folder / "0", command, backend, size)
         results = launch(Recorded(fn, folder), size, backend=backend, args=args)
         return results, merge(collect(folder / "0"))

@@ -33,6 +33,7 @@ from multiprocessing.connection import wait
 from typing import NoReturn
 
 from playground.runtime.streams import open_standard_streams
+from playground.runtime.temporary_folder import remove_empty_cache
 from playground.runtime.working_folder import leave_deleted_folder
 
 MESSAGE = struct.Struct("q")
@@ -100,6 +101,7 @@ def import_all(modules: list[str]) -> str:
         except BaseException as error:
             if "torch" not in sys.modules or isinstance(error, MemoryError):
                 return f"cannot import {name} ({describe(error)}): is torch installed, is there memory (ulimit -v)?"
+    remove_empty_cache()
     return ""
 
 

@@ -1,7 +1,8 @@
-"""How a process ended, asked by one that is not its parent (Linux only)."""
+"""How a process ended, asked by one that is not its parent, and a process that ends with its parent (Linux only)."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import struct
@@ -12,6 +13,17 @@ from playground.runtime.signals import describe_signal
 
 PIDFD_GET_INFO, INFO_EXIT = 0xC040FF0B, 1 << 3
 """Source: include/uapi/linux/pidfd.h"""
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int, number: int, libc: ctypes.CDLL) -> None:
+    """In a new process: get this signal when `parent`, which has started it, ends. `libc` was loaded before the fork.
+
+    Source: PR_SET_PDEATHSIG in https://man7.org/linux/man-pages/man2/prctl.2.html
+    """
+    libc.prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), number)
 
 
 def describe_end(pidfd: int, pid: int) -> str:

@@ -19,6 +19,7 @@ from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous
 from playground.runtime.store import await_everyone, choose_interface, connect, leave_together
+from playground.runtime.temporary_folder import remove_empty_cache
 
 
 def init_process(
@@ -166,6 +167,7 @@ class Member:
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
         leave_together(self.store, self.rank, self.size)
+        remove_empty_cache()
 
 
 members: list[Member] = []

@@ -15,6 +15,8 @@ from playground.runtime.errors import UsageError
 
 CHECKSUMS = "SHA256SUMS"
 """A file that lists the checksums of those beside it, as `sha256sum` does."""
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""For `os.open`: refuse a symbolic link. In a folder that others can write to, it may lead to a file of ours."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system answers where a file cannot grow: the disk is full, or the user's share of it is."""
 
@@ -27,12 +29,18 @@ class NoData(UsageError):
         self.why = why or message
 
 
+def belongs_to_another(folder: Path, own: int) -> bool:
+    """Whether `folder` is another user's, who may have put links in it that lead to files of ours. Root is trusted.
+    `own`: the owner of the files that we make there, which on a network's disk need not be this user."""
+    return not {folder.lstat().st_uid, folder.stat().st_uid} <= {0, own}
+
+
 @contextlib.contextmanager
 def lock_directory(data_dir: Path) -> Iterator[None]:
     """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR | NO_LINK, 0o644)
     except OSError as error:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise NoData(f"data directory {data_dir}: {why}; choose another with --data-dir") from None
@@ -56,6 +64,9 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
     except OSError as error:
         raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
     try:
+        if belongs_to_another(raw, own=folder.stat().st_uid):
+            why = f"{raw} belongs to another user, whose links would lead to your files"
+            raise NoData(f"{why}: choose a folder of your own with --data-dir", why=why)
         yield folder
         if checksums and (wrong := find_damaged(folder, checksums)):
             raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
@@ -76,8 +87,10 @@ def find_damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
 
 
 def sha256(file: Path) -> str:
-    """Checksum of a file, "-" if it cannot be read."""
+    """Checksum of a file, "-" if it cannot be read or is no file (a FIFO would be waited for)."""
     digest = hashlib.sha256()
+    if not file.is_file():
+        return "-"
     try:
         with open(file, "rb") as stream:
             while block := stream.read(1 << 20):

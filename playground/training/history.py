@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from playground.runtime import report
 from playground.runtime.backends import backend_for
 from playground.training.data import Batch
-from playground.training.replicas import all_gather_stacked, largest_difference
+from playground.training.replicas import all_gather_stacked, find_largest_difference
 from playground.training.results import Epoch, TrainingResult
 
 REPORT_EVERY = 0.2
@@ -99,7 +99,8 @@ class History:
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""
-        return TrainingResult(epochs=self.finished, replicas_max_difference=largest_difference(self.model))
+        difference, name = find_largest_difference(self.model)
+        return TrainingResult(epochs=self.finished, replicas_max_difference=difference, replicas_differ_in=name)
 
 
 @torch.no_grad()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -22,11 +24,11 @@ from torch.utils.data import DataLoader
 
 from playground.runtime import device
 from playground.runtime.errors import RankFailed
+from playground.runtime.process_end import end_with_parent
 
 T = TypeVar("T")
 START_METHOD = "fork" if sys.platform == "linux" else None
 """Forked workers find torch imported and the dataset in memory. (From Python 3.14 on, this is not the default.)"""
-PR_SET_PDEATHSIG = 1
 LOST_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: \w+|exited unexpectedly)")
 """How torch says that a worker is gone."""
 NEWS = 0.5
@@ -43,7 +45,8 @@ class RankLoader(DataLoader[T]):
     def __init__(self, dataset: Any, *, num_workers: int = 0, **options: Any) -> None:
         if num_workers:
             options |= {
-                "persistent_workers": True, "worker_init_fn": follow_rank, "multiprocessing_context": START_METHOD,
+                "persistent_workers": True, "worker_init_fn": partial(follow_rank, os.getpid()),
+                "multiprocessing_context": START_METHOD,
             }  # fmt: skip
         super().__init__(dataset, num_workers=num_workers, pin_memory=device().type == "cuda", **options)
         self.started = False
@@ -61,19 +64,21 @@ class RankLoader(DataLoader[T]):
             return super().__iter__()
 
 
-def follow_rank(number: int) -> None:
+def follow_rank(rank: int, number: int) -> None:
     """In a new worker, as `worker_init_fn`: end as soon as the rank does (Linux), and do not react to its signals.
+    `rank` is its process id.
 
-    Elsewhere torch's own check ends it, five seconds after the rank. Source: prctl(2), PR_SET_PDEATHSIG
+    Elsewhere torch's own check ends it, five seconds after the rank.
     """
     signal.set_wakeup_fd(-1)  # that of a rank started by torchrun tells the rank to end
     signal.signal(signal.SIGTERM, leave)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        os.setpgrp()  # who kills the rank's whole group leaves it the time to exit in an orderly way
+        end_with_parent(rank, signal.SIGTERM, ctypes.CDLL(None))
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit in an orderly way, so that the socket is removed over which a worker hands out its batches."""
+    """Exit in an orderly way: remove the socket over which a worker hands out its batches, and the folder it is in."""
     sys.exit(0)
 
 

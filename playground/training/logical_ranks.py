@@ -47,7 +47,13 @@ class AverageOverShards(GradSync):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        yield
+        if len(self.gradients) == self.shards - 1:  # the last backward, which is not under this, has raised
+            self.gradients.clear()
+        try:
+            yield
+        except BaseException:
+            self.gradients.clear()
+            raise
         self.put_gradient_aside()
 
     def put_gradient_aside(self) -> None:

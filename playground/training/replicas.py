@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,9 @@ from torch import nn
 
 from playground.runtime.agreement import require_same_on_all_ranks
 from playground.training.gradients import AllReduce, average_together, buckets
+
+SMALLEST = 5e-324
+"""The smallest float64 above 0."""
 
 
 def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
@@ -35,17 +39,41 @@ def average_parameters(model: nn.Module, all_reduce: AllReduce = dist.all_reduce
 
 
 def largest_difference(model: nn.Module) -> float:
-    """The largest difference of any parameter between a rank and rank 0; NaN if only one of the two is NaN.
+    """The largest difference of any parameter or buffer between a rank and rank 0; NaN if only one of the two is NaN.
 
     Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
-    NaN on all ranks is no difference).
+    NaN on all ranks is no difference), and only then.
     """
-    mine = flat(model.parameters())
+    return find_largest_difference(model)[0]
+
+
+@torch.no_grad()
+def find_largest_difference(model: nn.Module) -> tuple[float, str]:
+    """The same, and the name of the parameter or buffer it is found in; "" if there is none."""
+    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.numel():
+            by_dtype.setdefault(tensor.dtype, {})[name] = tensor
+    names = [name for tensors in by_dtype.values() for name in tensors]
+    mine = [each for tensors in by_dtype.values() for each in differences_to_rank_0(list(tensors.values()))]
+    largest = all_gather_stacked(torch.stack(mine)).amax(0) if mine else torch.zeros(1)
+    where = int(largest.argmax())
+    return largest[where].item(), names[where] if largest[where] != 0 else ""
+
+
+def differences_to_rank_0(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """For each of these tensors, which are of one type, the largest difference of an element, in float64."""
+    mine = flat(tensors)
     root = mine.clone()
     dist.broadcast(root, src=0)
     same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
-    difference = (mine - root).abs().masked_fill(same_bits, 0).max()
-    return all_gather_stacked(difference).max().item()
+    if not (mine.is_floating_point() or mine.is_complex()):
+        mine, root = mine.long(), root.long()
+    difference, lengths = (mine - root).abs().masked_fill(same_bits, 0), [each.numel() for each in tensors]
+    return [
+        part.max().double().clamp(min=0 if same.all() else SMALLEST)  # 0.0 and -0.0 are not the same bits
+        for part, same in zip(difference.split(lengths), same_bits.split(lengths), strict=True)
+    ]
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

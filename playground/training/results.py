@@ -34,7 +34,9 @@ class Epoch:
 class TrainingResult:
     epochs: list[Epoch]
     replicas_max_difference: float
-    """The largest difference of any parameter between a rank and rank 0, at the end."""
+    """The largest difference of any parameter or buffer between a rank and rank 0, at the end."""
+    replicas_differ_in: str = ""
+    """The name of the parameter or buffer with that difference; empty if there is none."""
 
     @property
     def best(self) -> Epoch:
@@ -45,8 +47,9 @@ class TrainingResult:
         return not math.isfinite(self.epochs[-1].loss)
 
 
-def replicas_verdict(difference: float, all_reduce: str | None = None) -> str:
-    """What to say of the largest difference between replicas. Raises `PlaygroundError` if it must not be there."""
+def replicas_verdict(difference: float, all_reduce: str | None = None, name: str = "") -> str:
+    """What to say of the largest difference between replicas, which is in the parameter or buffer of this `name`.
+    Raises `PlaygroundError` if it must not be there."""
     if difference == 0:
         return "all replicas are bit-identical (largest difference 0.0)"
     if all_reduce in ALGORITHMS and not ALGORITHMS[all_reduce].same_bits and difference < ROUNDING:
@@ -54,4 +57,5 @@ def replicas_verdict(difference: float, all_reduce: str | None = None) -> str:
             f"the replicas differ by up to {difference:.1e}: "
             f"round this ring each rank adds in an order of its own, and rounding depends on the order"
         )
-    raise PlaygroundError(f"the replicas differ by up to {difference:.2g}: they must not at all")
+    where = f", in {name}" if name else ""
+    raise PlaygroundError(f"the replicas differ by up to {difference:.2g}{where}: they must not at all")

@@ -51,6 +51,13 @@ class SparseEmbeddings(OverlappedAverage):
             rows.average(self.all_reduce)
         super().after_backward()
 
+    def give_up(self) -> None:
+        while self.remaining:
+            self.start_next()
+        for rows in self.rows:
+            rows.give_up(self.all_reduce)
+        super().give_up()
+
 
 class EmbeddingRows:
     """The gradients of embeddings of one type, averaged together in two messages."""
@@ -69,6 +76,15 @@ class EmbeddingRows:
             all_reduce(flat, op=dist.ReduceOp.SUM)
         for grad, part in zip(self.grads, flat.split([part.numel() for part in parts]), strict=True):
             grad.store(part)
+
+    def give_up(self, all_reduce: AllReduce) -> None:
+        """Send the two messages without a gradient, as a rank whose backward raised; `grad` stays as it is."""
+        grads = [(grad.weight, grad.weight.grad) for grad in self.grads]
+        for weight, _ in grads:
+            weight.grad = None
+        self.average(all_reduce)
+        for weight, kept in grads:
+            weight.grad = kept
 
 
 class RowGradient:

@@ -33,9 +33,8 @@ def build() -> Path:
         return folder
     shutil.rmtree(folder.parent, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
-    spec = find_spec("torch")
-    assert spec and spec.origin
-    torch = Path(spec.origin).parent
+    [place] = find_spec("torch").submodule_search_locations  # type: ignore[union-attr]
+    torch = Path(place)
     packages = torch.parent / "nvidia"
     includes = [HERE / "include", torch / "include", packages / "nccl" / "include", *packages.glob("cu*/include")]
     compile_ = ["g++", "-std=c++20", "-shared", "-fPIC", *(f"-I{include}" for include in includes)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from processes import by_hand
+from processes import ENOUGH, by_hand, session_ends
 
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
@@ -19,6 +22,7 @@ from playground.tools.chaos.experiment import train_undisturbed
 from playground.tools.chaos.processes import Processes, find_processes, opened_in
 from playground.tools.chaos.results import PHASES, Kill, RunRecord
 from playground.tools.chaos.settings import FORK_SERVER, LAUNCHER, RANK, WHOM, Draws
+from playground.tools.chaos.training import Training
 from playground.training.snapshots.comparison import Comparison
 
 Run = Callable[..., Any]
@@ -161,6 +165,53 @@ def test_files_that_a_process_has_open_are_found(tmp_path: Path) -> None:
         assert sorted(opened_in(tmp_path, os.getpid())) == sorted([os.O_DIRECTORY, os.O_RDONLY, os.O_WRONLY])
     os.close(folder)
     assert opened_in(tmp_path, os.getpid()) == []
+
+
+def test_files_in_a_folder_with_a_longer_name_are_none_of_its(tmp_path: Path) -> None:
+    """And those in a folder that is named by a link are."""
+    (tmp_path / "killed-1").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "killed-1")
+    with open(tmp_path / "killed-10", "w"):
+        assert opened_in(tmp_path / "killed-1", os.getpid()) == []
+    with open(tmp_path / "killed-1" / "file", "w"):
+        assert opened_in(tmp_path / "link", os.getpid()) == [os.O_WRONLY]
+
+
+@pytest.mark.parametrize("role", [RANK, FORK_SERVER])
+def test_a_stranger_with_a_number_of_ours_is_not_killed(role: str, tmp_path: Path) -> None:
+    """What ended between the look and the kill has left its number to the next process."""
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with stranger, Training(("hello", "--help"), tmp_path) as training:
+        assert training.kill(role, stranger.pid) is False
+        assert training.record.kills == []
+        stranger.communicate(b"\n", timeout=ENOUGH)
+    assert stranger.returncode == 0
+
+
+FOLLOW = """
+import sys
+from pathlib import Path
+from playground.tools.chaos.process import CommandProcess
+
+words = ("sgd", "-n", "2", "--epochs", "100000", "--dataset", "digits", "--data-dir", sys.argv[1])
+command = CommandProcess(words, Path(sys.argv[2]), 0)
+print(command.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_command_ends_when_chaos_is_killed(tmp_path: Path, data_dir: Path) -> None:
+    """At once, with its ranks, and not when it next has something to say."""
+    words = [sys.executable, "-c", FOLLOW, str(data_dir), str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as chaos:
+        assert chaos.stdout
+        session = int(chaos.stdout.readline())
+        deadline = time.monotonic() + ENOUGH
+        while not find_processes(session).ranks and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert find_processes(session).ranks
+        chaos.kill()
+    assert session_ends(session)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(WHOM)), st.floats(0, 1e3), st.floats(0, 1e3))

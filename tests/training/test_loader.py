@@ -134,6 +134,16 @@ def test_no_worker_outlives_the_launcher(number: int, code: int, fork_program: F
     assert session_ends(program.pid)
 
 
+def test_workers_leave_nothing_when_their_group_is_killed(fork_program: Fork, data_dir: Path, tmp_path: Path) -> None:
+    """Nor does torch: no folder for code that nothing compiles."""
+    program = fork_program("playground", *TRAINING, "--data-dir", data_dir, TMPDIR=str(tmp_path))
+    assert any(map(is_first_epoch, program.stdout))
+    assert [each.name.split("-")[0] for each in tmp_path.iterdir()] == ["pymp"] * 4
+    os.killpg(program.pid, signal.SIGKILL)
+    assert session_ends(program.pid)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("said", "lost"),
     [

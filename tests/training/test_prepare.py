@@ -23,7 +23,7 @@ from torchvision import datasets
 from playground.training import prepare
 from playground.training.data import MEAN, STD, Images
 from playground.training.digits import write_digits
-from playground.training.files import NoData, find_damaged
+from playground.training.files import NoData, find_damaged, lock_directory, replace_files
 
 
 @pytest.fixture
@@ -302,3 +302,30 @@ def test_the_real_mnist(real_mnist: Path, tmp_path: Path) -> None:
     assert pixels.mean().item() == pytest.approx(MEAN, abs=1e-4)
     assert pixels.std().item() == pytest.approx(STD, abs=1e-4)
     assert images.labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+def test_no_link_is_locked_or_made_a_file_of(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NoData, match=r"symbolic links; choose another with --data-dir$"), lock_directory(tmp_path):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_nothing_is_written_where_another_user_may_have_put_links(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "SHA256SUMS").write_text("ours")
+    (tmp_path / "link").symlink_to(raw)
+    os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
+    with (
+        pytest.raises(NoData, match=r"belongs to another user.*choose a folder of your own with --data-dir$"),
+        replace_files(tmp_path / "link") as folder,
+    ):
+        (folder / "SHA256SUMS").write_text("theirs")
+    assert [(file.name, file.read_text()) for file in raw.iterdir()] == [("SHA256SUMS", "ours")]
+
+
+def test_a_fifo_is_no_data_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "labels")
+    assert find_damaged(tmp_path, {"labels": "0"}) == ["labels"]

@@ -1,4 +1,4 @@
-"""A folder of snapshots belongs to one run at a time, and never to one that is dead."""
+"""A folder of snapshots belongs to one run at a time, never to one that is dead, and to one user."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from playground.runtime import UsageError
 from playground.training.snapshots import lock as under_test
+from playground.training.snapshots.disk import make_folder, overwrite, remove_folders
 from playground.training.snapshots.lock import FolderLock
 
 HOLD = """
@@ -109,3 +110,55 @@ def test_a_command_is_refused_in_one_line(
     assert shown.code == 2
     assert shown.err.startswith(f"playground: snapshots in {tmp_path}: process {holder.pid} on ")
     assert shown.err.count("\n") == 1
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    """Neither by the lock, nor by what writes a rank's file."""
+    theirs = tmp_path / "diary"
+    theirs.write_text("dear diary")
+    for name in (".lock", "rank-0.snapshot"):
+        (tmp_path / name).symlink_to(theirs)
+    with pytest.raises(UsageError, match=r"its \.lock is a link; choose another folder$"):
+        FolderLock(tmp_path)
+    with pytest.raises(OSError, match="symbolic links"):
+        overwrite(tmp_path / "rank-0.snapshot", b"head", memoryview(b"body"))
+    assert theirs.read_text() == "dear diary"
+
+
+def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "snapshots"
+    home.mkdir()
+    folder.mkdir()
+    (home / "diary").write_text("dear diary")
+    for name in (".spare", ".removed-step-00000001"):
+        (folder / name).symlink_to(home)
+    remove_folders(folder, [".spare"])
+    assert (home / "diary").read_text() == "dear diary"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UsageError, match=r"its \.lock cannot be opened \(Is a directory\); choose another folder$"):
+        FolderLock(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("whose", ["folder", "link to it"])
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, whose: str) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link to it"
+    folder.mkdir()
+    link.symlink_to(folder)
+    make_folder(link)
+    os.chown(tmp_path / whose, 12345, -1, follow_symlinks=False)
+    with pytest.raises(UsageError, match=r"choose a folder of your own$"):
+        make_folder(link)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_all_share_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(UsageError, match="other users can put links there"):
+        make_folder(tmp_path)
+    make_folder(tmp_path / "mine")
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]

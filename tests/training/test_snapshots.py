@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -245,6 +246,116 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path, name: str) -> None:
     found = examine(tmp_path, 2, read_contents=False)
     assert (found.condition, found.defects) == (INCOMPLETE, [f"{name} is missing"])
     assert newest(tmp_path)[0] == 1
+
+
+def forge(folder: Path, state: object, tail: bytes = b"", **fields: Any) -> None:
+    """Write a snapshot of step 2 whose checksums are right, whatever it says."""
+    line = (state if isinstance(state, str) else json.dumps(state)).encode() + b"\n"
+    whole = {
+        "schema": 2, "step": 2, "size": 1, "nbytes": len(line + tail),
+        "sha256": hashlib.sha256(line + tail).hexdigest(), "written": 1e9, "fingerprint": RUN, **fields,
+    }  # fmt: skip
+    first = json.dumps({name: value for name, value in whole.items() if value is not None})
+    first = fields.get("line", first)
+    head = f"{first}\n{hashlib.sha256(first.encode()).hexdigest()}\n".encode()
+    step_folder(folder, 2).mkdir(exist_ok=True)
+    (step_folder(folder, 2) / "rank-0.snapshot").write_bytes(head + line + tail)
+
+
+EMPTY = {"dict": [["own", {"dict": []}], ["shared", {"dict": []}]]}
+
+
+def test_a_snapshot_that_says_what_it_should_is_whole(tmp_path: Path) -> None:
+    """So what the next tests change is why theirs are none."""
+    forge(tmp_path, EMPTY)
+    assert newest(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"size": value} for value in ("abc", 1.5, -3, 0, True, [1], None, 2**70)), {"step": "2"}, {"step": -1},
+        {"nbytes": -1}, {"nbytes": "9"}, {"written": float("nan")}, {"written": 1e300}, {"written": "now"},
+        {"sha256": 5}, {"fingerprint": [1]}, {"fingerprint": {"lr": float("inf")}}, {"schema": "\x1b[31m"},
+        {"more": 1},
+        {"line": "[]"}, {"line": "7"}, {"line": "[" * 100_000}, {"line": '{"a":' * 500 + "1" + "}" * 500},
+        {"line": '"' + "9" * 3_000_000 + '"'}, {"line": "9" * 5000},
+    ],
+    ids=lambda fields: str(fields)[:30],
+)  # fmt: skip
+def test_a_manifest_that_no_run_writes_is_damaged(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """With a right checksum: its own, which anybody can compute."""
+    save(tmp_path, 1)
+    forge(tmp_path, EMPTY, **fields)
+    assert newest(tmp_path) == (
+        1, ["the snapshot of step 2 is damaged (the manifest of rank-0.snapshot is damaged): looking for one before it"]
+    )  # fmt: skip
+
+
+def test_of_millions_of_missing_files_a_few_are_named(tmp_path: Path) -> None:
+    forge(tmp_path, EMPTY, size=30_000_000)
+    found = examine(tmp_path, 2, read_contents=True)
+    assert (found.condition, len(found.defects)) == (INCOMPLETE, 11)
+    assert found.defects[-2:] == ["rank-10.snapshot is missing", "and so on"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"tensor": ["float32", [17], [1], 0]}, {"tensor": ["float32", [1], [1], 64]},
+        {"tensor": ["float32", [2], [16], 0]}, {"tensor": ["float32", [2**40], [0], 0]},
+        {"tensor": ["float32", [-1], [1], 0]}, {"tensor": ["float32", [1], [-1], 0]},
+        {"tensor": ["float32", [1], [1], 2]}, {"tensor": ["uint8", [1], [1], -1]},
+        {"tensor": ["float32", [1.0], [1], 0]}, {"tensor": ["../x", [1], [1], 0]}, {"tensor": [5, [1], [1], 0]},
+        {"tensor": ["float32", [1, 1], [1], 0]}, {"tensor": [["float32"], [1], [1], 0]}, {"tensor": []}, {"tensor": 5},
+        [{"tensor": ["uint8", [40], [1], 0]}, {"tensor": ["uint8", [40], [1], 0]}],
+        {"dict": [[["a", "list"], 1]]}, {"dict": [[{"dict": []}, 1]]}, {"dict": [[{"tuple": [[]]}, 1]]},
+        {"dict": [[1]]}, {"dict": 1}, {"tuple": 1}, {"set": []}, {}, {"tuple": [], "dict": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_state_that_no_run_writes_is_damaged(tmp_path: Path, value: object) -> None:
+    forge(tmp_path, {"dict": [["own", {"dict": []}], ["shared", value]]}, bytes(64))
+    found = examine(tmp_path, 2, read_contents=True)
+    assert found.defects == ["the state in rank-0.snapshot is none that a run writes"]
+
+
+@pytest.mark.parametrize("state", ["[" * 100_000, '{"tuple":[' * 500 + "]}" * 500, "no JSON", ""])
+def test_a_state_that_is_no_json_is_damaged(tmp_path: Path, state: str) -> None:
+    forge(tmp_path, state)
+    assert examine(tmp_path, 2, read_contents=True).condition == DAMAGED
+
+
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_bytes_of_an_element_follow_from_its_name(name: str) -> None:
+    assert manifest.measure_tensor(name, [3], [1], 0, nbytes=3 * 16) == 3 * DTYPES[name].itemsize
+
+
+def test_a_dtype_that_torch_has_not_is_named(tmp_path: Path) -> None:
+    forge(tmp_path, {"dict": [["own", {"tensor": ["float7_e1", [64], [1], 0]}], ["shared", 1]]}, bytes(64))
+    found = examine(tmp_path, 2, read_contents=True).snapshot
+    assert found is not None
+    with pytest.raises(UsageError, match="a tensor of float7_e1, which this torch has not"):
+        load(found, 0)
+
+
+def test_what_a_snapshot_says_does_not_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
+    forge(tmp_path, EMPTY, fingerprint={**RUN, "lr": "\x1b[31mred", "\x1b]0;": 1})
+    with pytest.raises(UsageError) as refused:
+        newest(tmp_path)
+    assert str(refused.value).isprintable()
+    with pytest.raises(UsageError) as refused:
+        newest(tmp_path, run={**RUN, "lr": "\x1b[31mred"})
+    assert str(refused.value).isprintable()
+
+
+def test_a_fifo_is_no_part_of_a_snapshot(tmp_path: Path) -> None:
+    step_folder(tmp_path, 2).mkdir()
+    os.mkfifo(step_folder(tmp_path, 2) / "rank-0.snapshot")
+    assert examine(tmp_path, 2, read_contents=False).condition == DAMAGED
 
 
 def test_parts_of_two_runs_make_no_snapshot(tmp_path: Path) -> None:

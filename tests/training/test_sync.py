@@ -23,6 +23,7 @@ from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
 from playground.training.grad_syncs import RUNGS
 from playground.training.gradients import buckets
+from playground.training.logical_ranks import AverageOverShards
 from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.overlap import OverlappedAverage
@@ -205,6 +206,87 @@ def test_gradients_add_up_under_no_sync(rung: str, world: Worlds) -> None:
 def test_a_second_backward_without_no_sync_is_an_error_with_a_remedy(world: Worlds) -> None:
     with pytest.raises(RankFailed, match="put it under no_sync"):
         world(2).run(two_backwards, "overlapped", False)
+
+
+class FailsOnce(torch.autograd.Function):
+    """The identity, whose backward raises if it is asked to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, fails: bool) -> torch.Tensor:
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.fails:
+            raise ValueError("a backward that fails")
+        return gradient, None
+
+
+class Words(Branches):
+    """The same, whose input are words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 4).double()
+
+    def forward(self, word: torch.Tensor, failing: int | None) -> torch.Tensor:  # type: ignore[override]
+        """`failing`: before which layer backward raises; 0 is the one that it reaches last."""
+        x = self.words(word)
+        for place, layer in enumerate(self.layers.values()):
+            x = layer(FailsOnce.apply(x, place == failing)).tanh()
+        return x.sum()
+
+
+def steps_with_failures(rank: int, size: int, way: str, failing: list[list[int | None]]) -> float:
+    """For each of `failing`, which says where the backward of each rank raises, such a backward; then a step. How far
+    the gradients of the steps are from the mean."""
+    model, alone = Words(), Words()
+    sync = AverageOverShards(model, 2) if way == "shards" else new_grad_sync(way, model, bucket_cap=100)
+    accumulated = 2 if way == "shards" else 1
+    words = [torch.tensor([other, 5]) for other in range(size)]
+    off = 0.0
+
+    def backward(failing: int | None) -> None:
+        for _ in range(accumulated - 1):
+            with sync.no_sync():
+                model(words[rank], failing if failing == 1 else None).backward()
+        model(words[rank], failing).backward()
+
+    for places in failing:
+        model.zero_grad()
+        if places[rank] is None:
+            backward(None)
+            sync.after_backward()
+        else:
+            with pytest.raises(ValueError, match="a backward that fails"):
+                backward(places[rank])
+        model.zero_grad()
+        backward(None)
+        sync.after_backward()
+        alone.zero_grad()
+        for word in words:
+            (alone(word, None) / size).backward()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        off = max([off, *((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)])
+    return off
+
+
+EVERYWHERE = [[place] * 3 for place in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("way", "failing"),
+    [
+        *((way, EVERYWHERE) for way in (*NONE_SAFE, "per-parameter", "sparse-embeddings", "shards")),
+        *((way, [[0, 1, 2], [None, 2, 0], [1, None, None]]) for way in ("overlapped", "sparse-embeddings")),
+    ],
+)
+def test_after_a_backward_that_raised_the_next_step_averages(
+    way: str, failing: list[list[int | None]], world: Worlds
+) -> None:
+    """Whichever ranks it raised on, and however far each of them came."""
+    assert max(world(3, timeout=60).run(steps_with_failures, way, failing)) < 1e-15
 
 
 class Doubled(nn.Module):

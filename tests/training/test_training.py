@@ -15,15 +15,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons import LESSONS
-from playground.runtime import RankFailed, UsageError
+from playground.runtime import PlaygroundError, RankFailed, UsageError
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train, train_by_hand
 from playground.training.net import Net
-from playground.training.replicas import broadcast_parameters, largest_difference
-from playground.training.results import Epoch, TrainingResult
+from playground.training.replicas import broadcast_parameters, find_largest_difference, largest_difference
+from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync, new_grad_sync
@@ -209,6 +209,34 @@ def test_the_proof_of_equal_replicas_can_fail(world: Worlds) -> None:
     assert world(3).run(difference_after, "nothing") == [0.0] * 3
     assert world(3).run(difference_after, "drift") == pytest.approx([0.25] * 3)
     assert all(difference != difference for difference in world(3).run(difference_after, "nan"))
+
+
+def named_difference(rank: int, size: int, name: str, values: list[float]) -> tuple[float, str]:
+    """What is found where the last rank has another value in one place of this parameter or buffer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1).double())
+    model.register_buffer("mask", torch.tensor([True, False]))
+    model.register_buffer("nothing", torch.empty(0))
+    tensor = dict([*model.named_parameters(), *model.named_buffers()])[name]
+    tensor.detach().view(-1)[0] = values[rank == size - 1]
+    return find_largest_difference(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "difference"),
+    [
+        ("1.running_mean", [0, 0.5], 0.5), ("1.num_batches_tracked", [2**60, 2**60 + 1], 1), ("mask", [1, 0], 1),
+        ("2.weight", [1, 1 + 2**-40], 2**-40), ("0.bias", [0.0, -0.0], 5e-324), ("1.running_var", [1, 1], 0),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named_buffers_too(name: str, values: list[float], difference: float, world: Worlds) -> None:
+    """Statistics of BatchNorm that each rank has of its own samples are no equal replicas."""
+    assert world(3).run(named_difference, name, values) == [(difference, name if difference else "")] * 3
+
+
+def test_a_run_whose_replicas_differ_says_where() -> None:
+    with pytest.raises(PlaygroundError, match=r"^the replicas differ by up to 0\.5, in 1\.running_mean: they must not"):
+        replicas_verdict(0.5, None, "1.running_mean")
 
 
 def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:

@@ -41,7 +41,7 @@ class Training:
     """For training alone."""
     samples_per_second: float
     replicas_max_difference: float
-    """The largest difference of any parameter between a rank and rank 0; of one process, 0."""
+    """The largest difference of any parameter or buffer between a rank and rank 0; of one process, 0."""
 
     @property
     def last_loss(self) -> float:

@@ -8,7 +8,6 @@ Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html, save 
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from playground.lessons.ddp.results import CheckpointResult, ResumedRun
 from playground.lessons.ddp.settings import LabSettings
 from playground.runtime import UsageError, device
 from playground.runtime.agreement import all_gather_object
+from playground.runtime.temporary_folder import temporary_folder
 
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
@@ -60,8 +60,8 @@ def save_on_rank_0(run: DDPRun, rank: int, stack: ExitStack) -> Path:
     """
     message: list[str | None] = [None]
     if rank == 0:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="playground-checkpoint-"))
-        message = [save(run, Path(folder))]
+        folder = stack.enter_context(temporary_folder("checkpoint"))
+        message = [save(run, folder)]
     dist.broadcast_object_list(message, src=0)  # orders what follows after `save`, as a barrier would
     file = Path(str(message[0]))
     if not all(all_gather_object(file.exists())):

@@ -147,7 +147,7 @@ class UnevenResult:
     messages: int
     """All-reduces of gradients that it took part in."""
     difference: float
-    """The largest difference of any parameter to that on rank 0, in the end."""
+    """The largest difference of any parameter or buffer to that on rank 0, in the end."""
     without_joining: EarlyTermination
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
+from playground.runtime.temporary_folder import temporary_folder
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.comparison import Comparison, last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
@@ -61,7 +61,7 @@ def command(
     if world.rank_env:
         raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
     world.warm_up(RUN_TRAINING, RUN, COMPARE)
-    with session.bar() as bar, tempfile.TemporaryDirectory(prefix="playground-elastic-") as folder:
+    with session.bar() as bar, temporary_folder("elastic") as folder:
         prepared = prepare_data(data, bar)
         if data.limit is None:
             few = min(SAMPLES, prepared.train)
@@ -74,14 +74,14 @@ def command(
         story = Story(session, bar, way, replace(settings, snapshots=None), snapshot_every)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
         bar.show("training, undisturbed")
-        story.train(Path(folder, "undisturbed"), ())
+        story.train(folder / "undisturbed", ())
         if suspects := get_backend(world.backend).may_differ:
             bar.show("training, undisturbed, once more")
-            story.train(Path(folder, "repeated"), ())
-            story.compare(Path(folder, "undisturbed"), Path(folder, "repeated")).check_repeatable(suspects)
+            story.train(folder / "repeated", ())
+            story.compare(folder / "undisturbed", folder / "repeated").check_repeatable(suspects)
         bar.show("training, with ranks that are killed")
-        recoveries = story.train(Path(folder, "killed"), drawn)
-        comparison = story.compare(Path(folder, "undisturbed"), Path(folder, "killed"))
+        recoveries = story.train(folder / "killed", drawn)
+        comparison = story.compare(folder / "undisturbed", folder / "killed")
     session.say("", report.recoveries_table(recoveries), "", str(comparison))
     comparison.check()
     verdict = good(f"{len(drawn)} kill{'s' * (len(drawn) > 1)} left no trace")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from pathlib import Path
 
 import click
@@ -17,6 +16,7 @@ from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
+from playground.runtime.temporary_folder import temporary_folder
 from playground.tools import TOOLS
 from playground.tools.chaos.experiment import train_undisturbed, train_with_kills
 from playground.tools.chaos.options import chaos_options, check_command
@@ -56,8 +56,8 @@ def command(settings: ChaosSettings, folder: Path | None, wide: bool, as_json: b
     suspects = get_backend(check_command(settings.words)).may_differ
     session.world.warm_up(COMPARE)
     session.say(f"{TOOL.name}: {shlex.join(settings.words)}", f"kills: {settings.kills}, {settings.whom}")
-    with session.bar() as bar, tempfile.TemporaryDirectory(prefix="playground-chaos-") as temporary:
-        chaos = Chaos(settings, session.world, bar, prepare_folder(folder) if folder else Path(temporary))
+    with session.bar() as bar, temporary_folder("chaos") as temporary:
+        chaos = Chaos(settings, session.world, bar, prepare_folder(folder) if folder else temporary)
         chaos.run(suspects)
     session.say("", kills_table(chaos.runs), "", recovery_text(chaos.runs))
     session.print_document({}, settings=settings, undisturbed=chaos.undisturbed, runs=chaos.runs)

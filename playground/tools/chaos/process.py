@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+
+from playground.runtime.process_end import end_with_parent
 
 END_LIMIT = 5.0
 """Seconds a command has to end that is told to."""
 
 
 class CommandProcess:
-    """`python -m playground words…`, in a session of its own: Ctrl-C reaches its parent alone. What it prints on stdout
-    is thrown away."""
+    """`python -m playground words…`, in a session of its own: Ctrl-C reaches its parent alone. If that is killed, so is
+    this. What it prints on stdout is thrown away."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, restarts: int) -> None:
         options = ("--snapshots", str(folder), "--restarts", str(restarts))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "playground", *words, *options],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None)),
         )  # fmt: skip
         assert self.process.stderr
         self.stderr = self.process.stderr

@@ -37,15 +37,33 @@ class Processes:
 
 
 def require_proc() -> None:
-    """Raise `UsageError` where the system does not show whose child a process is."""
+    """Raise `UsageError` where the system does not show whose child a process is, or cannot signal one for certain."""
     if not children_file(os.getpid()).is_file():
         raise UsageError("chaos finds ranks by /proc/PID/task/PID/children, which this system has not: run it on Linux")
+    if not hasattr(os, "pidfd_open"):
+        raise UsageError("chaos kills ranks by pidfd, which this system has not: run it on Linux 5.3 or newer")
 
 
 def find_processes(launcher: int) -> Processes:
     """Who is alive of the command that runs as this process."""
     server = next((pid for pid in children_of(launcher) if is_fork_server(pid)), None)
     return Processes(launcher, server, () if server is None else tuple(children_of(server)))
+
+
+def open_process(pid: int, role: str, launcher: int) -> int | None:
+    """A pidfd of this process; None unless it has that role in the command.
+
+    The process is looked at when it cannot be taken for another any more: the number of one that has ended may be that
+    of a stranger by now.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    if is_alive(pid) and pid in find_processes(launcher).of_role(role):
+        return pidfd
+    os.close(pidfd)
+    return None
 
 
 def children_file(pid: int) -> Path:
@@ -79,11 +97,12 @@ def opened_in(folder: Path, pid: int) -> list[int]:
     """How the process has each of the files and folders in `folder` open: `os.O_RDONLY`, `os.O_WRONLY`, `os.O_RDWR`, or
     `os.O_DIRECTORY` for a folder."""
     found = []
+    whole = folder.resolve()
     descriptors = PROC / str(pid) / "fd"
     with contextlib.suppress(OSError):  # the process has ended
         for descriptor in os.listdir(descriptors):
             with contextlib.suppress(OSError):  # the file has been closed
-                if os.readlink(descriptors / descriptor).startswith(str(folder)):
+                if Path(os.readlink(descriptors / descriptor)).is_relative_to(whole):
                     flags = flags_of(pid, descriptor)
                     found.append(flags & os.O_DIRECTORY or flags & os.O_ACCMODE)
     return found

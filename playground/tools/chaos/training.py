@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playground.runtime.restarts import RESTART
 from playground.tools.chaos.process import CommandProcess
-from playground.tools.chaos.processes import Processes, find_processes, is_alive, opened_in
+from playground.tools.chaos.processes import Processes, find_processes, open_process, opened_in
 from playground.tools.chaos.results import ENDING, LOADING, NO_RANKS, SAVING, STARTING, TRAINING, Kill, RunRecord
 from playground.tools.chaos.settings import LAUNCHER, RANK
 from playground.training.snapshots.folder import WHOLE, examine, find_steps
@@ -139,11 +139,17 @@ class Training:
 
     def kill(self, role: str, pid: int) -> bool:
         """Kill one of the processes of the last look; False if it has ended by itself since."""
-        if not is_alive(pid):
+        pidfd = open_process(pid, role, self.command.pid)
+        if pidfd is None:
             return False
-        phase = self.find_phase([pid] if role == RANK else [*self.processes.ranks])
-        kill = Kill(role=role, pid=pid, at=self.elapsed, phase=phase, step=self.record.last_step)
-        os.kill(pid, signal.SIGKILL)
+        try:
+            phase = self.find_phase([pid] if role == RANK else [*self.processes.ranks])
+            kill = Kill(role=role, pid=pid, at=self.elapsed, phase=phase, step=self.record.last_step)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
         self.record.kills.append(kill)
         self.untold.append(kill)
         self.unrecovered.append((kill, {*self.world}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from playground.figures.paint import paint_scene
 from playground.figures.results import Evidence
 from playground.figures.runs import RUNS
 from playground.figures.table import ALL, FIGURES, Figure
+from playground.runtime.temporary_folder import temporary_folder
 
 ROOT = Path(__file__).parents[3]
 """The folder that the package lies in."""
@@ -35,10 +35,10 @@ def paint_figures(files: dict[str, Path], show: Show) -> list[PaintedFigure]:
     """
     chosen = [ALL[name] for name in files]
     runs = [*dict.fromkeys(figure.run for figure in chosen)]
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("figures") as folder:
         for number, run in enumerate(runs):
             show(f"running {run}", number, len(runs))
-            evidence = RUNS[run].make(Path(folder))
+            evidence = RUNS[run].make(folder)
             paint_from(evidence, [figure for figure in chosen if figure.run == run], files)
     return [
         PaintedFigure(name=figure.name, shows=figure.shows, run=figure.run, file=files[figure.name])

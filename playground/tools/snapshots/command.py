@@ -30,9 +30,9 @@ def command() -> None:
     """Look at the snapshots that a training run has written, or measure what one costs.
 
     \b
-        python -m playground snapshots measure /tmp/try
-        python -m playground snapshots ls /tmp/try
-        python -m playground snapshots verify /tmp/try
+        python -m playground snapshots measure try
+        python -m playground snapshots ls try
+        python -m playground snapshots verify try
     """
 
 

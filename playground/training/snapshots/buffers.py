@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from playground.runtime.errors import UsageError
+
 Path: TypeAlias = tuple[object, ...]
 """The keys and indices that lead to a value."""
 Layout: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], int]
@@ -101,9 +103,11 @@ class Walk:
 
 
 def view(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The tensor that lies there in the memory."""
+    """The tensor that lies there in the memory. Raises `UsageError` for a dtype that this version of torch has not."""
     name, shape, strides, offset = layout
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"a snapshot holds a tensor of {name}, which this torch has not: go on with the one it is of")
     nbytes = math.prod(shape) * dtype.itemsize
     return memory[offset : offset + nbytes].view(dtype).as_strided(shape, strides)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
+from playground.training.files import NO_LINK, belongs_to_another
 
 SPARE = ".spare"
 """A folder that nobody needs any more, kept for the next one that is wanted."""
@@ -26,9 +28,9 @@ def overwrite(file: Path, head: bytes, body: memoryview) -> bool:
     lie on the disk yet: if it was empty or new.
 
     The head is written last: after a process was killed in the midst, it is the old one. After a power failure any of
-    it may be new; only a checksum tells. Raises `OSError`, and then leaves an empty file.
+    it may be new; only a checksum tells. Raises `OSError` (for a symbolic link, too), and then leaves an empty file.
     """
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | NO_LINK, 0o666)
     try:
         before = os.fstat(descriptor).st_size
         if before > len(head) + len(body):
@@ -76,13 +78,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a run's snapshots. Raises `UsageError` where it cannot be made or written to."""
+    """Make the folder of a run's snapshots. Raises `UsageError` where it cannot be made or written to, and for one in
+    which others can put links: it is another user's, or made for all to write to (/tmp itself)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            is_shared = belongs_to_another(folder, own=os.fstat(file.fileno()).st_uid)
+        is_shared = is_shared or bool(folder.stat().st_mode & stat.S_ISVTX)
     except OSError as error:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise UsageError(f"snapshots in {folder}: {why}; choose a folder that can be written to") from None
+    if is_shared:
+        why = "other users can put links there, which would lead to your files"
+        raise UsageError(f"snapshots in {folder}: {why}; choose a folder of your own")
 
 
 def make_subfolder(folder: Path) -> None:
@@ -104,12 +112,15 @@ def spare_folder(folder: Path) -> None:
 
 def remove_folders(folder: Path, names: Iterable[str]) -> None:
     """Remove folders of files from `folder`, each at once or not at all, whatever happens; and what is left of those
-    that a run before had no time for. Other ranks may be doing the same."""
+    that a run before had no time for. Other ranks may be doing the same. Of a link, the link alone is removed."""
     for name in names:
         with contextlib.suppress(OSError):
             os.rename(folder / name, folder / f"{REMOVED}{name}")
     for doomed in folder.glob(f"{REMOVED}*"):
         with contextlib.suppress(OSError):  # another rank was faster, or it is not ours to delete
+            if doomed.is_symlink():
+                os.unlink(doomed)
+                continue
             for file in doomed.iterdir():
                 os.unlink(file)
             os.rmdir(doomed)

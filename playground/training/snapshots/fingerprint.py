@@ -21,11 +21,12 @@ class Difference:
     own: object
 
     def __str__(self) -> str:
-        return f"{self.key} is {describe(self.saved)} in the snapshot and {describe(self.own)} here"
+        return f"{describe(self.key)} is {describe(self.saved)} in the snapshot and {describe(self.own)} here"
 
 
 def describe(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """A value as text that can be shown: what is not printable is escaped, as JSON does."""
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
 def to_plain(fingerprint: Fingerprint) -> dict[str, object]:

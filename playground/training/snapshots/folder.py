@@ -14,14 +14,25 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from playground.runtime.errors import UsageError
 from playground.training.snapshots.disk import remove_folders, spare_folder
 from playground.training.snapshots.fingerprint import Fingerprint, find_difference
-from playground.training.snapshots.manifest import Manifest, OtherSchema, decode, open_part, rank_file, sha256_of_rest
+from playground.training.snapshots.manifest import (
+    Manifest,
+    OtherSchema,
+    check_state,
+    decode,
+    open_part,
+    rank_file,
+    sha256_of_rest,
+)
 
 STEP = re.compile(r"step-(\d{8,})")
 """The name of a snapshot's folder."""
+MAX_DEFECTS = 10
+"""That are named of a snapshot; after them no further file is looked at."""
 WHOLE, INCOMPLETE, DAMAGED, OTHER_SCHEMA = "whole", "incomplete", "damaged", "of another version"
 
 
@@ -93,6 +104,9 @@ def examine(folder: Path, step: int, *, read_contents: bool) -> Examined:
     found = Examined(folder=step_folder(folder, step), step=step)
     examine_part(found, rank_file(0), read_contents)
     for rank in range(1, found.size or 1):
+        if len(found.defects) == MAX_DEFECTS:
+            found.add(found.condition, "and so on")
+            break
         examine_part(found, rank_file(rank), read_contents)
     return found
 
@@ -105,14 +119,28 @@ def examine_part(found: Examined, name: str, read_contents: bool) -> None:
             add_manifest(found, name, manifest)
             if (length := os.fstat(stream.fileno()).st_size - stream.tell()) != manifest.nbytes:
                 found.add(DAMAGED, f"{name} has {length:,} of {manifest.nbytes:,} bytes")
-            elif read_contents and sha256_of_rest(stream) != manifest.sha256:
-                found.add(DAMAGED, f"the checksum of {name} differs")
+            elif read_contents:
+                examine_contents(found, name, stream, manifest)
     except FileNotFoundError:
         found.add(INCOMPLETE, f"{name} is missing")
     except OtherSchema as error:
         found.add(OTHER_SCHEMA, str(error))
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError):
         found.add(DAMAGED, f"the manifest of {name} is damaged")
+
+
+def examine_contents(found: Examined, name: str, stream: BinaryIO, manifest: Manifest) -> None:
+    """Compare what follows the manifest with its checksum, and see that it is a state."""
+    start = stream.tell()
+    if sha256_of_rest(stream) != manifest.sha256:
+        found.add(DAMAGED, f"the checksum of {name} differs")
+        return
+    stream.seek(start)
+    line = stream.readline()
+    try:
+        check_state(line, manifest.nbytes - len(line))
+    except (ValueError, TypeError):
+        found.add(DAMAGED, f"the state in {name} is none that a run writes")
 
 
 def add_manifest(found: Examined, name: str, manifest: Manifest) -> None:

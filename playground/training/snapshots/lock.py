@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
+from playground.training.files import NO_LINK
 
 PATIENCE = 2.0
 """Seconds for which a run waits for another one to let go: the kernel does that for a process that was killed."""
@@ -22,18 +23,23 @@ class FolderLock:
 
     The lock is one of POSIX: unlike that of `flock`, processes that rank 0 forks (those of its loader) do not go on
     holding it. Where the file system has no locks, or the system no `fcntl`, it keeps nobody out. Raises `UsageError`
-    if another process holds it.
+    if another process holds it, and where its file cannot be opened or is a symbolic link.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self.descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
+        except OSError as error:
+            why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
+            raise UsageError(f"snapshots in {folder}: its .lock {why}; choose another folder") from None
         self.release = weakref.finalize(self, os.close, self.descriptor)
         """Lets others have the folder. A second call does nothing."""
         deadline = time.monotonic() + PATIENCE
         while not self.acquire():
             if time.monotonic() > deadline:
-                who = os.read(self.descriptor, 300).decode(errors="replace").strip() or "another process"
+                said = os.read(self.descriptor, 300).decode(errors="replace").strip()
+                who = said if said and said.isprintable() else "another process"
                 self.release()
                 raise UsageError(
                     f"snapshots in {folder}: {who} is writing its own there; wait for its end, or choose another folder"

@@ -1,0 +1,97 @@
+"""Temporary folders are gone at the end, those of processes that were killed when the next is made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ENOUGH
+
+from playground.runtime.temporary_folder import MARK, remove_empty_cache, temporary_folder
+
+HOLD = """
+import sys
+from playground.runtime.temporary_folder import temporary_folder
+
+with temporary_folder("test") as folder:
+    (folder / "file").write_text("")
+    print(folder, flush=True)
+    sys.stdin.read(1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty TMPDIR."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_what_a_killed_process_leaves_is_removed_and_nothing_else(place: Path) -> None:
+    (place / "playground-notes").mkdir()
+    (place / "playground-notes" / "file").write_text("mine")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        theirs = Path(other.stdout.readline().strip())
+        with temporary_folder("test") as ours, temporary_folder("test") as another:
+            assert {theirs, ours, another} < {*place.iterdir()}  # one whose process is alive is left alone
+        other.kill()
+        other.wait(ENOUGH)
+        assert theirs.exists()
+        with temporary_folder("other") as ours:
+            assert {each.name for each in place.iterdir()} == {"playground-notes", ours.name}
+    assert [each.name for each in place.iterdir()] == ["playground-notes"]
+
+
+def test_a_mark_that_is_a_link_removes_nothing(place: Path) -> None:
+    (place / "playground-evil").mkdir()
+    (place / "diary").write_text("dear diary")
+    (place / "playground-evil" / MARK).symlink_to(place / "diary")
+    with temporary_folder("test"):
+        pass
+    assert {each.name for each in place.iterdir()} == {"playground-evil", "diary"}
+
+
+def test_a_killed_command_leaves_nothing_for_longer_than_until_the_next(
+    place: Path, start_cli: Callable[..., Any], data_dir: Path
+) -> None:
+    words = ("elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600)
+    killed = start_cli(*words, "--epochs", 1000)
+    assert any("elastic" in line for line in killed.stdout)
+    killed.kill()
+    killed.communicate(timeout=ENOUGH)
+    assert [each.name[:19] for each in place.iterdir()] == ["playground-elastic-"]
+    following = start_cli(*words, "--kills", 1)
+    following.communicate(timeout=ENOUGH)
+    assert following.returncode == 0
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_torch_s_folder_for_compiled_code_is_kept_if_there_is_any(
+    compiled: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place / "torchinductor_me"
+    folder.mkdir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    if compiled:
+        (folder / "code").write_text("")
+    remove_empty_cache()
+    assert folder.exists() == compiled
+
+
+def test_a_folder_for_compiled_code_that_the_user_has_chosen_is_left(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "mine" / "cache").mkdir(parents=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place / "mine" / "cache"))
+    remove_empty_cache()
+    assert (place / "mine" / "cache").exists()
