@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.recording.layout import EVENTS, FILES, HEADER, RECORD, TABLES, VALUES, VALUES_USED_AT
+from playground.recording.layout import EVENTS, FILES, HEADER, RECORD, TABLES, VALUES, place_of
 from playground.recording.recording import SCHEMA
 from playground.runtime.errors import UsageError
 
@@ -49,12 +49,12 @@ def read_folder(folder: Path) -> Members:
 def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
     """Without the room that has not been used."""
     of_rank, _, kind = name.rpartition(".")
-    header = files.get(f"{of_rank}.{EVENTS}", b"")
+    events = files.get(f"{of_rank}.{EVENTS}", b"")
+    _, capacity, _, values_used = HEADER.unpack_from(events) if len(events) >= HEADER.size else (b"", 0, 0, 0)
     if kind == EVENTS:
-        return content[: -(-len(content.rstrip(b"\0")) // RECORD.size) * RECORD.size]
-    if kind == VALUES and len(header) >= HEADER.size:
-        return content[: 8 * HEADER.unpack_from(header)[VALUES_USED_AT]]
-    return content
+        content = content[: place_of(max(0, capacity))].rstrip(b"\0")
+        return content + bytes(-len(content) % RECORD.size)
+    return content[: 8 * max(0, values_used)] if kind == VALUES else content
 
 
 def write_file(path: Path, members: Members) -> None:

@@ -56,7 +56,7 @@ MAX_VALUES = 64
 
 HEADER = struct.Struct("<8s3q48x")
 """MAGIC, capacity, dropped, number of values: as long as a record, and in front of them."""
-DROPPED_AT, VALUES_USED_AT = 2, 3
+CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
 MAGIC = b"PLAYREC1"
 NONE = -1
 
