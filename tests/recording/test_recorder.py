@@ -19,11 +19,13 @@ from playground.recording.layout import HEADER, MAX_VALUES, RECORD
 from playground.recording.merge import merge, read_recording
 from playground.recording.recorder import Recorder
 from playground.recording.recording import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
+from playground.recording.run import pack
 
 ABOUT = {"host": "here", "host_id": "here 1", "device": "cpu", "cores": 1}
 
 
 def new_recorder(folder: Path, capacity: int = 100, **more: int) -> Recorder:
+    folder.mkdir(exist_ok=True)
     return Recorder(folder, 0, capacity=capacity, **more, **ABOUT)  # type: ignore[arg-type]
 
 
@@ -211,3 +213,18 @@ def test_the_line_is_the_programs_own(tmp_path: Path) -> None:
     recording = read_recording(tmp_path)
     [source] = recording.sources
     assert (Path(source.file).name, source.line) == ("test_recorder.py", line)
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path / "ranks")
+    for folder in ("mine", "yours"):
+        file = tmp_path / folder / "util.py"
+        file.parent.mkdir()
+        file.write_text(f"recorder.end(recorder.begin('compute', '{folder}', source=recorder.sources.find(1)))\n")
+        exec(compile(file.read_text(), file, "exec"), {"recorder": recorder})
+    recorder.stop()
+    recording = pack(tmp_path / "ranks", tmp_path / "two.playground")
+    for event in recording.events():
+        source = recording.sources[event.source or 0]
+        assert event.name in recording.texts[source.file]
+        assert Path(source.file) == tmp_path / event.name / "util.py"
