@@ -8,6 +8,7 @@ it is written, so that it outlives the rank, however that ends.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -67,6 +68,11 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 FILES = (TABLES, EVENTS, VALUES)
 """Of each rank, in the order in which they are worth having."""
+RUN = "run.json"
+"""What was run."""
+RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({'|'.join(FILES)})")
+MAX_RANKS = 4096
+"""Of a recording."""
 
 
 def place_of(number: int) -> int:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from playground.recording.clocks import Clock
 from playground.recording.container import Members, check_version, read_members
-from playground.recording.layout import EVENTS, TABLES, VALUES, file_name
+from playground.recording.layout import EVENTS, MAX_RANKS, RANK_FILE, RUN, TABLES, VALUES, file_name
 from playground.recording.rank_file import SECOND, EventReader, RankTables, read_tables
 from playground.recording.recording import SCHEMA, RankRecording, Recording, Source
 from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, expect_int, expect_list, expect_text, parse_json
 
-RUN = "run.json"
-"""The member that says what was run."""
 TEXT = "text/"
 """What the names of the members begin with that are files of the program."""
 
@@ -35,17 +33,20 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def merge(members: Members) -> Recording:
-    """What a container or a folder holds, on one clock. Raises as `read_recording`."""
+    """What a container or a folder holds, on one clock. Raises `UsageError` as `read_recording`; `ValueError`,
+    `LookupError`, `TypeError` or `struct.error` for what is damaged."""
     files = members.files
-    run = json.loads(files.get(RUN, b"{}"))
-    check_version("this", run.get("schema", SCHEMA))
-    present = [int(name.removeprefix("rank-").partition(".")[0]) for name in files if name.endswith(f".{TABLES}")]
-    size = run.get("size", max(present, default=-1) + 1)
+    run = expect_dict(parse_json(files.get(RUN, b"{}")))
+    check_version("this", expect_int(run.get("schema", SCHEMA)))
+    present = [int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name and name[2] == TABLES]
+    size = expect_int(run.get("size", max(present, default=-1) + 1), 0, MAX_RANKS)
     ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
     require_compared(ranks)
     sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
     return Recording(
-        command=tuple(run.get("command", ())), backend=run.get("backend", ""), versions=run.get("versions", {}),
+        command=tuple(map(expect_text, expect_list(run.get("command", [])))),
+        backend=expect_text(run.get("backend", "")),
+        versions={expect_text(name): expect_text(each) for name, each in expect_dict(run.get("versions", {})).items()},
         began=next(rank.about.time for rank in ranks if rank.about), ranks=merge_ranks(ranks, sources, members),
         sources=tuple(sources), texts=texts_in(files),
     )  # fmt: skip

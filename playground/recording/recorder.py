@@ -71,6 +71,14 @@ class Recorder:
     after the disk was full.
     """
 
+    target: Any
+    value_target: Any
+    """What events and values are written to."""
+    octets: Any
+    words: Any
+    halves: Any
+    """The events' once more, in units of 1, 8 and 4 bytes."""
+
     def __init__(
         self,
         folder: Path,
@@ -119,11 +127,8 @@ class Recorder:
         self.max_capacity = self.max_value_capacity = 0
         self.unread = 0
         """The number of events for which there is no room."""
-        self.target: Any = bytearray(HEADER.size + RECORD.size)
-        self.value_target: Any = bytearray(8)
-        self.words: Any = Nowhere()
-        self.halves: Any = Nowhere()
-        self.octets: Any = Nowhere()
+        self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
+        self.words = self.halves = self.octets = Nowhere()
 
     def begin(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 from playground.recording.container import Members, read_folder, write_file
 from playground.recording.layout import TABLES
-from playground.recording.merge import RUN, TEXT, merge
+from playground.recording.merge import TEXT, merge
 from playground.recording.rank_file import read_tables
 from playground.recording.recorded import Recorded
 from playground.recording.recording import SCHEMA, Recording
@@ -31,21 +31,20 @@ def record_run(
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_run(folder / "0", command, backend, size)
-        results = launch(Recorded(fn, folder), size, backend=backend, args=args)
+        recorded = Recorded(fn, folder, describe_run(command, backend, size))
+        results = launch(recorded, size, backend=backend, args=args)
         return results, merge(collect(folder / "0"))
 
 
-def write_run(folder: Path, command: Sequence[str], backend: str, size: int) -> None:
-    """Write what is known of a run before it begins, into the folder of its ranks."""
+def describe_run(command: Sequence[str], backend: str, size: int) -> str:
+    """What is known of a run before it begins, as run.json holds it."""
     versions = {
         **{name: version(name) for name in ("playground", "torch")},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     run = {"schema": SCHEMA, "command": list(command), "backend": backend, "size": size, "versions": versions}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RUN).write_text(json.dumps(run), encoding="utf-8")
+    return json.dumps(run)
 
 
 def collect(folder: Path) -> Members:

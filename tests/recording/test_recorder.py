@@ -120,7 +120,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     surroundings: Callable[[Path], list[str]], what: str, tmp_path: Path
 ) -> None:
     """Whether it is an event, a value or a name that finds no room."""
-    command = [*surroundings(tmp_path), sys.executable, "-c", FILL, tmp_path, what]
+    command = [*surroundings(tmp_path), sys.executable, "-c", FILL, str(tmp_path), what]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     [line] = ended.stderr.splitlines()
