@@ -6,7 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
-PIECE = 2**18
+PIECE = 2**20
 """Bytes that a file is given of the disk at a time."""
 
 

@@ -97,9 +97,11 @@ class ImageFiles(Dataset[Batch]):
         path, label = self.samples[position]
         try:
             with Image.open(path) as picture:
+                if (picture.size, picture.mode) != ((SIDE, SIDE), "L"):
+                    raise ValueError
                 return self.transform(picture), torch.tensor(label)
-        except OSError as error:
-            why = error.strerror or "it is damaged"
+        except Exception as error:  # of the decoder, which raises SyntaxError too
+            why = getattr(error, "strerror", None) or "it is damaged"
             raise UnreadableImage(f"{path}: {why}; the next run writes it again before it starts") from None
 
 

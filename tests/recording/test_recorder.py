@@ -101,11 +101,11 @@ print(len(rank.events), rank.dropped)
 
 
 def on_a_small_disk(folder: Path) -> list[str]:
-    """What a command begins with that is to have a disk of 2 MB there."""
+    """What a command begins with that is to have a disk of 4 MB there."""
     words = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("a small disk is a mount in a namespace, and there can be none here")
-    return [*words, "sh", "-c", f'mount -t tmpfs -o size=2m tmpfs "{folder}" && exec "$@"', "sh"]
+    return [*words, "sh", "-c", f'mount -t tmpfs -o size=4m tmpfs "{folder}" && exec "$@"', "sh"]
 
 
 def with_small_files(folder: Path) -> list[str]:
