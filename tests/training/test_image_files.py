@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from playground.training import image_files
-from playground.training.data import Images
+from playground.training.data import ImageFiles, Images
 from playground.training.digits import write_digits
 from playground.training.files import NoData
 from playground.training.image_files import UnreadableImage, list_image_files, prepare_image_files
@@ -130,6 +130,18 @@ def test_the_error_is_one_line_in_a_loader_worker_too() -> None:
     traceback = f"Traceback (most recent call last):\n  …\nplayground.training.UnreadableImage: {error}\n"
     wrapped = f"Caught UnreadableImage in DataLoader worker process 0.\nOriginal {traceback}"
     assert str(UnreadableImage(wrapped)) == str(error) == "/data/7.png: it is damaged"
+
+
+@pytest.mark.parametrize("damage", [b"", b"%PDF", (100).to_bytes(4, "big")], ids=["cut", "no image", "another width"])
+def test_a_picture_that_is_damaged_later_is_named(damage: bytes, raw: Path) -> None:
+    prepare_image_files(raw)
+    samples = list_image_files(raw, 1)
+    file = Path(samples[0][0])
+    content = file.read_bytes()
+    place = 16 if len(damage) == 4 and damage[0] == 0 else 0  # of the width
+    file.write_bytes(content[:place] + damage + content[place + 4 :] if damage else content[: len(content) // 2])
+    with pytest.raises(UnreadableImage, match=rf"{file.name}: it is damaged"):
+        ImageFiles(samples)[0]
 
 
 def test_files_can_be_moved_with_their_data(raw: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from playground.runtime.untrusted import parse_json, printable
 from playground.training.files import NoData
@@ -62,7 +63,7 @@ def read_pairs(folder: Path, split: str) -> Iterator[Pair]:
 def parse_line(line: bytes) -> Pair | None:
     """A line of the file; None for a pair without a label. Raises `ValueError`, in words, for what is no such line."""
     try:
-        fields = parse_json(line)
+        fields: Any = parse_json(line)
     except ValueError:
         raise ValueError("it is not JSON") from None
     for name in ("gold_label", "sentence1", "sentence2"):
