@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from playground.recording.clocks import Clock
@@ -25,16 +26,26 @@ def read_recording(path: str | Path) -> Recording:
     recording, is damaged or was written by another version, or if clocks of its ranks that differ were never compared;
     `OSError` if it cannot be read.
     """
-    members = read_members(Path(path))
+    return merge(read_members(Path(path)), path)
+
+
+@contextlib.contextmanager
+def refused_if_damaged(name: str | Path) -> Iterator[None]:
+    """Raise `UsageError` for whatever reading a damaged recording, of this name, raises in this block."""
     try:
-        return merge(members)
-    except (ValueError, KeyError, IndexError, TypeError, struct.error) as error:
-        raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
+        yield
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise UsageError(f"{name} is a damaged recording ({error}): record the run anew") from None
 
 
-def merge(members: Members) -> Recording:
-    """What a container or a folder holds, on one clock. Raises `UsageError` as `read_recording`; `ValueError`,
-    `LookupError`, `TypeError` or `struct.error` for what is damaged."""
+def merge(members: Members, name: str | Path = "this") -> Recording:
+    """What a container or a folder of this name holds, on one clock. Raises `UsageError` as `read_recording`."""
+    with refused_if_damaged(name):
+        return merge_files(members)
+
+
+def merge_files(members: Members) -> Recording:
+    """The same. Raises `ValueError`, `LookupError`, `TypeError` or `struct.error`, too, for what is damaged."""
     files = members.files
     run = expect_dict(parse_json(files.get(RUN, b"{}")))
     check_version("this", expect_int(run.get("schema", SCHEMA)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from playground.recording.container import Members, read_folder, write_file
 from playground.recording.layout import TABLES
-from playground.recording.merge import TEXT, merge
+from playground.recording.merge import TEXT, merge, refused_if_damaged
 from playground.recording.rank_file import read_tables
 from playground.recording.recorded import Recorded
 from playground.recording.recording import SCHEMA, Recording
@@ -48,12 +48,14 @@ def describe_run(command: Sequence[str], backend: str, size: int) -> str:
 
 
 def collect(folder: Path) -> Members:
-    """What ranks have written into their folder, together with the files of the program that it speaks of."""
+    """What ranks have written into their folder, together with the files of the program that it speaks of. Raises
+    `UsageError` for what no rank writes."""
     members = read_folder(folder)
     paths: dict[str, Path] = {}
-    for name in members.files:
-        if name.endswith(TABLES):
-            paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
+    with refused_if_damaged(folder):
+        for name in members.files:
+            if name.endswith(TABLES):
+                paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
     texts = {
         f"{TEXT}{file}": path.read_bytes()
         for file, path in sorted(paths.items())
@@ -66,4 +68,4 @@ def pack(folder: Path, file: Path) -> Recording:
     """Make one file of what ranks have written into their folder. Returns what it holds."""
     members = collect(folder)
     write_file(file, members)
-    return merge(members)
+    return merge(members, folder)
