@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -132,14 +135,28 @@ def test_the_error_is_one_line_in_a_loader_worker_too() -> None:
     assert str(UnreadableImage(wrapped)) == str(error) == "/data/7.png: it is damaged"
 
 
-@pytest.mark.parametrize("damage", [b"", b"%PDF", (100).to_bytes(4, "big")], ids=["cut", "no image", "another width"])
-def test_a_picture_that_is_damaged_later_is_named(damage: bytes, raw: Path) -> None:
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def break_chunks(content: bytes) -> bytes:
+    """Half of the pixels, and a chunk that is none: the decoder tells of it by a SyntaxError."""
+    half = b"IDAT" + content[41 : len(content) // 2]
+    return content[:33] + struct.pack(">I", len(half) - 4) + half + struct.pack(">I", crc32(half)) + 12 * b"\0"
+
+
+def draw_another(content: bytes) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (30, 30)).save(stream, "png")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("damage", [cut, break_chunks, draw_another])
+def test_a_picture_that_is_damaged_later_is_named(damage: Callable[[bytes], bytes], raw: Path) -> None:
     prepare_image_files(raw)
     samples = list_image_files(raw, 1)
     file = Path(samples[0][0])
-    content = file.read_bytes()
-    place = 16 if len(damage) == 4 and damage[0] == 0 else 0  # of the width
-    file.write_bytes(content[:place] + damage + content[place + 4 :] if damage else content[: len(content) // 2])
+    file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(UnreadableImage, match=rf"{file.name}: it is damaged"):
         ImageFiles(samples)[0]
 
