@@ -18,6 +18,7 @@ from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
 from playground.runtime import server, signals, streams
 from playground.runtime.errors import PlaygroundError
+from playground.runtime.untrusted import printable
 from playground.tools import TOOLS
 
 COMMANDS = [*LESSONS, *TOOLS]
@@ -159,7 +160,7 @@ def leave(code: int, why: str = "") -> NoReturn:
     signals.leave_to_system()
     if why:
         with contextlib.suppress(OSError):  # nobody listens there either
-            click.echo(f"playground: {why}", err=True)
+            click.echo(f"playground: {printable(why, lines=True)}", err=True)
     distributed = sys.modules.get("torch.distributed")
     if code and distributed and distributed.is_initialized():
         with contextlib.suppress(OSError):

@@ -133,7 +133,7 @@ def launch_beside_a_receive(rank: int, size: int) -> list[bool]:
         dist.send(tensor, 0)
         return []
     dist.irecv(torch.empty_like(tensor), 1)
-    ended = []
+    ended: list[bool] = []
     for kernel in (tensor.exp, tensor.erfinv):
         thread = threading.Thread(target=kernel, daemon=True)
         thread.start()
@@ -240,7 +240,7 @@ def test_training_computes_what_the_cpu_computes(name: str) -> None:
     """Three steps of SGD in float64, batch statistics and clipping included."""
     torch.manual_seed(0)
     model, inputs, labels = MODELS[name]().double(), torch.randn(6, 3, 8, 8, dtype=torch.float64), torch.arange(6) % 5
-    ended = []
+    ended: list[list[torch.Tensor]] = []
     for where in ("cpu", "cuda"):
         replica = copy.deepcopy(model).to(where)
         optimizer = torch.optim.SGD(replica.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)

@@ -8,6 +8,7 @@ from playground.runtime.errors import PlaygroundError, RankFailed
 from playground.runtime.losses import describe_loss
 from playground.runtime.rank import Event
 from playground.runtime.restarts import OnRestart, describe_restart
+from playground.runtime.untrusted import printable
 
 
 class NoticePrinter:
@@ -19,21 +20,21 @@ class NoticePrinter:
 
     def __call__(self, rank: int, event: Event) -> None:
         if rank == 0 and "notice" in event:
-            click.echo(event["notice"], err=True)
+            click.echo(printable(event["notice"]), err=True)
         if "problem" in event and event["problem"] not in self.problems:
             self.problems.add(event["problem"])
-            click.echo(event["problem"], err=True)
+            click.echo(printable(event["problem"]), err=True)
 
 
 def echo_loss(failure: RankFailed) -> None:
     """What is called when a rank has died and the others go on: says so."""
-    click.echo(describe_loss(failure), err=True)
+    click.echo(printable(describe_loss(failure), lines=True), err=True)
 
 
 def echo_restarts(restarts: int) -> OnRestart:
     """What is called before each restart, of so many at most: says why there is one."""
 
     def echo(failure: PlaygroundError, count: int) -> None:
-        click.echo(f"{describe_restart(failure, count)} of {restarts}", err=True)
+        click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {restarts}", err=True)
 
     return echo

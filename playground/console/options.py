@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -21,10 +22,10 @@ class Finite(click.FloatRange):
     """A number in a range; neither NaN nor infinite, which a range alone lets pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
+        with contextlib.suppress(ValueError):  # of what is no number, the range tells
+            if not math.isfinite(float(value)):
+                self.fail(f"{value} is not a finite number.", param, ctx)
+        return float(super().convert(value, param, ctx))
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from playground.console.tables import GAP, Cell, Table, lay_out
 from playground.console.text import Prose, Styled
+from playground.runtime.untrusted import printable
 
 WORD = re.compile(r"\S+\s*")
 
@@ -49,7 +50,9 @@ def to_text(text: str | Prose) -> Text:
 
 
 def to_cell(cell: Cell) -> Text:
-    return Text(cell.text, cell.style) if isinstance(cell, Styled) else Text(cell)
+    """Names of hosts and what files say are others' text: no escape sequence of theirs reaches the terminal."""
+    text, style = (cell.text, cell.style) if isinstance(cell, Styled) else (cell, "")
+    return Text(printable(text, lines=True), style)
 
 
 def wrap(text: Text, width: int) -> Iterator[Text]:

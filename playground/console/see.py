@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +14,28 @@ import click
 
 from playground.console.files import check_writable
 from playground.figures.paint import PAINTED, check_ending, paint
-from playground.recording.layout import TABLES
+from playground.recording.layout import FILES, RUN, TABLES
 from playground.recording.merge import merge
 from playground.recording.recorded import RECORD, Recorded
 from playground.recording.recording import Recording
-from playground.recording.run import collect, pack, write_run
+from playground.recording.run import collect, describe_run, pack
 from playground.runtime.entry import World
-from playground.runtime.environment import restart_count
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.untrusted import printable
 
 FLAG = "--see"
 KEPT = ".playground"
 """The ending of a recording itself."""
+IN_FOLDER = re.compile(rf"\d+(/\d+(/({re.escape(RUN)}|rank-\d+\.({'|'.join(FILES)})))?)?")
+"""What ranks leave in their folder: world, restart, file."""
 
 
 class Recordings:
     """One for each world of a command: the first goes to the file that was asked for, the others into a folder beside
     it, numbered from 2 on; those of an earlier command are removed from there.
 
-    Raises `UsageError` for an ending that says nothing, or a file that cannot be written.
+    Raises `UsageError` for an ending that says nothing, a file that cannot be written, or a folder in the place of the
+    ranks' that holds anything else.
     """
 
     def __init__(self, file: Path) -> None:
@@ -43,28 +47,49 @@ class Recordings:
         self.others = self.file.with_name(f"{file.name}.worlds")
         if self.others.exists() and not self.others.is_dir():
             raise UsageError(f"{FLAG} {file}: {self.others} is no folder, and more worlds are to go there: remove it")
+        if strange := find_strange(self.folder):
+            raise UsageError(f"{FLAG} {file}: {strange} is in the way of what ranks record: move it, or name another")
         self.worlds = self.written = 0
+        self.failure: PlaygroundError | None = None
+        """Why a recording was not written."""
 
     @contextlib.contextmanager
     def around(self, world: World, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         """What the ranks of `world` are to run in place of `fn`, in this block, after which there is a recording."""
         self.worlds += 1
         folder = self.folder / str(self.worlds)
-        command = without_option(sys.argv[1:])
+        run = describe_run(without_option(sys.argv[1:]), world.backend, world.size) if world.is_main else ""
         if world.rank_env is None:
             shutil.rmtree(folder, ignore_errors=True)
-        if world.is_main:
-            if self.worlds == 1:
-                self.remove_others()
-            write_run(folder / str(restart_count()), command, world.backend, world.size)
+        if world.is_main and self.worlds == 1:
+            self.remove_others()
         world.warm_up(RECORD)
         try:
-            yield Recorded(fn, folder)
-        except BaseException:
-            with contextlib.suppress(PlaygroundError, OSError):  # what went wrong first is what is told
-                self.write_all(folder, command, world)
+            yield Recorded(fn, folder, run)
+        except BaseException as error:
+            if world.is_main:
+                with contextlib.suppress(PlaygroundError):  # what went wrong first is what is told
+                    if not self.write_all(folder, run) and not isinstance(error, UsageError):
+                        click.echo(f"{FLAG}: no rank had begun to record, so there is nothing to be seen", err=True)
             raise
-        self.write_all(folder, command, world)
+        if world.is_main:
+            self.write_or_tell_later(folder, run)
+
+    def write_or_tell_later(self, folder: Path, run: str) -> None:
+        """As `write_all`, but a command that fails to do it first shows the results of what it has run."""
+        try:
+            self.write_all(folder, run)
+        except PlaygroundError as error:
+            context = click.get_current_context(silent=True)
+            if context is None:
+                raise
+            self.failure = self.failure or error
+            context.call_on_close(self.check)
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` if a recording was not written, unless there is another error to be told."""
+        if self.failure and sys.exc_info()[0] is None:
+            raise self.failure
 
     def remove_others(self) -> None:
         """Remove what an earlier command has put beside the file."""
@@ -74,20 +99,30 @@ class Recordings:
         with contextlib.suppress(OSError):  # there is something else in it, or it is not there
             self.others.rmdir()
 
-    def write_all(self, folder: Path, command: list[str], world: World) -> None:
-        """Make files of what one world has recorded, and of each before it whose place it took. Rank 0, or whoever has
-        started the ranks, does it."""
-        if not world.is_main:
-            return
-        for attempt in sorted(folder.iterdir(), key=lambda each: int(each.name)):
-            if any(attempt.glob(f"*.{TABLES}")):
-                write_run(attempt, command, world.backend, world.size)
-                self.write(attempt)
+    def write_all(self, folder: Path, run: str) -> int:
+        """Make files of what one world has recorded, and of each before it whose place it took: as many as are
+        returned. Rank 0, or whoever has started the ranks, does it.
+
+        Raises `PlaygroundError` where that fails; then what the ranks have written is left.
+        """
+        attempts = sorted({file.parent for file in folder.glob(f"*/*.{TABLES}")}, key=lambda each: int(each.name))
+        for attempt in attempts:
+            try:
+                if not (attempt / RUN).exists():  # rank 0 had not come to it
+                    (attempt / RUN).write_text(run)
+                line = self.write(attempt)
+            except (OSError, UsageError) as error:
+                kind, why = (PlaygroundError, error.strerror) if isinstance(error, OSError) else (UsageError, error)
+                shown = f"`playground see {attempt}` shows what the ranks have written"
+                raise kind(f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}") from None
+            click.echo(line, err=True)
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # there is something else in it
             self.folder.rmdir()
+        return len(attempts)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path) -> str:
+        """Make a file of this recording; returns what is to be said of it."""
         self.written += 1
         file = self.file
         if self.written > 1:
@@ -98,8 +133,14 @@ class Recordings:
         else:
             recording = merge(collect(folder))
             paint(recording, file)
-        shown = file.relative_to(self.file.parent)
-        click.echo(f"{FLAG}: {shown} shows {describe(recording)}", err=True)
+        return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
+
+
+def find_strange(folder: Path) -> Path | None:
+    """The first thing in a folder that no recording rank has left there; the folder itself if it is none."""
+    if not folder.is_dir():
+        return folder if folder.exists() else None
+    return next((file for file in folder.rglob("*") if not IN_FOLDER.fullmatch(str(file.relative_to(folder)))), None)
 
 
 def without_option(words: Sequence[str]) -> list[str]:

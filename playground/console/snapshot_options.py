@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from playground.console.dependent_options import ANY, only_with
-from playground.console.options import pack_options
+from playground.console.options import Finite, pack_options
 from playground.console.paths import FilePath
 from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
 
@@ -89,7 +89,7 @@ snapshot_options = pack_options(
         help="How often to start all ranks anew after a failure.",
     ),
     click.option(
-        "--grace", type=click.FloatRange(0, 1e6, min_open=True), default=30.0, show_default=True, metavar="SECONDS",
+        "--grace", type=Finite(0, 1e6, min_open=True), default=30.0, show_default=True, metavar="SECONDS",
         help="Time for a last snapshot after SIGTERM or SIGUSR1, in seconds; then, exit code 75.",
     ),
     only_with("snapshot_every", "keep", "resume", "grace", snapshots=ANY),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import floor, log10
+from math import floor, isfinite, log10
 
 SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
@@ -21,7 +21,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_digits(value: float) -> str:
-    """Three significant digits and no exponent: 0.000433, 1.43, 12345."""
-    if value <= 0:
+    """Three significant digits and no exponent: 0.000433, 1.43, 12345. What has no digits is "inf" or "nan"."""
+    if value <= 0 or not isfinite(value):
         return f"{value:g}"
     return f"{value:.{max(0, 2 - floor(log10(value)))}f}"

@@ -12,14 +12,20 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from playground.recording.layout import EVENTS, FILES, HEADER, RECORD, TABLES, VALUES, VALUES_USED_AT
+from playground.recording.layout import EVENTS, FILES, HEADER, RANK_FILE, RECORD, RUN, TABLES, VALUES, place_of
 from playground.recording.recording import SCHEMA
 from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json
 
 TITLE = b"playground recording "
 FASTEST = 1
 """Of zlib's levels: records are so alike that the others gain little."""
+MAX_RATIO, ALLOWANCE = 100, 2**24
+"""A file inflates to no more than so many times its size and so many bytes more: recordings, to 3 to 30 times."""
+BLOCK = 2**20
+"""Bytes that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +48,20 @@ def read_folder(folder: Path) -> Members:
     tables = sorted(folder.rglob(f"*.{TABLES}"))
     if not tables:
         raise UsageError(f"{folder} is a folder without a recording: name a file that --see has written")
-    files = {file.name: file.read_bytes() for file in tables[-1].parent.iterdir() if file.is_file()}
+    ours = (file for file in tables[-1].parent.iterdir() if file.name == RUN or RANK_FILE.fullmatch(file.name))
+    files = {file.name: file.read_bytes() for file in ours if file.is_file()}
     return Members({name: trim(name, content, files) for name, content in files.items()})
 
 
 def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
     """Without the room that has not been used."""
     of_rank, _, kind = name.rpartition(".")
-    header = files.get(f"{of_rank}.{EVENTS}", b"")
+    events = files.get(f"{of_rank}.{EVENTS}", b"")
+    _, capacity, _, values_used = HEADER.unpack_from(events) if len(events) >= HEADER.size else (b"", 0, 0, 0)
     if kind == EVENTS:
-        return content[: -(-len(content.rstrip(b"\0")) // RECORD.size) * RECORD.size]
-    if kind == VALUES and len(header) >= HEADER.size:
-        return content[: 8 * HEADER.unpack_from(header)[VALUES_USED_AT]]
-    return content
+        content = content[: place_of(max(0, capacity))].rstrip(b"\0")
+        return content + bytes(-len(content) % RECORD.size)
+    return content[: 8 * max(0, values_used)] if kind == VALUES else content
 
 
 def write_file(path: Path, members: Members) -> None:
@@ -83,17 +90,31 @@ def importance(member: tuple[str, bytes]) -> tuple[int, str]:
 
 
 def read_file(path: Path) -> Members:
-    title, _, packed = path.read_bytes().partition(b"\n")
-    version = title.removeprefix(TITLE)
-    if not title.startswith(TITLE) or not version.isdigit():
-        raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
-    check_version(str(path), int(version))
-    unpacker = zlib.decompressobj()
-    try:
-        files = split(unpacker.decompress(packed))
-    except (zlib.error, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
-    return Members(files, is_cut_off=not unpacker.eof)
+    with path.open("rb") as file:
+        title = file.readline(len(TITLE) + 10)
+        version = title.removeprefix(TITLE).rstrip(b"\n")
+        if not title.startswith(TITLE) or not version.isdigit():
+            raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
+        check_version(str(path), int(version))
+        try:
+            content, is_whole = inflate(file)
+            return Members(split(content), is_cut_off=not is_whole)
+        except (zlib.error, ValueError, KeyError) as error:
+            raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
+
+
+def inflate(file: BinaryIO) -> tuple[bytes, bool]:
+    """What the rest of the file holds, and whether its end is there. Raises `zlib.error`, or `ValueError` where that
+    would be far more than a recording holds."""
+    unpacker, parts = zlib.decompressobj(), list[bytes]()
+    allowed = ALLOWANCE
+    while not unpacker.eof and (packed := file.read(BLOCK)):
+        allowed += MAX_RATIO * len(packed)
+        parts.append(unpacker.decompress(packed, allowed))
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
+        allowed -= len(parts[-1])
+    return b"".join(parts), unpacker.eof
 
 
 def check_version(what: str, version: int) -> None:
@@ -106,11 +127,11 @@ def check_version(what: str, version: int) -> None:
 
 
 def split(content: bytes) -> dict[str, bytes]:
-    """The members, the last one as far as it is there."""
+    """The members, the last one as far as it is there. Raises `ValueError` or `KeyError` for what is none."""
     files: dict[str, bytes] = {}
     place = 0
     while (end := content.find(b"\n", place)) >= 0:
-        head = json.loads(content[place:end])
-        place = end + 1 + int(head["bytes"])
-        files[str(head["name"])] = content[end + 1 : place]
+        head = expect_dict(parse_json(content[place:end]))
+        place = end + 1 + expect_int(head["bytes"], 0)
+        files[expect_text(head["name"])] = content[end + 1 : place]
     return files

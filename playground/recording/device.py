@@ -8,7 +8,6 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execut
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ class DeviceRecorder(Recorder):
 
     def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
         number = super().begin(kind, *args, **kwargs)
-        if kind in ON_DEVICE and number < self.room:
+        if kind in ON_DEVICE and number != self.unread:
             device = self.thread.device or self.gpu.device
             mark = self.gpu.mark(device)
             self.begun[number] = device, mark
@@ -129,15 +128,15 @@ class DeviceRecorder(Recorder):
         return Anchor(mark, self.clock())
 
     def write_device_lane(self) -> None:
-        """For whatever the GPUs have done, a copy of the rank's event with the GPU's times, into the room in reserve.
-        What threads are late with finds none from here on."""
-        number = self.next_number()
-        numbers = itertools.count(min(number, self.capacity))
-        self.capacity = min(number + 1, self.capacity)
+        """For what the GPUs have done, copies of the rank's events with the GPU's times, into the room in reserve."""
+        copy = self.use_reserve()
         for device, first in self.anchors.items():
             if first is not None:
                 for number, start, end in self.times_on(device, first):
-                    self.copy_to_device(number, next(numbers), start, end)
+                    if not self.make_reserve_room(copy):
+                        return
+                    self.copy_to_device(number, copy, start, end)
+                    copy += 1
 
     def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
         """What this GPU has done: an event's number, and the nanoseconds at which it began and ended."""

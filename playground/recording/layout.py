@@ -8,6 +8,7 @@ it is written, so that it outlives the rank, however that ends.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ MAX_VALUES = 64
 
 HEADER = struct.Struct("<8s3q48x")
 """MAGIC, capacity, dropped, number of values: as long as a record, and in front of them."""
-DROPPED_AT, VALUES_USED_AT = 2, 3
+CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
 MAGIC = b"PLAYREC1"
 NONE = -1
 
@@ -67,6 +68,11 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 FILES = (TABLES, EVENTS, VALUES)
 """Of each rank, in the order in which they are worth having."""
+RUN = "run.json"
+"""What was run."""
+RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({'|'.join(FILES)})")
+MAX_RANKS = 4096
+"""Of a recording."""
 
 
 def place_of(number: int) -> int:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from playground.recording.clocks import Clock
 from playground.recording.container import Members, check_version, read_members
-from playground.recording.layout import EVENTS, TABLES, VALUES, file_name
+from playground.recording.layout import EVENTS, MAX_RANKS, RANK_FILE, RUN, TABLES, VALUES, file_name
 from playground.recording.rank_file import SECOND, EventReader, RankTables, read_tables
 from playground.recording.recording import SCHEMA, RankRecording, Recording, Source
 from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, expect_int, expect_list, expect_text, parse_json
 
-RUN = "run.json"
-"""The member that says what was run."""
 TEXT = "text/"
 """What the names of the members begin with that are files of the program."""
 
@@ -27,25 +26,38 @@ def read_recording(path: str | Path) -> Recording:
     recording, is damaged or was written by another version, or if clocks of its ranks that differ were never compared;
     `OSError` if it cannot be read.
     """
-    members = read_members(Path(path))
+    return merge(read_members(Path(path)), path)
+
+
+@contextlib.contextmanager
+def refused_if_damaged(name: str | Path) -> Iterator[None]:
+    """Raise `UsageError` for whatever reading a damaged recording, of this name, raises in this block."""
     try:
-        return merge(members)
-    except (ValueError, KeyError, IndexError, TypeError, struct.error) as error:
-        raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
+        yield
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise UsageError(f"{name} is a damaged recording ({error}): record the run anew") from None
 
 
-def merge(members: Members) -> Recording:
-    """What a container or a folder holds, on one clock. Raises as `read_recording`."""
+def merge(members: Members, name: str | Path = "this") -> Recording:
+    """What a container or a folder of this name holds, on one clock. Raises `UsageError` as `read_recording`."""
+    with refused_if_damaged(name):
+        return merge_files(members)
+
+
+def merge_files(members: Members) -> Recording:
+    """The same. Raises `ValueError`, `LookupError`, `TypeError` or `struct.error`, too, for what is damaged."""
     files = members.files
-    run = json.loads(files.get(RUN, b"{}"))
-    check_version("this", run.get("schema", SCHEMA))
-    present = [int(name.removeprefix("rank-").partition(".")[0]) for name in files if name.endswith(f".{TABLES}")]
-    size = run.get("size", max(present, default=-1) + 1)
+    run = expect_dict(parse_json(files.get(RUN, b"{}")))
+    check_version("this", expect_int(run.get("schema", SCHEMA)))
+    present = [int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name and name[2] == TABLES]
+    size = expect_int(run.get("size", max(present, default=-1) + 1), 0, MAX_RANKS)
     ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
     require_compared(ranks)
     sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
     return Recording(
-        command=tuple(run.get("command", ())), backend=run.get("backend", ""), versions=run.get("versions", {}),
+        command=tuple(map(expect_text, expect_list(run.get("command", [])))),
+        backend=expect_text(run.get("backend", "")),
+        versions={expect_text(name): expect_text(each) for name, each in expect_dict(run.get("versions", {})).items()},
         began=next(rank.about.time for rank in ranks if rank.about), ranks=merge_ranks(ranks, sources, members),
         sources=tuple(sources), texts=texts_in(files),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from playground.recording.container import trim
 from playground.recording.device import DeviceRecorder, Gpu
 from playground.recording.hooks import installed
-from playground.recording.layout import FILES, file_name
+from playground.recording.layout import FILES, RUN, file_name
 from playground.recording.ping_pong import ROUNDS, compare_clocks
 from playground.recording.recorder import Recorder
 from playground.recording.tables import CLOCK
@@ -30,16 +31,22 @@ _recorders: list[Recorder] = []
 
 
 @contextlib.contextmanager
-def recorded(folder: Path, rank: int, size: int, clock: Callable[[], int] = time.perf_counter_ns) -> Iterator[Recorder]:
+def recorded(
+    folder: Path, rank: int, size: int, run: str = "", clock: Callable[[], int] = time.perf_counter_ns
+) -> Iterator[Recorder]:
     """Record what this rank does in this block, into `folder`. All ranks must enter it, and leave it unless they fail.
 
-    When they have left it, what was recorded on other hosts than rank 0's is in rank 0's folder too. `clock` gives
-    nanoseconds.
+    When they have left it, what was recorded on other hosts than rank 0's is in rank 0's folder too. `run` is what is
+    written into run.json there; `clock` gives nanoseconds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     hosts = all_gather_object(host_id())
     about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
+    with contextlib.suppress(OSError):  # of which the recorder tells
+        folder.mkdir(parents=True, exist_ok=True)
     recorder = new_recorder(folder, rank, clock=clock, **about)
+    if run:
+        with contextlib.suppress(OSError):  # then the launcher writes it
+            (folder / RUN).write_text(run)
     _recorders[:] = [recorder]
     strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
@@ -77,12 +84,16 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
     """Copy the files of these ranks, which may be on other disks, into rank 0's folder. All ranks must call this."""
     files = {}
     if rank in strangers:
-        files = {name: (folder / name).read_bytes() for name in (file_name(rank, kind) for kind in FILES)}
+        present = (folder / file_name(rank, kind) for kind in FILES if (folder / file_name(rank, kind)).exists())
+        files = {file.name: file.read_bytes() for file in present}
         files = {name: trim(name, content, files) for name, content in files.items()}
     for theirs in all_gather_object(files):
         if rank == 0:
             for name, content in theirs.items():
-                (folder / name).write_bytes(content)
+                try:
+                    (folder / name).write_bytes(content)
+                except OSError as error:
+                    print(f"--see: {name} is missing in {folder} ({error.strerror})", file=sys.stderr, flush=True)
 
 
 def forget() -> None:

@@ -17,11 +17,12 @@ RECORD = remote("playground.recording.rank:recorded")
 @dataclass(frozen=True)
 class Recorded:
     """Calls `fn`; what the rank does meanwhile is written into a folder in `folder`, whose name is the number of times
-    that the world has been started anew."""
+    that the world has been started anew. Rank 0 writes `run` there, the content of run.json."""
 
     fn: Callable[..., Any]
     folder: Path
+    run: str = ""
 
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with RECORD(self.folder / str(restart_count()), rank, size):
+        with RECORD(self.folder / str(restart_count()), rank, size, "" if rank else self.run):
             return call(self.fn, rank, size, *args)

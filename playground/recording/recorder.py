@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.recording.layout import (
+    CAPACITY_AT,
     DROPPED_AT,
     END,
     EVENTS,
@@ -35,13 +37,13 @@ from playground.recording.layout import (
     WORDS,
     file_name,
 )  # fmt: skip
-from playground.recording.memory import Nowhere, map_file
+from playground.recording.memory import MappedFile, Nowhere
 from playground.recording.recording import BACKGROUND, MAIN, PHASE, WAIT
 from playground.recording.sources import Sources
 from playground.recording.tables import END as ENDED, GROUP, NAME, SHAPE, SOURCE, START, Table, Tables
 
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Events, and values of small tensors, for which there is room: 21 and 8 MB, of which only what is used takes any."""
+"""Events, and values of small tensors, that are recorded at most: 21 and 8 MB, which the disk gives piece by piece."""
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]
 
 
@@ -67,8 +69,17 @@ class Recorder:
     """One rank's recording, while it is made.
 
     `begin` returns a number, and `end` takes it; in between other events may begin and end, in any thread. An event for
-    which there is no room is counted, and its number leads to a record that nobody reads.
+    which there is no room is counted, and its number leads to a record that nobody reads. So it is with all that happen
+    after the disk was full.
     """
+
+    target: Any
+    value_target: Any
+    """What events and values are written to."""
+    octets: Any
+    words: Any
+    halves: Any
+    """The events' once more, in units of 1, 8 and 4 bytes."""
 
     def __init__(
         self,
@@ -83,27 +94,49 @@ class Recorder:
     ) -> None:
         """`clock` gives nanoseconds; `about` is what else is to be known of the rank. Behind the room for `capacity`
         events there is some in `reserve`, which `begin` does not use."""
-        self.clock, self.capacity, self.value_capacity = clock, capacity, value_capacity
-        self.room = capacity + reserve
-        self.tables = Tables(folder / file_name(rank, TABLES))
-        self.names, self.shapes = Table(self.tables, NAME), Table(self.tables, SHAPE)
-        self.groups, self.sources = Table(self.tables, GROUP), Sources(Table(self.tables, SOURCE))
-        self.memory = map_file(folder / file_name(rank, EVENTS), HEADER.size + RECORD.size * (self.room + 1))
-        self.value_memory = map_file(folder / file_name(rank, VALUES), 8 * value_capacity)
-        self.target: Any = self.memory
-        self.value_target: Any = self.value_memory
-        self.octets: Any = memoryview(self.memory)
-        self.words: Any = self.octets.cast("q")
-        self.halves: Any = self.octets.cast("i")
-        HEADER.pack_into(self.memory, 0, MAGIC, self.room, 0, 0)
+        self.folder, self.rank, self.clock = folder, rank, clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
         self.values_used = 0
-        self.values_lock = threading.Lock()
+        self.values_lock, self.growing = threading.Lock(), threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
         """The numbers of the backward passes under way, the last to begin last: autograd has a thread for each GPU, and
         calls hooks in it."""
+        self.is_full = False
+        self.files: list[MappedFile] = []
+        self.write_nowhere()
+        self.tables = Tables(folder / file_name(rank, TABLES), self.give_up)
+        self.names, self.shapes = Table(self.tables, NAME), Table(self.tables, SHAPE)
+        self.groups, self.sources = Table(self.tables, GROUP), Sources(Table(self.tables, SOURCE))
+        try:
+            self.map_files(folder, rank, capacity, reserve, value_capacity)
+        except OSError as error:
+            self.give_up(str(error.strerror))
         self.tables.write(START, {"time": time.time(), "clock": clock(), **about})
+
+    def map_files(self, folder: Path, rank: int, capacity: int, reserve: int, value_capacity: int) -> None:
+        """Make the files, and write to them from now on. Raises `OSError`."""
+        room = capacity + reserve
+        events_size = HEADER.size + RECORD.size * (room + 1)
+        for kind, size in ((EVENTS, events_size), (VALUES, 8 * value_capacity)):
+            self.files.append(MappedFile(folder / file_name(rank, kind), size))
+        events, values = self.files
+        events.allocate(0, HEADER.size)
+        events.allocate(RECORD.size * (room + 1), RECORD.size)
+        self.max_capacity, self.max_value_capacity, self.unread = capacity, value_capacity, room
+        self.target, self.value_target, self.octets = events.memory, values.memory, memoryview(events.memory)
+        self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
+        HEADER.pack_into(self.target, 0, MAGIC, room, 0, 0)
+
+    def write_nowhere(self) -> None:
+        """From now on, what is recorded is lost."""
+        self.capacity = self.value_capacity = 0
+        """For which the disk has given room so far."""
+        self.max_capacity = self.max_value_capacity = 0
+        self.unread = 0
+        """The number of events for which there is no room."""
+        self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
+        self.words = self.halves = self.octets = Nowhere()
 
     def begin(
         self,
@@ -126,22 +159,82 @@ class Recorder:
         """
         if start is None:
             start = self.clock()
-        number = self.take_number()
+        shape_number, name_number, group_number = self.shapes[shape], self.names[name], self.groups[group]
+        number = self.take_number()  # after those: if there is no room for them, there is none for what refers to them
         thread = self.thread
         RECORD.pack_into(
             self.target, RECORD.size * (number + 1), start, 0, nbytes, offset, NONE,
             thread.parent if parent is None else parent, peer, message, tag,
-            NONE, source, self.shapes[shape], self.names[name], self.groups[group], thread.lane, KIND_CODES[kind],
+            NONE, source, shape_number, name_number, group_number, thread.lane, KIND_CODES[kind],
         )  # fmt: skip
         return number
 
     def take_number(self) -> int:
         """Of the next record, if there is room for one."""
         number = self.next_number()
-        if number >= self.capacity:
+        if number >= self.capacity and not self.make_room(number):
             self.words[DROPPED_AT] = number + 1 - self.capacity
-            return self.room
+            return self.unread
         return number
+
+    def make_room(self, number: int) -> bool:
+        """Have the disk give room for the record of that number, and those up to it. Returns whether there is."""
+        with self.growing:
+            while self.capacity <= number and self.capacity < self.max_capacity:
+                try:
+                    self.files[0].allocate_next()
+                except OSError as error:
+                    self.give_up(str(error.strerror), self.capacity)
+                    break
+                self.capacity = min(self.max_capacity, (self.files[0].allocated - HEADER.size) // RECORD.size)
+        return number < self.capacity
+
+    def use_reserve(self) -> int:
+        """Open the room in reserve. What threads are late with finds none from here on. Returns the number of its first
+        record."""
+        number = self.next_number()
+        first = min(number, self.max_capacity)
+        self.capacity = self.max_capacity = min(number + 1, self.capacity)
+        return first
+
+    def make_reserve_room(self, number: int) -> bool:
+        """Have the disk give room for a record in reserve. Returns whether there is."""
+        while not self.is_full and (self.files[0].allocated - HEADER.size) // RECORD.size <= number:
+            try:
+                self.files[0].allocate_next()
+            except OSError as error:
+                self.give_up(str(error.strerror), number)
+        return not self.is_full
+
+    def make_value_room(self, count: int) -> bool:
+        """The same for that many values."""
+        while self.value_capacity < min(count, self.max_value_capacity):
+            try:
+                self.files[1].allocate_next()
+            except OSError as error:
+                self.give_up(str(error.strerror))
+                break
+            self.value_capacity = self.files[1].allocated // 8
+        return count <= self.value_capacity
+
+    def give_up(self, reason: str, end: int | None = None) -> None:
+        """There is no room for more: what happens from now on is counted, and no more than that. Says so, once.
+
+        Records end before the number `end`; without it, with those that have a number already.
+        """
+        if self.is_full:
+            return
+        self.is_full = True
+        self.max_value_capacity = self.value_capacity
+        if end is None:
+            end = min(self.capacity, self.next_number() + 1)
+        self.capacity = self.max_capacity = min(self.capacity, end)
+        self.words[CAPACITY_AT] = end
+        with contextlib.suppress(OSError, ValueError):  # nobody can be told
+            print(
+                f"--see: no more can be written to {self.folder} ({reason}): rank {self.rank} goes on unrecorded",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
     def end(self, number: int) -> None:
         """It is over, now."""
@@ -172,7 +265,7 @@ class Recorder:
         count = len(values)
         with self.values_lock:
             position = self.values_used
-            if position + count > self.value_capacity:
+            if position + count > self.value_capacity and not self.make_value_room(position + count):
                 return
             self.values_used = self.words[VALUES_USED_AT] = position + count
         FLOATS[count].pack_into(self.value_target, 8 * position, *values)
@@ -250,11 +343,9 @@ class Recorder:
         """Of the files: what is recorded from now on, by a thread that is late or in a process forked from this one, is
         lost."""
         views = self.words, self.halves, self.octets
-        self.capacity = self.room = self.value_capacity = 0
-        self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
-        self.words = self.halves = self.octets = Nowhere()
+        self.write_nowhere()
         for view in views:
             view.release()
-        self.memory.close()
-        self.value_memory.close()
+        for file in self.files:
+            file.close()
         self.tables.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from playground.recording.container import Members, read_folder, write_file
 from playground.recording.layout import TABLES
-from playground.recording.merge import RUN, TEXT, merge
+from playground.recording.merge import TEXT, merge, refused_if_damaged
 from playground.recording.rank_file import read_tables
 from playground.recording.recorded import Recorded
 from playground.recording.recording import SCHEMA, Recording
@@ -30,30 +30,31 @@ def record_run(
     Raises what `launch` raises.
     """
     with temporary_folder("recording") as folder:
-        write_run(folder / "0", command, backend, size)
-        results = launch(Recorded(fn, folder), size, backend=backend, args=args)
+        recorded = Recorded(fn, folder, describe_run(command, backend, size))
+        results = launch(recorded, size, backend=backend, args=args)
         return results, merge(collect(folder / "0"))
 
 
-def write_run(folder: Path, command: Sequence[str], backend: str, size: int) -> None:
-    """Write what is known of a run before it begins, into the folder of its ranks."""
+def describe_run(command: Sequence[str], backend: str, size: int) -> str:
+    """What is known of a run before it begins, as run.json holds it."""
     versions = {
         **{name: version(name) for name in ("playground", "torch")},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     run = {"schema": SCHEMA, "command": list(command), "backend": backend, "size": size, "versions": versions}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RUN).write_text(json.dumps(run), encoding="utf-8")
+    return json.dumps(run)
 
 
 def collect(folder: Path) -> Members:
-    """What ranks have written into their folder, together with the files of the program that it speaks of."""
+    """What ranks have written into their folder, together with the files of the program that it speaks of. Raises
+    `UsageError` for what no rank writes."""
     members = read_folder(folder)
     paths: dict[str, Path] = {}
-    for name in members.files:
-        if name.endswith(TABLES):
-            paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
+    with refused_if_damaged(folder):
+        for name in members.files:
+            if name.endswith(TABLES):
+                paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
     texts = {
         f"{TEXT}{file}": path.read_bytes()
         for file, path in sorted(paths.items())
@@ -66,4 +67,4 @@ def pack(folder: Path, file: Path) -> Recording:
     """Make one file of what ranks have written into their folder. Returns what it holds."""
     members = collect(folder)
     write_file(file, members)
-    return merge(members)
+    return merge(members, folder)

@@ -10,6 +10,8 @@ from types import CodeType, FrameType
 from playground.recording.tables import Table
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+OURS = os.path.join("playground", "")
+"""What the names of the package's own files begin with."""
 MACHINERY = tuple(
     os.path.join(PACKAGE, *parts)
     for parts in (
@@ -19,7 +21,9 @@ MACHINERY = tuple(
 )  # fmt: skip
 """What of ours runs a program, carries out an algorithm or records it, and is neither program nor algorithm."""
 INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "purelib", "platlib"))
-"""Where Python's own modules are, and those of other packages, torch among them."""
+"""Where Python's own modules are, and those of other packages."""
+PACKAGES = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "dist-packages"))
+"""What such folders are called: a virtual environment may also see packages that lie elsewhere, torch among them."""
 
 
 class Sources:
@@ -62,13 +66,14 @@ class Sources:
         return number
 
     def name_of(self, code: CodeType) -> str:
-        """The name of its file as it is shown: relative to the package's folder, or to the working folder. Empty if the
-        code is not the program's."""
+        """The name of its file, which no other has: relative to the package's folder or to the working folder, or its
+        path. Empty if the code is not the program's."""
         if code.co_filename.startswith("<"):  # of no file
             return ""
         path = os.path.abspath(code.co_filename)
         if path.startswith(PACKAGE):
-            return "" if path.startswith(MACHINERY) else os.path.relpath(path, os.path.dirname(PACKAGE[:-1]))
-        if path.startswith(INSTALLED):
+            return "" if path.startswith(MACHINERY) else OURS + path.removeprefix(PACKAGE)
+        if path.startswith(INSTALLED) or any(name in path for name in PACKAGES):
             return ""
-        return os.path.relpath(path, self.folder) if path.startswith(self.folder) else os.path.basename(path)
+        name = path.removeprefix(self.folder)
+        return path if name.startswith(OURS) else name

@@ -81,10 +81,13 @@ def check_method(init_method: str | None) -> None:
         raise UsageError(f"--init-method {init_method}: one host's ranks meet on loopback, e.g. tcp://127.0.0.1:29500")
     if scheme == "file":
         try:
+            path.encode()
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
             os.unlink(path)
         except FileExistsError:
             raise UsageError(f"--init-method {init_method}: the file is there already; use a new one") from None
+        except UnicodeEncodeError:
+            raise UsageError(f"--init-method {init_method!r}: torch reads no path but UTF-8; use another") from None
         except OSError as error:
             raise UsageError(f"--init-method {init_method}: the file cannot be created ({error.strerror})") from None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_int, show
 from playground.training.bert_config import BertConfig
 from playground.training.sentence_pairs.vocabulary import read_json
 from playground.training.sentence_pairs.wordpiece import WordPiece
@@ -24,6 +25,8 @@ SIZES = {
 RATES = {"dropout": "hidden_dropout_prob", "layer_norm_eps": "layer_norm_eps"}
 OURS = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
 """What our encoder is; config.json may leave these out."""
+MAX_LAYERS, MAX_SIZE = 200, 2**24
+"""The largest numbers in a config.json for which memory is asked."""
 
 
 def read_config(folder: Path) -> BertConfig:
@@ -34,7 +37,7 @@ def read_config(folder: Path) -> BertConfig:
         raise UsageError(f"{folder} has no {CONFIG}: give the folder of a BERT, as save_pretrained() writes it")
     for name, ours in OURS.items():
         if content.get(name, ours) != ours:
-            raise UsageError(f"{file}: {name} is {content[name]!r}; our encoder is a BERT, where it is {ours!r}")
+            raise UsageError(f"{file}: {name} is {show(content[name])}; our encoder is a BERT, where it is {ours!r}")
     try:
         sizes = {field: read_size(content, name) for field, name in SIZES.items()}
         dropout, eps = (read_rate(content, name, getattr(BertConfig, field)) for field, name in RATES.items())
@@ -45,16 +48,18 @@ def read_config(folder: Path) -> BertConfig:
 
 def read_size(content: Mapping[str, object], name: str) -> int:
     value = content.get(name)
-    least = 2 if name == SIZES["segments"] else 1
-    if not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}: sentence pairs need a BERT where it is a number from {least} on")
-    return value
+    least, most = 2 if name == SIZES["segments"] else 1, MAX_LAYERS if name == SIZES["layers"] else MAX_SIZE
+    try:
+        return expect_int(value, least, most)
+    except ValueError:
+        rule = f"sentence pairs need a BERT where it is a number from {least} to {most:,}"
+        raise UsageError(f"{name} is {show(value)}: {rule}") from None
 
 
 def read_rate(content: Mapping[str, object], name: str, default: float) -> float:
     value = content.get(name, default)
     if not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise UsageError(f"{name} is {value!r}: it must be a number from 0 to 1")
+        raise UsageError(f"{name} is {show(value)}: it must be a number from 0 to 1")
     return value
 
 

@@ -6,6 +6,7 @@ The files are mapped into memory, not read: all ranks of a host share one copy, 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,14 +17,15 @@ import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from playground.runtime import device
-from playground.training.image_files import UnreadableImage, list_image_files
+from playground.runtime import UsageError, device
+from playground.training.image_files import SIDE, UnreadableImage, list_image_files
 from playground.training.loader import RankLoader
 from playground.training.partition import DataPartitioner, Partition, share, shares
 from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
 """Of MNIST's training pixels; every image is shifted and scaled by them."""
+CLASSES = 10
 TEST_BATCH = 500
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -33,11 +35,15 @@ class Images(Dataset[Batch]):
     """A split ("train" or "t10k") of MNIST or of the digits: (image [1, 28, 28] float32, label int64) each.
 
     Asked for many at once it gives (images [n, 1, 28, 28], labels [n]), normalised in one go. `limit` keeps the first.
+    Raises `UsageError` for damaged files.
     """
 
     def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
-        self.images = map_idx_file(folder / f"{split}-images-idx3-ubyte").unsqueeze(1)[:limit]
-        self.labels = map_idx_file(folder / f"{split}-labels-idx1-ubyte")[:limit]
+        images = map_idx_file(folder / f"{split}-images-idx3-ubyte", SIDE, SIDE)
+        labels = map_idx_file(folder / f"{split}-labels-idx1-ubyte")
+        if len(images) != len(labels) or (len(labels) and labels.max() >= CLASSES):
+            raise UsageError(f"{split} in {folder} is damaged: its labels are not those of its images")
+        self.images, self.labels = images.unsqueeze(1)[:limit], labels[:limit]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -91,9 +97,11 @@ class ImageFiles(Dataset[Batch]):
         path, label = self.samples[position]
         try:
             with Image.open(path) as picture:
+                if (picture.size, picture.mode) != ((SIDE, SIDE), "L"):
+                    raise ValueError
                 return self.transform(picture), torch.tensor(label)
-        except OSError as error:
-            why = error.strerror or "it is damaged"
+        except Exception as error:  # of the decoder, which raises SyntaxError too
+            why = getattr(error, "strerror", None) or "it is damaged"
             raise UnreadableImage(f"{path}: {why}; the next run writes it again before it starts") from None
 
 
@@ -105,15 +113,18 @@ def training_images(settings: TrainingSettings) -> Dataset[Batch]:
     return kind(settings.folder, "train", settings.limit)
 
 
-def map_idx_file(file: Path) -> torch.Tensor:
-    """The uint8 tensor an IDX file holds, mapped into memory."""
+def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
+    """The uint8 tensor an IDX file holds, samples of this shape, mapped into memory. Raises `UsageError` for any other
+    file."""
+    header, nbytes = 8 + 4 * len(sample), math.prod(sample)
     with open(file, "rb") as stream:
-        (magic,) = struct.unpack(">I", stream.read(4))
-        dimensions = magic & 0xFF
-        shape = struct.unpack(f">{dimensions}I", stream.read(4 * dimensions))
-    header = 4 + 4 * dimensions
-    whole = torch.from_file(str(file), shared=False, size=header + math.prod(shape), dtype=torch.uint8)
-    return whole[header:].view(shape)
+        head, size = stream.read(header), os.fstat(stream.fileno()).st_size
+    samples = max(0, size - header) // nbytes
+    described = struct.pack(f">{2 + len(sample)}I", 0x0801 + len(sample), samples, *sample)
+    if head != described or size != header + samples * nbytes:
+        raise UsageError(f"{file} is damaged: remove it, and the next run makes it again")
+    whole = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    return whole[header:].view(samples, *sample)
 
 
 class EqualSteps(Sampler[list[int]]):

@@ -37,6 +37,13 @@ def test_training_goes_on_where_it_was(command: str, train: Run, tmp_path: Path)
     assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("grace", ["nan", "inf", "0", "1e308"])
+def test_a_grace_that_no_clock_can_wait_for_is_refused(grace: str, train: Run) -> None:
+    shown = train("sgd", "--grace", grace)
+    assert (shown.code, shown.out) == (2, "")
+    assert "--grace" in shown.err
+
+
 def test_resume_no_refuses_a_folder_in_use(train: Run) -> None:
     assert train("sgd", "--epochs", 1, "--resume", "no").code == 0
     shown = train("sgd", "--epochs", 1, "--resume", "no")

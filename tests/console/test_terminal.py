@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from terminal import Terminal, open_terminal
 
 from playground.console import terminal
 from playground.console.progress import Bar
+from playground.console.tables import Column, Table
 from playground.console.text import heading, prose, rank_number
 
 Run = Callable[..., Any]
@@ -86,6 +89,28 @@ def test_characters_that_stdout_lacks_are_replaced(monkeypatch: pytest.MonkeyPat
     terminal.replace_unencodable()
     terminal.say("0 … 3 → ½")
     assert written.getvalue() == b"0 ? 3 ? \xbd\n"
+
+
+EVIL = "\x1b]0;owned\x07\x9b2J\r\u202e"
+
+
+def test_text_of_others_brings_no_escape_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say(f"on {EVIL}", prose(heading(EVIL), "\tof\ntwo lines"), Table(Column("host"), rows=[[EVIL]]))
+    lines = capsys.readouterr().out.splitlines()
+    shown = r"\x1b]0;owned\x07\x9b2J\r\u202e"
+    assert [line.strip() for line in lines] == [f"on {shown}", f"{shown}  of", "two lines", "host", shown]
+
+
+def test_an_error_that_quotes_a_file_brings_none_either(run_cli: Run, tmp_path: Path) -> None:
+    for name in ("gloo", EVIL):
+        row = {"collective": "all_reduce", "algorithm": "ring", "size": 64, "times_us": [1.0]}
+        about = {"lesson": "bench", "backend": name, "device": "cpu", "world_size": 2, "environment": None}
+        document = {**about, "rows": [row], "settings": {"dtype": "int8", "op": "sum"}}
+        (tmp_path / name[:4]).write_text(json.dumps(document))
+    outcome = run_cli("bench", "--diff", tmp_path / "gloo", tmp_path / EVIL[:4])
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert r"backend is gloo in one and \x1b]0;owned\x07\x9b2J\r\u202e in the other" in outcome.err
+    assert run_cli("bench", "--diff", tmp_path / EVIL).err.rstrip("\n").isprintable()
 
 
 def test_help_in_latin_1_does_not_fail() -> None:

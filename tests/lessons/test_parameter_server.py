@@ -409,6 +409,7 @@ def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, mo
         (("-n", 1), "2"),
         (("-n", 3, "--staleness", -1), "--staleness"),
         (("-n", 3, "--slow-worker", 0.5), "--slow-worker"),
+        (("-n", 3, "--slow-worker", 1e308), "--slow-worker"),
         (("-n", 5, "--batch-size", 3), "--batch-size 3"),
         (("-n", 3, "--limit", 30), "--batch-size 40"),
         (("-n", 3, "--mode", "eventually"), "--mode"),

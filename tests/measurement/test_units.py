@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -32,7 +34,16 @@ def test_seconds(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.000433, "0.000433"), (1.4321, "1.43"), (99.96, "100.0"), (12345.6, "12346")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.000433, "0.000433"),
+        (1.4321, "1.43"),
+        (99.96, "100.0"),
+        (12345.6, "12346"),
+        (inf, "inf"),
+        (nan, "nan"),
+    ],
 )
 def test_digits(value: float, text: str) -> None:
     assert format_digits(value) == text

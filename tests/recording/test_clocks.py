@@ -58,7 +58,7 @@ def send_with_a_wrong_clock(rank: int, size: int, folder: Path) -> list[tuple[in
         now = time.perf_counter_ns()
         return now if rank < size // 2 else now + AHEAD + round(FASTER * (now - start))
 
-    with recorded(folder, rank, size, clock) as recorder:
+    with recorded(folder, rank, size, clock=clock) as recorder:
         for _ in range(5):
             load_all_reduce("ring")(torch.ones(4))
             before = time.perf_counter_ns()

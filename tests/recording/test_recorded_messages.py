@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
+from playground.analysis.matching import match_messages
 from playground.analysis.volumes import volumes
 from playground.recording.hooks.distributed import DistributedHooks
 from playground.recording.hooks.groups import Groups
@@ -232,6 +233,38 @@ def test_collectives_of_torch(world: Worlds, tmp_path: Path) -> None:
         ("gather", 8, 0, ones), ("all_gather_into_tensor", 8, None, ones + ones), ("all_reduce", 4000, None, None),
         ("barrier", 0, None, None),
     ]  # fmt: skip
+
+
+def receive_from_anyone_in_a_group(rank: int, size: int) -> None:
+    group = dist.new_group([1, 2])
+    if rank == 1:
+        for _ in range(2):
+            dist.send(torch.ones(1), 2, group=group)
+    elif rank == 2:
+        dist.recv(torch.zeros(1), group=group)
+        dist.irecv(torch.zeros(1), group=group).wait()
+
+
+def test_who_sent_to_anyone_is_a_rank_of_the_world(world: Worlds, tmp_path: Path) -> None:
+    """torch says which rank of the group it was where it is asked, and which of the world where it tells."""
+    recording = record(world(3), tmp_path, receive_from_anyone_in_a_group)
+    received = [(event.name, event.peer, event.message) for event in recording.events(RECEIVE) if event.rank == 2]
+    assert received == [("recv", 1, 0), ("irecv", 1, 1)]
+    messages = match_messages(recording)
+    assert (len(messages.matched), messages.unmatched) == (2, ())
+
+
+def reduce_sparse(rank: int, size: int) -> list[float]:
+    tensor = torch.sparse_coo_tensor([[rank, 3]], [1.0, float(rank)], (4,), check_invariants=True)
+    dist.all_reduce(tensor)
+    return list(tensor.to_dense().tolist())
+
+
+def test_a_sparse_tensor_is_reduced_as_ever(world: Worlds, tmp_path: Path) -> None:
+    """What it takes is its indices and its values."""
+    assert world(2).run(Recorded(reduce_sparse, tmp_path)) == [[1.0, 1.0, 0.0, 1.0]] * 2
+    events = read_recording(tmp_path / "0").events(COLLECTIVE)
+    assert [(event.name, event.nbytes, event.shape) for event in events] == [("all_reduce", 2 * (8 + 4), (4,))] * 2
 
 
 def fail_in_a_call(rank: int, size: int) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
+import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given, strategies as st
 
 from playground.recording.container import read_folder
@@ -14,11 +19,13 @@ from playground.recording.layout import HEADER, MAX_VALUES, RECORD
 from playground.recording.merge import merge, read_recording
 from playground.recording.recorder import Recorder
 from playground.recording.recording import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
+from playground.recording.run import pack
 
 ABOUT = {"host": "here", "host_id": "here 1", "device": "cpu", "cores": 1}
 
 
 def new_recorder(folder: Path, capacity: int = 100, **more: int) -> Recorder:
+    folder.mkdir(exist_ok=True)
     return Recorder(folder, 0, capacity=capacity, **more, **ABOUT)  # type: ignore[arg-type]
 
 
@@ -68,6 +75,63 @@ def test_events_for_which_there_is_no_room_are_counted(tmp_path: Path) -> None:
     assert [event.name for event in read(tmp_path).events] == [f"number {number}" for number in range(5)]
     recorder.stop()
     assert read(tmp_path).dropped == 3
+
+
+FILL = """
+import sys
+from pathlib import Path
+from playground.recording.layout import MAX_VALUES
+from playground.recording.merge import read_recording
+from playground.recording.recorder import Recorder
+from playground.recording.recording import COMPUTE, VALUES
+
+folder, what = Path(sys.argv[1]), sys.argv[2]
+recorder = Recorder(folder, 0, host="here", host_id="here 1", device="cpu", cores=1)
+for number in range(100_000):
+    if what == "events":
+        recorder.end(recorder.begin(COMPUTE, "forward"))
+    elif what == "values":
+        recorder.instant(VALUES, "holds", [float(number)] * MAX_VALUES)
+    else:
+        recorder.end(recorder.begin(COMPUTE, f"{number} {'long ' * 30}"))
+recorder.stop()
+(rank,) = read_recording(folder).ranks
+print(len(rank.events), rank.dropped)
+"""
+
+
+def on_a_small_disk(folder: Path) -> list[str]:
+    """What a command begins with that is to have a disk of 4 MB there."""
+    words = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("a small disk is a mount in a namespace, and there can be none here")
+    return [*words, "sh", "-c", f'mount -t tmpfs -o size=4m tmpfs "{folder}" && exec "$@"', "sh"]
+
+
+def with_small_files(folder: Path) -> list[str]:
+    """The same where no file may have more than 2 MB."""
+    limit = f"import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({2**21}, {resource.RLIM_INFINITY}))"
+    return [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
+
+
+@pytest.mark.parametrize("what", ["events", "values", "names"])
+@pytest.mark.parametrize("surroundings", [on_a_small_disk, with_small_files])
+def test_a_full_disk_ends_the_recording_and_not_the_run(
+    surroundings: Callable[[Path], list[str]], what: str, tmp_path: Path
+) -> None:
+    """Whether it is an event, a value or a name that finds no room."""
+    command = [*surroundings(tmp_path), sys.executable, "-c", FILL, str(tmp_path), what]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"--see: no more can be written to {tmp_path} (")
+    assert line.endswith("): rank 0 goes on unrecorded")
+    events, dropped = map(int, ended.stdout.split())
+    if surroundings is on_a_small_disk:
+        assert events > 2_000
+        assert events + dropped == 100_000
+    else:
+        assert (events, dropped) == (0, 0)  # a file of 21 MB may not even be made
 
 
 def test_threads_have_lanes_and_spans_of_their_own(tmp_path: Path) -> None:
@@ -149,3 +213,18 @@ def test_the_line_is_the_programs_own(tmp_path: Path) -> None:
     recording = read_recording(tmp_path)
     [source] = recording.sources
     assert (Path(source.file).name, source.line) == ("test_recorder.py", line)
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path / "ranks")
+    for folder in ("mine", "yours"):
+        file = tmp_path / folder / "util.py"
+        file.parent.mkdir()
+        file.write_text(f"recorder.end(recorder.begin('compute', '{folder}', source=recorder.sources.find(1)))\n")
+        exec(compile(file.read_text(), file, "exec"), {"recorder": recorder})
+    recorder.stop()
+    recording = pack(tmp_path / "ranks", tmp_path / "two.playground")
+    for event in recording.events():
+        source = recording.sources[event.source or 0]
+        assert event.name in recording.texts[source.file]
+        assert Path(source.file) == tmp_path / event.name / "util.py"

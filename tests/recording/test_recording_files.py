@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import time
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,13 +22,17 @@ import torch
 from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.console.see import Recordings, without_option
-from playground.recording.container import Members, read_file, write_file
+from playground.figures.paint import PAINTED
+from playground.recording.container import TITLE, Members, read_file, write_file
+from playground.recording.layout import RECORD, Record, place_of
 from playground.recording.merge import read_recording
 from playground.recording.recorded import Recorded
 from playground.recording.recording import COLLECTIVE, SCHEMA, SEND, Recording
-from playground.recording.run import pack, record_run, write_run
+from playground.recording.run import describe_run, pack, record_run
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.entry import World
+
+RunCli = Callable[..., Any]
 
 
 def reduce_once(rank: int, size: int) -> int:
@@ -47,8 +58,7 @@ def test_a_run_and_its_recording() -> None:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of two ranks, as a file."""
     folder = tmp_path_factory.mktemp("recording")
-    launch(Recorded(reduce_once, folder / "ranks"), 2)
-    write_run(folder / "ranks" / "0", ["mine"], "gloo", 2)
+    launch(Recorded(reduce_once, folder / "ranks", describe_run(["mine"], "gloo", 2)), 2)
     pack(folder / "ranks" / "0", folder / "whole.playground")
     return folder / "whole.playground"
 
@@ -135,11 +145,105 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
         write_file(tmp_path / "damaged.playground", Members({**files, name: content}))
         with pytest.raises(UsageError, match="record the run anew"):
             read_recording(tmp_path / "damaged.playground")
+    for name, content in (("rank-0.tables", "[1\n"), ("run.json", "{")):
+        folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / f"with damaged {name}")
+        (folder / name).write_text(content)
+        with pytest.raises(UsageError, match=f"{folder} is a damaged recording"):
+            pack(folder, tmp_path / "packed.playground")
+        shutil.rmtree(folder)
     with pytest.raises(UsageError, match="a folder without a recording"):
         read_recording(tmp_path)
 
 
-RunCli = Callable[..., Any]
+def packed_members(*members: tuple[dict[str, object], bytes]) -> bytes:
+    """A file with these members, each after its head, as they are."""
+    content = b"".join(json.dumps(head).encode() + b"\n" + member for head, member in members)
+    return TITLE + b"%d\n" % SCHEMA + zlib.compress(content, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (packed_members(({"name": "run.json", "bytes": -30}, b"")), "-30 is no number from 0"),
+        (packed_members(({"name": "run.json", "bytes": "all"}, b"")), "'all' is no number"),
+        (packed_members(({"name": ["run.json"], "bytes": 0}, b"")), "a list is no text"),
+        (packed_members(({"name": "rank-0.events", "bytes": 2**28}, bytes(2**28))), "more than 100 times its size"),
+        (packed_members(({"name": "run.json", "bytes": 10**5}, b"[" * 10**5)), "nested too deeply"),
+        (packed_members(({"name": "run.json", "bytes": 15}, b'{"size": 10**9}')), "damaged recording"),
+        (packed_members(({"name": "run.json", "bytes": 20}, b'{"size": 1000000000}')), "1000000000 is no number"),
+        (packed_members(({"name": "run.json", "bytes": 14}, b'{"schema": []}')), "a list is no number"),
+        (TITLE + b"9" * 5000 + b"\n", "reads version"),
+    ],
+    ids=["negative", "no length", "no name", "bomb", "nested", "no JSON", "ranks", "no version", "a long version"],
+)
+def test_a_crafted_file_is_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    """At once, and without much memory."""
+    file = tmp_path / "crafted.playground"
+    file.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=words) as caught:
+            read_recording(file)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def with_record(packed: Path, place: int, **changes: int) -> bytes:
+    """The events of rank 0, one of which is another."""
+    events = bytearray(read_file(packed).files["rank-0.events"])
+    record = Record(*RECORD.unpack_from(events, place_of(place)))
+    RECORD.pack_into(events, place_of(place), *record._replace(**changes))
+    return bytes(events)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parent": 5}, "event 5 lies in event 5, which does not come before it"),
+        ({"parent": 6}, "event 5 lies in event 6"),
+        ({"parent": -2}, "event 5 lies in event -2"),
+        ({"nbytes": 2**60}, "event 5 has numbers that no event has"),
+        ({"offset": -5}, "event 5 has numbers"),
+        ({"shape": -1}, "event 5 has numbers"),
+        ({"shape": 10**6}, "damaged recording"),
+        ({"kind": 200}, "damaged recording"),
+    ],
+)
+def test_an_event_that_cannot_be_is_refused(changes: dict[str, int], words: str, packed: Path, tmp_path: Path) -> None:
+    files = {**read_file(packed).files, "rank-0.events": with_record(packed, 5, **changes)}
+    write_file(tmp_path / "crafted.playground", Members(files))
+    with pytest.raises(UsageError, match=words):
+        read_recording(tmp_path / "crafted.playground")
+
+
+def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """Names, hosts, sources and the command of a recording are whatever somebody has written there."""
+    evil = "\x1b]0;owned\x07\x9b31m\0\ud800\uffff\u202e"
+    files = dict(read_file(packed).files)
+    run = json.loads(files["run.json"])
+    files["run.json"] = json.dumps({**run, "command": [evil], "backend": evil, "versions": {evil: evil}}).encode()
+    lines = [json.loads(line) for line in files["rank-0.tables"].splitlines()]
+    for line in lines:
+        if line[0] == "name":
+            line[1] += evil
+        elif line[0] == "source":
+            line[1] = [evil, line[1][1], evil, evil]
+        elif line[0] == "start":
+            line[1] |= {"host": evil, "host_id": line[1]["host_id"], "device": evil}
+    files["rank-0.tables"] = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    write_file(tmp_path / "evil.playground", Members(files))
+    shown = run_cli("see", tmp_path / "evil.playground")
+    assert (shown.code, shown.err) == (0, "")
+    assert r"\x1b]0;owned\x07\x9b31m\x00\ud800\uffff\u202e" in shown.out.replace("\n", "")
+    for ending in PAINTED:
+        file = tmp_path / f"evil{ending}"
+        assert run_cli("see", tmp_path / "evil.playground", "-o", file).code == 0
+        if ending == ".svg":
+            ElementTree.parse(file)
+        if ending != ".png":
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\uffff\u202e]", file.read_text(encoding="utf-8"))
 
 
 def test_see_keeps_the_recording(run_cli: RunCli, tmp_path: Path) -> None:
@@ -185,6 +289,74 @@ def test_what_is_in_the_way_of_more_worlds_is_left_alone(tmp_path: Path) -> None
     in_the_way.write_text("mine")
     with pytest.raises(UsageError, match="no folder"):
         Recordings(tmp_path / "other.playground")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, run_cli: RunCli) -> None:
+    note = tmp_path / "ring.playground.ranks" / "1" / "note.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("mine")
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{note} is in the way of what ranks record" in outcome.err
+    assert note.read_text() == "mine"
+    shutil.rmtree(note.parent)
+    (note.parent / "0").mkdir(parents=True)  # what a launcher that was killed has left
+    for name in ("run.json", "rank-0.tables", "rank-0.events"):
+        (note.parent / "0" / name).write_text("")
+    assert run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground").code == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["ring.playground"]
+
+
+@pytest.mark.parametrize("ending", [".playground", *PAINTED])
+def test_bytes_that_are_not_utf_8_in_the_command(ending: str, tmp_path: Path, run_cli: RunCli) -> None:
+    file = tmp_path / f"ring\udcff{ending}"
+    table = tmp_path / "table\udcff.csv"
+    outcome = run_cli("bench", "-b", "64", "-e", "64", "--iterations", "1", "--csv", table, "--see", file)
+    assert outcome.code == 0, outcome.err
+    assert {each.name for each in tmp_path.iterdir()} == {file.name, table.name}
+
+
+def test_results_come_before_a_recording_that_cannot_be_written(tmp_path: Path, run_cli: RunCli) -> None:
+    file = tmp_path / "ring.playground"
+    (tmp_path / f".{file.name}.unfinished").mkdir()
+    outcome = run_cli("allreduce", "-n", "2", "--see", file)
+    assert outcome.code == 1
+    assert "Shown:" in outcome.out
+    assert "--see ring.playground: no recording could be written (" in outcome.err
+    folder = tmp_path / "ring.playground.ranks" / "1" / "0"
+    assert f"`playground see {folder}` shows what the ranks have written" in outcome.err
+    assert run_cli("see", folder).code == 0
+
+
+def die_at_once(rank: int, size: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_where_nothing_was_recorded_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "none.playground"
+
+    def kill_ranks(world: World, fn: object) -> Any:
+        return Recordings(file).around(world, fn)  # type: ignore[arg-type]
+
+    world = World(2, around=kill_ranks)
+    with pytest.raises(RankFailed, match="SIGKILL"), Recordings(file).around(world, reduce_once):
+        launch(die_at_once, 2)  # before the recording begins
+    assert "--see: no rank had begun to record, so there is nothing to be seen" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_that_is_killed_early_leaves_nothing(
+    tmp_path: Path, start_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Wherever it is by then: a folder that is there can be seen."""
+    for delay in (0.05, 0.2, 0.4, 0.8):
+        process = start_cli("p2p", "-n", "2", "--see", tmp_path / "p2p.playground")
+        time.sleep(delay)
+        process.kill()
+        process.communicate(timeout=60)
+        folder = tmp_path / "p2p.playground.ranks"
+        if folder.exists():
+            assert [*folder.rglob("*.tables")]
 
 
 @pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])

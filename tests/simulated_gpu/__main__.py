@@ -33,7 +33,7 @@ def build() -> Path:
         return folder
     shutil.rmtree(folder.parent, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
-    [place] = find_spec("torch").submodule_search_locations  # type: ignore[union-attr]
+    [place] = find_spec("torch").submodule_search_locations  # type: ignore[misc, union-attr]
     torch = Path(place)
     packages = torch.parent / "nvidia"
     includes = [HERE / "include", torch / "include", packages / "nccl" / "include", *packages.glob("cu*/include")]

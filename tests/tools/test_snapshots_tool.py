@@ -127,6 +127,13 @@ def test_measured_snapshots_are_snapshots(tmp_path: Path, run_cli: Run) -> None:
     assert "holds snapshots (up to step 4)" in again.err
 
 
+def test_more_memory_than_there_is_is_refused(tmp_path: Path, run_cli: Run) -> None:
+    shown = run_cli("snapshots", "measure", tmp_path / "run", "--memory", "999999999999G")
+    assert (shown.code, shown.out) == (2, "")
+    assert "bytes are free, choose less" in shown.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_problem_of_a_rank_fails_the_measurement() -> None:
     fine, full = (SaveTimes(blocked=[0.1], written=[0.2], problem=problem) for problem in ("", "no room"))
     check_times([fine, fine])

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,10 @@ class Unknown:
     [
         ("config.json", None, "has no config.json"),
         ("config.json", b"{", r"config.json cannot be read"),
+        ("config.json", b"[" * 10**5, "config.json cannot be read .it is nested too deeply"),
+        ("config.json", json.dumps({**JSON, "num_hidden_layers": 10**9}).encode(), "num_hidden_layers is 1000000000"),
         ("vocab.txt", None, "it needs vocab.txt, or a tokenizer.json"),
+        ("tokenizer.json", b'{"normalizer": 3}', "the normalizer in tokenizer.json cannot be read"),
         ("pytorch_model.bin", None, "has no weights: it needs model.safetensors or pytorch_model.bin"),
         ("pytorch_model.bin", b"cut", "pytorch_model.bin is damaged, or holds more than tensors"),
         ("pytorch_model.bin", Unknown(), "pytorch_model.bin is damaged, or holds more than tensors"),
@@ -214,6 +218,19 @@ def test_a_file_that_is_missing_or_damaged_is_named(name: str, content: object, 
         find_weights(str(folder))
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_packed_are_refused(tmp_path: Path) -> None:
+    """`torch.save` packs nothing, and what is packed can take a thousand times the memory of its file."""
+    folder = write_folder(tmp_path / "folder", {"zeros": torch.zeros(2**22)})
+    plain = folder / "pytorch_model.bin"
+    with zipfile.ZipFile(plain) as whole, zipfile.ZipFile(folder / "packed", "w", zipfile.ZIP_DEFLATED) as packed:
+        for member in whole.infolist():
+            packed.writestr(member.filename, whole.read(member))
+    (folder / "packed").replace(plain)
+    assert plain.stat().st_size < 2**20
+    with pytest.raises(UsageError, match="its members are larger than the file"):
+        find_weights(str(folder))
 
 
 def test_safetensors_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
+from playground.runtime import UsageError
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, map_idx_file, partition_dataset, training_images
 from playground.training.digits import draw, idx
@@ -44,7 +45,30 @@ def test_an_idx_file_says_what_it_holds(tmp_path: Path) -> None:
     tensor = torch.arange(24, dtype=torch.uint8).view(2, 3, 4)
     (tmp_path / "file").write_bytes(idx(tensor))
     assert (tmp_path / "file").read_bytes()[:4] == b"\0\0\x08\x03"
-    assert torch.equal(map_idx_file(tmp_path / "file"), tensor)
+    assert torch.equal(map_idx_file(tmp_path / "file", 3, 4), tensor)
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [(0, b"\1"), (3, b"\xff"), (4, b"\x7f"), (15, b"\0"), (1584, b"longer"), (0, b"")],
+    ids=["kind", "dimensions", "more samples than there are bytes", "no width", "bytes too many", "cut off"],
+)
+def test_a_damaged_idx_file_is_refused_in_one_line(place: int, content: bytes, tmp_path: Path) -> None:
+    whole = idx(torch.zeros(2, 28, 28, dtype=torch.uint8)).ljust(place, b"\0")
+    damaged = whole[:place] + content + whole[place + len(content) :] if content else whole[:11]
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(damaged)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.zeros(2, dtype=torch.uint8)))
+    with pytest.raises(UsageError, match="train-images-idx3-ubyte is damaged") as caught:
+        Images(tmp_path, "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_must_be_those_of_the_images(tmp_path: Path) -> None:
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(torch.zeros(2, 28, 28, dtype=torch.uint8)))
+    for labels in ([1], [1, 10]):
+        (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.tensor(labels, dtype=torch.uint8)))
+        with pytest.raises(UsageError, match="its labels are not those of its images"):
+            Images(tmp_path, "train")
 
 
 def test_digits_vary_and_every_class_comes() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from playground.training import image_files
-from playground.training.data import Images
+from playground.training.data import ImageFiles, Images
 from playground.training.digits import write_digits
 from playground.training.files import NoData
 from playground.training.image_files import UnreadableImage, list_image_files, prepare_image_files
@@ -130,6 +133,32 @@ def test_the_error_is_one_line_in_a_loader_worker_too() -> None:
     traceback = f"Traceback (most recent call last):\n  …\nplayground.training.UnreadableImage: {error}\n"
     wrapped = f"Caught UnreadableImage in DataLoader worker process 0.\nOriginal {traceback}"
     assert str(UnreadableImage(wrapped)) == str(error) == "/data/7.png: it is damaged"
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def break_chunks(content: bytes) -> bytes:
+    """Half of the pixels, and a chunk that is none: the decoder tells of it by a SyntaxError."""
+    half = b"IDAT" + content[41 : len(content) // 2]
+    return content[:33] + struct.pack(">I", len(half) - 4) + half + struct.pack(">I", crc32(half)) + 12 * b"\0"
+
+
+def draw_another(content: bytes) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (30, 30)).save(stream, "png")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("damage", [cut, break_chunks, draw_another])
+def test_a_picture_that_is_damaged_later_is_named(damage: Callable[[bytes], bytes], raw: Path) -> None:
+    prepare_image_files(raw)
+    samples = list_image_files(raw, 1)
+    file = Path(samples[0][0])
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UnreadableImage, match=rf"{file.name}: it is damaged"):
+        ImageFiles(samples)[0]
 
 
 def test_files_can_be_moved_with_their_data(raw: Path, tmp_path: Path) -> None:

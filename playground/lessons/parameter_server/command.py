@@ -15,7 +15,7 @@ from playground.console.training_options import DataOptions, data_options, prepa
 from playground.lessons import LESSONS
 from playground.lessons.parameter_server import report
 from playground.lessons.parameter_server.results import ServerResult, steps_verdict
-from playground.lessons.parameter_server.settings import MODES, ServerSettings
+from playground.lessons.parameter_server.settings import MAX_SLOW, MODES, ServerSettings
 from playground.remote.agents import AGENTS
 from playground.runtime.remote import remote
 
@@ -42,7 +42,7 @@ server_options = options(
         help="Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
     ),
     click.option(
-        "--slow-worker", type=Finite(1), default=1.0, show_default=True, metavar="FACTOR",
+        "--slow-worker", type=Finite(1, MAX_SLOW), default=1.0, show_default=True, metavar="FACTOR",
         help="Slow the last worker down: its gradients take so many times as long.",
     ),
     click.option(

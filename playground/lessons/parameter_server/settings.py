@@ -18,6 +18,8 @@ MODES = {
 ALL_REDUCE = "all-reduce"
 """The same training without a server, to compare with."""
 
+MAX_SLOW = 1e6
+"""The largest factor by which a worker can be slowed down."""
 SERVER = 0
 """Its rank. Worker 0 is rank 1, and so on."""
 EARLY_STEPS = 5
@@ -47,8 +49,8 @@ class ServerSettings(TrainingSettings):
         check_choice("over", self.over, AGENTS)
         check_at_least_one(self, "steps")
         check_not_negative(self, "staleness")
-        if not 1 <= self.slow_worker < float("inf"):
-            raise UsageError(f"slow_worker {self.slow_worker:g}: it must be a finite number, 1 or above")
+        if not 1 <= self.slow_worker <= MAX_SLOW:
+            raise UsageError(f"slow_worker {self.slow_worker:g}: it must be a number from 1 to {MAX_SLOW:g}")
 
     @property
     def early_steps(self) -> int:

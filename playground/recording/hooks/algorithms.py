@@ -17,7 +17,7 @@ from playground.algorithms.operation import Add
 from playground.algorithms.transport import Transport
 from playground.recording.hooks.groups import Groups
 from playground.recording.hooks.replace import replaced
-from playground.recording.hooks.tensors import values_of
+from playground.recording.hooks.tensors import bytes_of, values_of
 from playground.recording.hooks.transport import RecordedTransport
 from playground.recording.hooks.works import RecordedWork
 from playground.recording.layout import MAX_VALUES
@@ -55,7 +55,7 @@ class AlgorithmHooks:
                 return real(call, group, async_op, whole, share)
             tensor = call.args[1] if share is not None else call.args[0]
             number = recorder.begin(
-                COLLECTIVE, name_of(call.func.__self__), tensor.nbytes, tensor.shape, self.groups.ranks_of(group),
+                COLLECTIVE, name_of(call.func.__self__), bytes_of(tensor), tensor.shape, self.groups.ranks_of(group),
                 source=recorder.sources.find(),
             )  # fmt: skip
             work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)

@@ -11,6 +11,7 @@ import torch
 
 from playground.recording.hooks.algorithms import RecordedCollectiveWork
 from playground.recording.hooks.groups import Groups
+from playground.recording.hooks.tensors import bytes_of
 from playground.recording.hooks.works import IssuedWorks, RecordedWork
 from playground.recording.layout import NONE
 from playground.recording.recorder import Recorder
@@ -52,7 +53,7 @@ class BucketHooks:
         """The next bucket leaves."""
         index, self.left = self.left, self.left + 1
         return self.recorder.begin(
-            BUCKET, f"bucket {index}", flat.nbytes, flat.shape, self.groups.ranks_of(None),
+            BUCKET, f"bucket {index}", bytes_of(flat), flat.shape, self.groups.ranks_of(None),
             source=self.recorder.sources.find(), parent=self.recorder.around(),
         )  # fmt: skip
 
@@ -113,7 +114,7 @@ class BucketHooks:
             number = self.begin(tensors[0])
         else:
             number = recorder.begin(
-                COLLECTIVE, CALLED[call.name.name], sum(tensor.nbytes for tensor in tensors),
+                COLLECTIVE, CALLED[call.name.name], sum(map(bytes_of, tensors)),
                 tensors[0].shape if len(tensors) == 1 else (), self.groups.ranks_of(group),
                 NONE if call.root < 0 else self.groups.ranks_of(group)[call.root],
                 source=recorder.sources.find(1),  # there may be no other frame: threads of torch's come here

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from playground.recording.hooks.replace import replaced
+from playground.recording.hooks.tensors import bytes_of
 from playground.recording.layout import LANE_CODES
 from playground.recording.moves import name_of_move
 from playground.recording.recorder import Recorder
@@ -45,7 +46,7 @@ class DeviceHooks:
             source, now, around = recorder.sources.find(MACHINERY), recorder.clock(), recorder.around()
             numbers = [
                 recorder.begin(
-                    MOVE, name_of_move(part, str(device), str(target)), tensor.nbytes, tensor.shape, source=source,
+                    MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape, source=source,
                     start=now, parent=around,
                 )
                 for device, tensor in tensors

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from playground.recording.hooks.groups import Groups, Ranks
 from playground.recording.hooks.replace import set_attribute
-from playground.recording.hooks.tensors import values_of, values_of_all
+from playground.recording.hooks.tensors import bytes_of, values_of, values_of_all
 from playground.recording.hooks.works import IssuedWorks, Pending, RecordedWork, finish, is_of_torch
 from playground.recording.layout import NONE
 from playground.recording.recorder import Recorder
@@ -109,7 +109,8 @@ class DistributedHooks:
                 return result
             work = self.record_work(result, (number, (tensor,)))
             if from_anyone and work is not None:
-                work.when_done = lambda: self.note_sender(number, result._source_rank(), group, tag)
+                ranks = self.groups.ranks_of(group)  # the work tells which of these it was
+                work.when_done = lambda: self.note_sender(number, ranks[result._source_rank()], group, tag)
             return work
 
         return receive
@@ -123,7 +124,7 @@ class DistributedHooks:
             peer = ranks[group_peer]
         message = NONE if peer is None else self.groups.next_message(kind, peer, ranks, tag)
         return self.recorder.begin(
-            kind, name, tensor.nbytes, tensor.shape, ranks, NONE if peer is None else peer, message, tag,
+            kind, name, bytes_of(tensor), tensor.shape, ranks, NONE if peer is None else peer, message, tag,
             source=self.recorder.sources.find(3),
         )  # fmt: skip
 
@@ -202,7 +203,7 @@ class DistributedHooks:
         ranks = self.groups.ranks_of(group)
         only = tensors[0] if len(tensors) == 1 else None
         return self.recorder.begin(
-            COLLECTIVE, name, sum(tensor.nbytes for tensor in tensors) if only is None else only.nbytes,
+            COLLECTIVE, name, sum(map(bytes_of, tensors)) if only is None else bytes_of(only),
             () if only is None else only.shape, ranks, root_of(bound, root, ranks) if root else NONE,
             source=self.recorder.sources.find(3),
         )  # fmt: skip

@@ -9,6 +9,13 @@ import torch
 from playground.recording.layout import MAX_VALUES
 
 
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Of its elements; of a sparse tensor those of its indices and values."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
+
+
 def values_of(tensor: torch.Tensor) -> list[float] | None:
     """What it holds, flat; None if it is too large, or where to look would be to wait: on a GPU."""
     if tensor.numel() > MAX_VALUES or not tensor.is_cpu or tensor.layout is not torch.strided:

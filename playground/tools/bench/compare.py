@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 
 MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
 """Fields of a result that must be the same in both, or they cannot be compared."""
 MIN_TRIALS = 5
 """With fewer of them, ranges are too often apart by chance."""
+SHORTEST, LONGEST = 1e-9, 1e15
+"""Times that can be compared, in µs."""
 
 Key = tuple[str, str, int]
 """(collective, algorithm, size in bytes)."""
@@ -76,29 +77,41 @@ def load(file: Path) -> SavedResult:
     try:
         if file.is_char_device():
             raise ValueError("a device may never end")
-        return parse(json.loads(file.read_text(encoding="utf-8")))
+        return parse(parse_json(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"--diff {file}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, KeyError):
         raise UsageError(f"--diff {file}: not a result of this benchmark, use what bench --json printed") from None
 
 
-def parse(document: Any) -> SavedResult:
-    """Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` for what `bench --json` did not print."""
-    settings, environment = document["settings"], document["environment"]
-    times_us = {(row["collective"], row["algorithm"], row["size"]): row["times_us"] for row in document["rows"]}
-    if document["lesson"] != "bench" or not all(times and min(times) > 0 for times in times_us.values()):
+def parse(content: object) -> SavedResult:
+    """Raises `ValueError` or `KeyError` for what `bench --json` did not print."""
+    document = expect_dict(content)
+    settings, environment = expect_dict(document["settings"]), document["environment"]
+    times_us = dict(map(parse_row, map(expect_dict, expect_list(document["rows"]))))
+    if document["lesson"] != "bench" or not all(times_us.values()):
         raise ValueError
     return SavedResult(
-        backend=document["backend"], device=document["device"], world_size=document["world_size"],
-        environment=None if environment is None else parse_environment(environment),
-        dtype=settings["dtype"], op=settings["op"], times_us=times_us,
+        backend=expect_text(document["backend"]), device=expect_text(document["device"]),
+        world_size=expect_int(document["world_size"], 1),
+        environment=None if environment is None else parse_environment(expect_dict(environment)),
+        dtype=expect_text(settings["dtype"]), op=expect_text(settings["op"]), times_us=times_us,
     )  # fmt: skip
 
 
-def parse_environment(document: Any) -> Environment:
-    known = {field.name for field in fields(Environment)}
-    return Environment(**{name: value for name, value in document.items() if name in known})
+def parse_row(row: dict[str, object]) -> tuple[Key, list[float]]:
+    key = expect_text(row["collective"]), expect_text(row["algorithm"]), expect_int(row["size"], 0)
+    return key, [expect_float(time, SHORTEST, LONGEST) for time in expect_list(row["times_us"])]
+
+
+def parse_environment(document: dict[str, object]) -> Environment:
+    libraries = {name: document.get(name) for name in ("cuda", "nccl", "driver")}
+    return Environment(
+        hardware=expect_text(document["hardware"]), cores=expect_int(document["cores"], 0),
+        memory=expect_int(document["memory"], 0), gpus=[expect_text(gpu) for gpu in expect_list(document["gpus"])],
+        os=expect_text(document["os"]), python=expect_text(document["python"]), torch=expect_text(document["torch"]),
+        **{name: None if version is None else expect_text(version) for name, version in libraries.items()},
+    )  # fmt: skip
 
 
 def compare(before: SavedResult, after: SavedResult) -> Comparison:

@@ -34,7 +34,9 @@ TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")
 MEASURED = 20.0
 """Seconds of rounds that begin."""
-positive = Finite(0, min_open=True)
+MAX_SECONDS = 1e6
+"""For a message, or a byte: beyond any machine, and far from where sums of them are no numbers any more."""
+positive = Finite(0, MAX_SECONDS, min_open=True)
 scale_options = pack_options(
     "settings", ScaleSettings,
     click.option(
@@ -49,7 +51,8 @@ scale_options = pack_options(
         "--beta", type=positive, metavar="SECONDS", help="Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s."
     ),
     click.option(
-        "--gamma", type=Finite(0), metavar="SECONDS", show_default="0", help="Time to add or copy one byte."
+        "--gamma", type=Finite(0, MAX_SECONDS), metavar="SECONDS", show_default="0",
+        help="Time to add or copy one byte.",
     ),
     click.option(
         "--ranks-per-node", type=click.IntRange(1), metavar="N",

@@ -10,7 +10,9 @@ from playground.console.memory_cap import MemorySize
 from playground.console.options import RunOptions, json_option, options, run_options, wide_option
 from playground.console.paths import FilePath
 from playground.console.session import Session
+from playground.measurement import environment
 from playground.measurement.units import format_bytes
+from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.snapshots.report import snapshots_table, summary_text, times_summary, times_table
@@ -86,6 +88,11 @@ def measure_saves(folder: Path, memory: int, saves: int, keep: int, run: RunOpti
     """Have ranks take snapshots into FOLDER, and measure for how long each blocks them and when it lies on the disk."""
     session = Session(TOOL.name, run, default_size=DEFAULT_RANKS)
     settings = MeasureSettings(folder=folder.absolute(), nbytes=memory, saves=saves, keep=keep)
+    available = environment.memory("MemAvailable")
+    if memory * session.world.local_size > available:
+        raise UsageError(
+            f"--memory {memory:,} bytes on {session.world.local_size} ranks: {available:,} bytes are free, choose less"
+        )
     make_folder(folder)
     require_unused(folder)
     session.say(f"{TOOL.name}: {session.world}", f"{saves} snapshots of {format_bytes(memory)} in {folder}", "")

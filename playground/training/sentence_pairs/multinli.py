@@ -6,10 +6,12 @@ Source: Williams et al., A Broad-Coverage Challenge Corpus for Sentence Understa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from playground.runtime.untrusted import parse_json, printable
 from playground.training.files import NoData
 from playground.training.hub import load_split
 
@@ -20,6 +22,8 @@ SPLITS = ("train", "test")
 FILES = {"train": "multinli_1.0_train.jsonl", "test": "multinli_1.0_dev_matched.jsonl"}
 """Of the archive. The labels of its own test set were never published: one tests on the matched development set."""
 LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+MAX_LINE = 2**20
+"""Bytes: those of the archive have up to 10,000."""
 NO_AGREEMENT = "-"
 """The label of a pair that people did not agree on; it is left out."""
 HUB_NAME = "nyu-mll/multi_nli"
@@ -45,7 +49,7 @@ def read_pairs(folder: Path, split: str) -> Iterator[Pair]:
     file = folder / FILES[split]
     try:
         with open(file, "rb") as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), b""), 1):
                 try:
                     pair = parse_line(line)
                 except ValueError as error:
@@ -59,7 +63,7 @@ def read_pairs(folder: Path, split: str) -> Iterator[Pair]:
 def parse_line(line: bytes) -> Pair | None:
     """A line of the file; None for a pair without a label. Raises `ValueError`, in words, for what is no such line."""
     try:
-        fields = json.loads(line)
+        fields: Any = parse_json(line)
     except ValueError:
         raise ValueError("it is not JSON") from None
     for name in ("gold_label", "sentence1", "sentence2"):
@@ -69,7 +73,7 @@ def parse_line(line: bytes) -> Pair | None:
     if label == NO_AGREEMENT:
         return None
     if label not in LABELS:
-        raise ValueError(f'its gold_label is "{label}", which is none of {", ".join(LABELS)}, {NO_AGREEMENT}')
+        raise ValueError(f'its gold_label is "{printable(label[:40])}", none of {", ".join(LABELS)}, {NO_AGREEMENT}')
     return fields["sentence1"], fields["sentence2"], LABELS[label]
 
 

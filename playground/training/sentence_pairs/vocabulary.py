@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, parse_json
 from playground.training.sentence_pairs.wordpiece import LONGEST_WORD, WordPiece, split_words
 
 WORDS = 30_000
@@ -21,15 +21,23 @@ def read_wordpiece(folder: Path) -> WordPiece:
     Raises `UsageError` where there is none, where it is damaged, and for a tokenizer that is not BERT's.
     """
     config, tokenizer = read_json(folder / "tokenizer_config.json"), read_json(folder / "tokenizer.json")
-    normalizer = tokenizer.get("normalizer") or {}
+    normalizer, model = (read_part(folder, tokenizer, name) for name in ("normalizer", "model"))
     said = [config.get("do_lower_case"), normalizer.get("lowercase"), True]  # the last is the default of transformers
     lower_case = bool(next(each for each in said if each is not None))
     check_normalizer(folder, {"handle_chinese_chars": config.get("tokenize_chinese_chars"), **config}, lower_case)
     check_normalizer(folder, normalizer, lower_case)
     try:
-        return WordPiece(read_vocabulary(folder, tokenizer.get("model") or {}), lower_case)
+        return WordPiece(read_vocabulary(folder, model), lower_case)
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from None
+
+
+def read_part(folder: Path, tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of tokenizer.json: nothing where there is none. Raises `UsageError` for what is none."""
+    try:
+        return expect_dict(tokenizer.get(name) or {})
+    except ValueError as error:
+        raise UsageError(f"{folder}: the {name} in tokenizer.json cannot be read ({error})") from None
 
 
 def read_vocabulary(folder: Path, model: Mapping[str, Any]) -> list[str]:
@@ -62,7 +70,7 @@ def check_normalizer(folder: Path, settings: Mapping[str, Any], lower_case: bool
 def read_json(file: Path) -> Mapping[str, Any]:
     """What a file of settings holds: nothing where there is none. Raises `UsageError` for a damaged one."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

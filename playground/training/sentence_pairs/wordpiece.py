@@ -54,7 +54,8 @@ class WordPiece:
     @property
     def fingerprint(self) -> str:
         """A checksum: tokenizers that share it give every text the same ids."""
-        return hashlib.sha256("\n".join([str(self.lower_case), *self.vocabulary]).encode()).hexdigest()
+        text = "\n".join([str(self.lower_case), *self.vocabulary])
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around them."""

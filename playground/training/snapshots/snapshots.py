@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from playground.runtime.errors import UsageError
 from playground.training.files import NO_ROOM
 from playground.training.snapshots.buffers import Buffers, Copy, restore
 from playground.training.snapshots.disk import (
@@ -179,11 +180,14 @@ def load_all(snapshot: SnapshotFile) -> list[State]:
 
 
 def load_part(file: Path) -> Mapping[str, Any]:
-    """What is in the file of a rank: "own" and, in that of rank 0, "shared"."""
+    """What is in the file of a rank: "own" and, in that of rank 0, "shared". Raises `UsageError` if it is not."""
     with open_part(file) as stream:
         nbytes = decode(stream).nbytes
         line = stream.readline()
         memory = torch.empty(nbytes - len(line), dtype=torch.uint8)
         stream.readinto(memory.numpy())
-    part: Mapping[str, Any] = restore(json.loads(line), memory)
+    part = restore(json.loads(line), memory)
+    names = {"own", "shared"} if file.name == rank_file(0) else {"own"}
+    if not isinstance(part, Mapping) or not all(isinstance(part.get(name), Mapping) for name in names):
+        raise UsageError(f"{file} holds no state that a run has written: go on from another snapshot")
     return part

@@ -1,0 +1,577 @@
+"""Whatever is in a file that is read: it is read, or refused in one line, at once and without much memory.
+
+Each row of `FORMATS` makes files that are whole and reads them as a command does. They are damaged by a few changes
+each and read in a process of their own, which may take `MEMORY` bytes more than it needs for whole ones, and `SECONDS`
+of the processor's time for each.
+
+    python tests/test_fuzz.py 10000 7 recording snapshots     # so many of each, seed 7
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
+
+from playground.runtime.errors import PlaygroundError
+
+Files = dict[str, bytes]
+SECONDS, MEMORY = 5, 200 * 2**20
+BATCH = 500
+"""Examples after which hypothesis forgets: what it remembers is memory of the same process."""
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@dataclass(frozen=True)
+class Format:
+    """Something that is read."""
+
+    make: Callable[[], Files]
+    """Whole files, by name."""
+    read: Callable[[Path], object]
+    """Reads those in a folder. Raises `PlaygroundError` for damaged ones, and nothing else."""
+    write: Callable[[Path, Files], None] = write_files
+    """Writes them into a folder: where there are checksums, with those of the damaged content."""
+
+
+def make_recording() -> Files:
+    """What two ranks on two hosts have recorded: a ring, a step of training with a bucket, a GPU's lane."""
+    from playground.recording.layout import LANE_CODES, RUN
+    from playground.recording.recorder import Recorder
+    from playground.recording.recording import (
+        BUCKET,
+        COLLECTIVE,
+        COMPUTE,
+        DEVICE,
+        GRADIENT,
+        MOVE,
+        PHASE,
+        RECEIVE,
+        SEND,
+        VALUES,
+    )
+    from playground.recording.run import describe_run
+    from playground.recording.tables import CLOCK
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, group = Path(name), (0, 1)
+        for rank in range(2):
+            ticks = iter(range(rank * 50, 10**9, 1000))
+            recorder = Recorder(
+                folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
+                host=f"host {rank}", host_id=f"host {rank}", device="cuda:0", cores=4,
+            )  # fmt: skip
+            recorder.tables.write(CLOCK, 0, 5, 100)
+            source = recorder.sources.find(1)
+            ring = recorder.open(recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source))
+            recorder.instant(VALUES, "before", [1.0, 2.0, 3.0, 4.0], parent=ring)
+            for step, phase in enumerate(("reduce-scatter", "all-gather")):
+                with recorder.span(PHASE, phase):
+                    offset = 2 * ((rank + step) % 2)
+                    sent = recorder.begin(SEND, "isend", 8, (2,), group, 1 - rank, step, 7, offset, source)
+                    arrived = recorder.begin(RECEIVE, "irecv", 8, (2,), group, 1 - rank, step, 7, 2 - offset, source)
+                    recorder.put_values(sent, [1.0, 2.0])
+                    wait = recorder.begin_wait([sent, arrived], source)
+                    recorder.end_all([wait, sent, arrived])
+                    recorder.put_values(arrived, [3.0, 4.0])
+                    recorder.end(recorder.begin(COMPUTE, "add", 8, (2,), offset=offset))
+            recorder.put_values(ring, [4.0] * 4)
+            recorder.close(ring)
+            for _ in range(2):
+                training = recorder.open(recorder.begin(PHASE, "training step", source=source))
+                recorder.end(recorder.begin(MOVE, "scatter: cpu → cuda:0", 8, (2,)))
+                with recorder.span(COMPUTE, "forward"):
+                    pass
+                with recorder.span(COMPUTE, "backward"):
+                    recorder.instant(GRADIENT, "fc.weight", nbytes=8, shape=(2,))
+                    bucket = recorder.begin(BUCKET, "bucket 0", 8, (2,), group)
+                    called = recorder.begin(COLLECTIVE, "all_reduce", 8, (2,), group, source=source)
+                recorder.end_all([recorder.begin_wait([called], source), called, bucket])
+                recorder.end(recorder.begin(COMPUTE, "step"))
+                recorder.close(training)
+            copy = recorder.begin(COMPUTE, "forward", parent=training + 2)
+            recorder.set_lane(copy, LANE_CODES[DEVICE])
+            recorder.end(copy)
+            recorder.tables.write(CLOCK, 10**6, 7, 100)
+            recorder.stop()
+        (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
+        from playground.recording.container import read_members
+
+        return dict(read_members(folder).files)
+
+
+def write_recording(folder: Path, files: Files) -> None:
+    """The members as one file."""
+    from playground.recording.container import Members, write_file
+
+    write_file(folder / "run.playground", Members(files))
+
+
+def pack_recording() -> Files:
+    with tempfile.TemporaryDirectory() as name:
+        write_recording(Path(name), make_recording())
+        return {"run.playground": (Path(name) / "run.playground").read_bytes()}
+
+
+def see(file: Path) -> None:
+    """All that `see` does with a recording but PNGs, which take long."""
+    from playground.console.json import to_document
+    from playground.console.rendering import render
+    from playground.console.see import describe
+    from playground.figures.paint import PAINTED, paint, paint_steps
+    from playground.tools.see.command import document_of, read
+    from playground.tools.see.report import recording_texts
+
+    recording = read(file)
+    describe(recording)
+    render(recording_texts(recording), 80)
+    to_document(document_of(recording))
+    for ending in PAINTED:
+        if ending != ".png":
+            paint(recording, file.with_name(f"painted{ending}"))
+    paint_steps(recording, file.with_name("steps.svg"))
+
+
+def make_results() -> Files:
+    from playground.console.json import to_document
+    from playground.measurement.environment import Environment
+
+    times = [100.0, 101.5, 99.25, 102.0, 98.0]
+    rows = [
+        {"collective": collective, "algorithm": name, "size": size, "times_us": times}
+        for collective in ("all_reduce", "broadcast") for name in ("ring", "backend") for size in (64, 4096)
+    ]  # fmt: skip
+    environment = Environment(hardware="abacus", cores=2, memory=2**34, gpus=["GPU"], os="Linux", python="3", torch="2")
+    document = {
+        "lesson": "bench", "backend": "gloo", "device": "cpu", "world_size": 2, "environment": environment,
+        "rows": rows, "settings": {"dtype": "float32", "op": "sum"},
+    }  # fmt: skip
+    content = to_document(document).encode()
+    return {"before.json": content, "after.json": content}
+
+
+def compare_results(folder: Path) -> None:
+    from playground.console.json import to_document
+    from playground.console.rendering import render
+    from playground.tools.bench.compare import compare, load
+    from playground.tools.bench.report import difference_texts
+
+    before, after = load(folder / "before.json"), load(folder / "after.json")
+    comparison = compare(before, after)
+    render(difference_texts(comparison, before, after), 80)
+    to_document(vars(comparison))
+
+
+CONFIG = {
+    "model_type": "bert", "hidden_act": "gelu", "vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 4, "max_position_embeddings": 8, "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.1, "layer_norm_eps": 1e-12,
+}  # fmt: skip
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdef", "##a", "##b"]
+
+
+def make_tokenizer() -> Files:
+    model = {"type": "WordPiece", "vocab": {token: number for number, token in enumerate(TOKENS)}}
+    normalizer = {"type": "BertNormalizer", "lowercase": True, "handle_chinese_chars": True, "strip_accents": None}
+    return {
+        "tokenizer.json": json.dumps({"normalizer": normalizer, "model": model}).encode(),
+        "tokenizer_config.json": json.dumps({"do_lower_case": True, "strip_accents": None}).encode(),
+    }
+
+
+def make_vocabulary() -> Files:
+    return {"vocab.txt": "\n".join([*TOKENS, ""]).encode(), "tokenizer_config.json": b'{"do_lower_case": true}'}
+
+
+def read_tokenizer(folder: Path) -> None:
+    from playground.training.sentence_pairs.vocabulary import read_wordpiece
+
+    tokenizer = read_wordpiece(folder)
+    tokenizer.encode("abba, deaf Cab!")
+    assert len(tokenizer.fingerprint) == 64
+
+
+def state_of_model() -> dict[str, Any]:
+    import torch
+
+    from playground.training.bert import Model
+    from playground.training.bert_folder import read_config
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(CONFIG))
+        return dict(Model(read_config(Path(name))).state_dict())
+
+
+def make_pickled_weights() -> Files:
+    import torch
+
+    stream = io.BytesIO()
+    torch.save(state_of_model(), stream)
+    return {"config.json": json.dumps(CONFIG).encode(), **make_vocabulary(), "pytorch_model.bin": stream.getvalue()}
+
+
+def make_old_weights() -> Files:
+    import torch
+
+    stream = io.BytesIO()
+    torch.save(state_of_model(), stream, _use_new_zipfile_serialization=False)
+    return {**make_pickled_weights(), "pytorch_model.bin": stream.getvalue()}
+
+
+def make_safetensors() -> Files:
+    from safetensors.torch import save
+
+    files = make_pickled_weights()
+    del files["pytorch_model.bin"]
+    return {**files, "model.safetensors": save({name: each.clone() for name, each in state_of_model().items()})}
+
+
+def read_weights(folder: Path) -> None:
+    from playground.training.bert import Model
+    from playground.training.bert_weights import find_weights, load_weights
+
+    source = find_weights(str(folder))
+    assert source.config
+    load_weights(Model(source.config), source)
+
+
+def make_images() -> Files:
+    import torch
+
+    from playground.training.digits import idx
+    from playground.training.prepare import MNIST
+
+    images, labels = torch.arange(3 * 784).view(3, 28, 28).to(torch.uint8), torch.tensor([0, 9, 5], dtype=torch.uint8)
+    contents = [idx(images), idx(labels)]
+    return {f"raw/{name}": contents[1 if "labels" in name else 0] for name in MNIST}
+
+
+def read_images(folder: Path) -> None:
+    from playground.training.data import Images
+    from playground.training.image_files import list_image_files
+
+    for split in ("train", "t10k"):
+        images = Images(folder / "raw", split)
+        images.span(0, 2 if len(images) else 0)
+    list_image_files(folder / "raw")
+
+
+def make_pictures() -> Files:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.frombytes("L", (28, 28), bytes(range(196)) * 4).save(stream, "png", compress_level=1)
+    return {"00000-5.png": stream.getvalue()}
+
+
+def read_pictures(folder: Path) -> None:
+    from playground.training.data import ImageFiles
+
+    image, _ = ImageFiles([(str(folder / "00000-5.png"), 5)])[0]
+    assert image.shape == (1, 28, 28)
+
+
+def make_pairs() -> Files:
+    from playground.training.sentence_pairs.multinli import FILES
+
+    lines = [
+        {"gold_label": label, "sentence1": "It rains \u2028 there.", "sentence2": "It's dry, über 3 €.", "genre": "x"}
+        for label in ("neutral", "-", "contradiction", "entailment")
+    ]
+    content = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
+    return {f"multinli_1.0/{name}": content for name in FILES.values()}
+
+
+def read_sentence_pairs(folder: Path) -> None:
+    from playground.training.sentence_pairs.multinli import SPLITS, find_multinli, read_pairs
+    from playground.training.sentence_pairs.vocabulary import build_wordpiece
+
+    found = find_multinli(folder)
+    assert found
+    for split in SPLITS:
+        pairs = [*read_pairs(found, split)]
+        tokenizer = build_wordpiece(text for pair in pairs for text in pair[:2])
+        assert len(tokenizer.fingerprint) == 64
+        for premise, hypothesis, label in pairs:
+            assert label in (0, 1, 2)
+            tokenizer.encode(premise + hypothesis)
+
+
+def make_snapshots() -> Files:
+    import torch
+
+    from playground.training.snapshots.snapshots import Snapshots, State
+
+    with tempfile.TemporaryDirectory() as name:
+        state = State(shared={"weights": torch.arange(6.0).view(2, 3), "epoch": (1, "two")}, own={"rng": [None, 1.5]})
+        with Snapshots(Path(name), {"data": {"seed": 1}}, rank=0, size=1, keep=2) as snapshots:
+            for step in (1, 2):
+                snapshots.save(step, state)
+                snapshots.wait()
+        found = {str(file.relative_to(name)): file.read_bytes() for file in Path(name).rglob("*.snapshot")}
+    assert len(found) == 2
+    return found
+
+
+def sign_snapshots(folder: Path, files: Files) -> None:
+    """With the checksums that whoever has crafted them would give them."""
+    signed = {}
+    for name, content in files.items():
+        line, _, rest = content.partition(b"\n")
+        _, _, rest = rest.partition(b"\n")
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            line = json.dumps({**json.loads(line), "sha256": sha256(rest).hexdigest()}).encode()
+        signed[name] = b"%b\n%b\n%b" % (line, sha256(line).hexdigest().encode(), rest)
+    write_files(folder, signed)
+
+
+def read_snapshots(folder: Path) -> None:
+    from playground.console.json import to_document
+    from playground.console.rendering import render
+    from playground.tools.snapshots.report import snapshots_table, summary_text
+    from playground.tools.snapshots.results import examine_folder
+    from playground.training.snapshots.folder import find_newest
+    from playground.training.snapshots.snapshots import load_all
+
+    for read_contents in (False, True):
+        found = examine_folder(folder, read_contents=read_contents)
+        render([snapshots_table(found), summary_text(found, read_contents=read_contents)], 80)
+        to_document({"snapshots": found})
+    newest = find_newest(folder, {"data": {"seed": 1}}, lambda line: None)
+    if newest:
+        load_all(newest)
+
+
+FORMATS = {
+    "recording": Format(pack_recording, lambda folder: see(folder / "run.playground")),
+    "recording's members": Format(make_recording, lambda folder: see(folder / "run.playground"), write_recording),
+    "ranks' folder": Format(make_recording, see),
+    "bench results": Format(make_results, compare_results),
+    "vocab.txt": Format(make_vocabulary, read_tokenizer),
+    "tokenizer.json": Format(make_tokenizer, read_tokenizer),
+    "MultiNLI": Format(make_pairs, read_sentence_pairs),
+    "MNIST": Format(make_images, read_images),
+    "PNG": Format(make_pictures, read_pictures),
+    "safetensors": Format(make_safetensors, read_weights),
+    "pickled weights": Format(make_pickled_weights, read_weights),
+    "weights of 2018": Format(make_old_weights, read_weights),
+    "snapshots": Format(make_snapshots, read_snapshots),
+    "signed snapshots": Format(make_snapshots, read_snapshots, sign_snapshots),
+}
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+INTEGERS = [0, 1, -1, -2, 2, 63, 255, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63 - 1, -(2**63)]
+DEEP = "a place for what is nested deeply"
+VALUES: list[object] = [
+    None, True, False, "", "abc", "\x1b[31m\0\u202e", "\ud800", "9" * 5000, "-3", DEEP, [], {}, [[]], [1, "a", None],
+    {"a": 1}, 0.5, -0.0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 10**30, *INTEGERS,
+]  # fmt: skip
+
+
+def edit(draw: Callable[[Any], Any], content: bytes, others: list[bytes]) -> bytes:
+    """One change."""
+    kind = draw(st.sampled_from(("json", "json", "number", "flip", "cut", "remove", "repeat", "insert", "splice")))
+    first, second = sorted((draw(st.integers(0, len(content))), draw(st.integers(0, len(content)))))
+    if kind == "json":
+        return edit_json(draw, content, first)
+    if kind == "number":
+        form, number = draw(st.sampled_from("<>")) + draw(st.sampled_from("bhiq")), draw(st.sampled_from(INTEGERS))
+        size = struct.calcsize(form)
+        if draw(st.booleans()):
+            first = first // size * size
+        number = (number + 2 ** (8 * size - 1)) % 2 ** (8 * size) - 2 ** (8 * size - 1)
+        return content[:first] + struct.pack(form, number) + content[first + size :]
+    if kind == "flip" and first < len(content):
+        return content[:first] + bytes([content[first] ^ (1 << draw(st.integers(0, 7)))]) + content[first + 1 :]
+    if kind == "cut":
+        return content[:first]
+    if kind == "remove":
+        return content[:first] + content[second:]
+    if kind == "repeat":
+        return content[:first] + content[first:second] * draw(st.integers(2, 5)) + content[second:]
+    if kind == "insert":
+        return content[:first] + draw(st.binary(max_size=20)) + content[first:]
+    other = draw(st.sampled_from(others))
+    return content[:first] + other[draw(st.integers(0, len(other))) :]
+
+
+def edit_json(draw: Callable[[Any], Any], content: bytes, start: int) -> bytes:
+    """Another value somewhere in the JSON that begins next after `start`. It stays as long, where that can be."""
+    begin = min((place for sign in b"{[" if (place := content.find(sign, start)) >= 0), default=-1)
+    begin = content.find(b"{") if begin < 0 else begin
+    text = content[begin : begin + 20_000].decode("latin-1") if begin >= 0 else ""
+    try:
+        value, length = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return content
+    root: dict[str, Any] = {"": value}
+    holder: Any = root
+    key: Any = ""
+    while isinstance(holder[key], (dict, list)) and holder[key] and draw(st.integers(0, 4)):
+        holder = holder[key]
+        key = draw(st.sampled_from([*holder] if isinstance(holder, dict) else range(len(holder))))
+    change = draw(st.sampled_from(("replace", "replace", "replace", "remove", "add")))
+    if change == "remove" and holder is not root:
+        del holder[key]
+    elif change == "add" and isinstance(holder[key], (dict, list)):
+        added = draw(st.sampled_from(VALUES))
+        holder[key].append(added) if isinstance(holder[key], list) else holder[key].update({"more": added})
+    else:
+        holder[key] = draw(st.one_of(st.sampled_from(VALUES), st.integers(), st.floats(), st.text(max_size=5)))
+    edited = json.dumps(root[""]).replace(json.dumps(DEEP), "[" * 50_000).encode()
+    return content[:begin] + edited.ljust(length) + content[begin + length :]
+
+
+@st.composite
+def damage(draw: Callable[[Any], Any], files: Files) -> Files:
+    """These files, one of them with a few changes."""
+    name = draw(st.sampled_from(sorted(files)))
+    content, others = files[name], [*files.values()]
+    for _ in range(draw(st.integers(1, 3))):
+        content = edit(draw, content, others)
+    return {**files, name: content}
+
+
+# --- the process that reads -------------------------------------------------------------------------------------------
+
+
+class TooLong(BaseException):
+    """Reading took more than `SECONDS` of the processor's time."""
+
+
+def stop(number: int, frame: object) -> None:
+    raise TooLong
+
+
+@contextlib.contextmanager
+def limited_time() -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """In this block, this process may take `MEMORY` bytes more than it has."""
+    gc.collect()
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + MEMORY, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def attempt(format_: Format, files: Files, folder: Path) -> bool:
+    """Whether they are read; False if they are refused. Raises whatever else comes of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    format_.write(folder, files)
+    try:
+        with limited_time():
+            format_.read(folder)
+            return True
+    except PlaygroundError as error:
+        refusal = str(error)
+    assert "\n" not in refusal, f"more than one line: {refusal}"
+    assert "allocate" not in refusal, f"memory beyond the limit was asked for: {refusal}"
+    return False
+
+
+def fuzz(name: str, examples: int, number: int, folder: Path) -> tuple[int, int]:
+    """How many of so many damaged files were read, and refused. Raises what any of them raised."""
+    format_ = FORMATS[name]
+    files = format_.make()
+    assert attempt(format_, files, folder), "whole files must be read"
+    counts = [0, 0]
+
+    @settings(
+        max_examples=min(BATCH, examples), database=None, deadline=None, suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False,
+    )  # fmt: skip
+    @given(damage(files))
+    def check(damaged: Files) -> None:
+        counts[attempt(format_, damaged, folder)] += 1
+
+    for batch in range(-(-examples // BATCH)):
+        with limited_memory():
+            seed(number + batch)(check)()
+    return counts[True], counts[False]
+
+
+def main(examples: int, number: int, *names: str) -> None:
+    """Fuzz each format in turn, saying how many files were read and refused; exit 1 if anything else came of one."""
+    import warnings
+
+    warnings.simplefilter("ignore")  # of libraries, about what is in a file
+    signal.signal(signal.SIGPROF, stop)
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or FORMATS:
+            try:
+                read, refused = fuzz(name, examples, number, Path(folder) / "files")
+                print(f"{name}: {read} read, {refused} refused", flush=True)
+            except (Exception, TooLong):
+                failed = True
+                print(f"{name}: {traceback.format_exc()}", flush=True)
+    sys.exit(failed)
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+
+def fuzz_in_a_process(examples: int, number: int, *names: str) -> int:
+    """How many files that one has damaged. Fails if one of them was neither read nor refused."""
+    words = [sys.executable, __file__, str(examples), str(number), *names]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environ)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    counts = [line.rpartition(": ")[2].split() for line in ended.stdout.splitlines()]
+    return sum(int(read) + int(refused) for read, _, refused, _ in counts)
+
+
+def test_what_is_damaged_is_read_or_refused() -> None:
+    assert fuzz_in_a_process(25, 1) >= 20 * len(FORMATS)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", FORMATS)
+def test_much_that_is_damaged_is_read_or_refused(name: str) -> None:
+    examples = 500
+    assert fuzz_in_a_process(examples, Random().randrange(2**32), name) >= examples // 2
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
