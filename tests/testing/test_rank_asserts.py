@@ -120,8 +120,8 @@ def test_verbosity_and_debugger_of_pytest_hold(failing: pytest.Pytester) -> None
         debuggers="""
         import pdb
         class Reporter(pdb.Pdb):
-            def interaction(self, frame, traceback):
-                stack, current = self.get_stack(frame, traceback)
+            def interaction(self, frame, found):  # a traceback; from Python 3.13 on the exception
+                stack, current = self.get_stack(frame, getattr(found, "__traceback__", found))
                 print("debugging", stack[current][0].f_code.co_name)
         """,
     )
