@@ -6,8 +6,9 @@
 
 Every request has a number. The function runs on the other rank, in a thread that has listened for requests; the reply
 travels with the number in its tag, so that the caller receives it itself, and nobody has to hand it over. An exception
-comes back as an exception, with its traceback. All this happens on a process group of its own: nothing else that the
-program sends can be taken for a request.
+comes back as an exception, with its traceback, and so does the failure to send or receive arguments or a result: every
+request gets a reply. All this happens on a process group of its own: nothing else that the program sends can be taken
+for a request.
 
 A rank that dies breaks its own connections and no others. Whoever listens to it or waits for its reply gets an error at
 once; calls among the others go on.
@@ -20,16 +21,16 @@ import itertools
 import pickle
 import threading
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from playground.remote.messages import ENVELOPE, Decoder, Encoder, Envelope
+from playground.remote.messages import Envelope, Messages, decode, encode
 from playground.remote.references import References, RemoteReference
 from playground.runtime.errors import UsageError
 
@@ -38,14 +39,19 @@ REQUEST = 0
 REPLY = 2**30
 """The tag of a reply is this plus the number: the other rank may be sending a request of its own with that number."""
 NUMBERS = range(1, REPLY)
-STOP = -1
-"""In place of a number: there will be no more requests."""
-SPARE_THREADS = 16
+STOP = 0
+"""In place of a number: there will be no more requests. The reply is how many threads still listen for some."""
+MAX_SENDING = 16
+"""Threads that wait until a reply has left. The memory of further ones waits in a queue."""
+END_TIMEOUT = 5.0
+"""Seconds for a thread to end. One whose caller had no memory for the reply waits on."""
 NO_LIMIT = timedelta(days=1000)
 """A rank may listen for as long as it takes: a receive of gloo's that times out breaks the connection for good. Whoever
 watches over the ranks ends what hangs."""
 Reply = tuple[bool, Any]
 """(True, what the function returned), or (False, (the exception, its traceback))."""
+Works = list[tuple[Any, torch.Tensor]]
+"""Of messages that are sent or received, with their memory."""
 agents: list[Agent] = []
 """This process's, while it is open."""
 
@@ -58,62 +64,62 @@ class RemoteTraceback(Exception):
 
 
 class Future:
-    """The reply that is to come from `rank`. `kept`: what must stay in memory until then."""
+    """The reply that is to come from `rank`."""
 
-    def __init__(self, agent: Agent, rank: int, number: int, kept: Any) -> None:
-        self.agent, self.rank, self.number, self.kept = agent, rank, number, kept
+    def __init__(self, agent: Agent, rank: int, number: int) -> None:
+        self.agent, self.rank, self.number = agent, rank, number
         self.lock = threading.Lock()
-        self.reply: Reply | None = None
+        self.kept: Any = None
+        """What must stay in memory until the reply is there: the arguments, and the works that send them."""
+        self.outcome: tuple[bool, Any] | None = None
+        """(True, what the function returned), or (False, what `wait` raises)."""
 
     def wait(self) -> Any:
-        """What the function returned. Raises what it raised."""
+        """What the function returned. Raises what it raised, and `DistNetworkError` if the rank is lost."""
         with self.lock:
-            if self.reply is None:
+            if self.outcome is None:
                 self.agent.outstanding.discard(self)
-                *_, self.reply = self.agent.receive(self.rank, REPLY + self.number)
+                self.outcome = self.agent.receive_reply(self.rank, self.number)
                 self.kept = None
-        succeeded, value = self.reply
+        succeeded, value = self.outcome
         if succeeded:
             return value
-        error, where = value
-        raise error from RemoteTraceback(where)
+        raise value
 
 
 class Agent:
     """This rank's end of all remote calls. Every rank makes one, at the same point, and leaves it when all do.
 
-    At any time one thread listens to each rank. As many requests are answered at the same time as there are ranks, and
-    `SPARE_THREADS` more, for functions that make calls of their own.
+    At any time one thread listens to each rank. Each request is answered in a thread of its own, however many there
+    are: a function may make calls of its own, also to the rank that called it.
     """
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(timeout=NO_LIMIT, backend="gloo")
-        self.numbers = itertools.cycle(NUMBERS)
+        self.requests = itertools.count()
         self.references = References(self)
         self.outstanding: set[Future] = set()
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.unattended: SimpleQueue[int | None] = SimpleQueue()
-        """Ranks that the next free thread is to listen to; None: there is nobody left, it may end."""
+        self.threads: list[threading.Thread] = []
+        self.listening: Counter[int] = Counter()
+        """How many threads listen to each rank."""
+        self.sending: deque[tuple[int, Works]] = deque()
+        """(caller, works) of replies that have not left yet, as far as anybody knows, and that no thread waits for."""
+        self.senders = threading.Semaphore(MAX_SENDING)
         self.changed = threading.Condition()
-        self.stopped: list[int] = []
+        self.stopped: set[int] = set()
         """Ranks that make no more requests: they have said so, or they are lost."""
         self.lost: list[int] = []
         """Ranks to which the connection broke."""
         self.arrived: Counter[int] = Counter()
         """On rank 0: how often each rank has come to the barrier."""
         self.report_loss: Callable[[int], None] = lambda rank: None
-        self.threads = [
-            threading.Thread(target=self.answer_requests, name=f"remote calls {number}", daemon=True)
-            for number in range(2 * self.size + SPARE_THREADS if self.others else 0)
-        ]
 
     def __enter__(self) -> Agent:
         agents.append(self)
         for rank in self.others:
-            self.unattended.put(rank)
-        for thread in self.threads:
-            thread.start()
+            self.start_thread(rank)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -124,20 +130,25 @@ class Agent:
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         """What `function(*args)` returns on that rank. Raises what it raises there.
 
-        Arguments and result are copied. Tensors are CPU tensors, and leave their autograd graph behind.
+        Arguments and result are copied as pickle copies, also where `rank` is this one. Tensors are CPU tensors; they
+        arrive contiguous, and leave their autograd graph behind. Raises `TypeError` for what cannot be sent:
+        arguments before anything was sent, a result after the function has run. What the function raises arrives
+        as a `RuntimeError` that says the same if it is no `Exception`, as `SystemExit`, or does not survive pickling.
         """
         return self.call_async(rank, function, *args).wait()
 
     def call_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Future:
-        """The same, without waiting for the reply. Whoever answers is busy until it is waited for."""
+        """The same, without waiting for the reply: `wait()` returns it. Tensors and arrays of more than 1 KiB are read
+        when they are sent, arguments and result alike: leave them as they are until the reply is there."""
         if not 0 <= rank < self.size:
             raise UsageError(f"a remote call to rank {rank}: there are ranks 0 to {self.size - 1}")
         self.references.give_back()
-        future = Future(self, rank, next(self.numbers), args)
+        future = Future(self, rank, 1 + next(self.requests) % NUMBERS[-1])
+        messages = self.pack(rank, future.number, (function, args), "the arguments")
         if rank == self.rank:
-            future.reply = run(function, args)
+            future.outcome = self.run_here(messages)
         else:
-            future.kept = args, self.send(rank, REQUEST, future.number, (function, args))
+            future.kept = args, self.send(rank, REQUEST, future.number, messages)
             self.outstanding.add(future)
         return future
 
@@ -163,103 +174,202 @@ class Agent:
         self.references.give_back()
         self.barrier()
         for rank in self.others:
-            with contextlib.suppress(RuntimeError):  # it is lost
-                for work, _ in self.send(rank, REQUEST, STOP, None):
-                    work.wait()
+            with contextlib.suppress(dist.DistNetworkError):  # it is lost
+                while self.stop_thread(rank):
+                    """There are more."""
         for thread in self.threads:
-            thread.join()
+            thread.join(END_TIMEOUT)
 
-    def answer_requests(self) -> None:
-        """What each thread does: listen to a rank that nobody listens to. When a request has come, have another thread
-        listen there, and answer it."""
-        while (rank := self.unattended.get()) is not None:
+    def stop_thread(self, rank: int) -> int:
+        """Have a thread end that listens to this rank over there. Returns how many are left."""
+        works = self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end"))
+        listeners = Future(self, rank, STOP).wait()
+        wait_for(rank, works)
+        return listeners
+
+    def start_thread(self, rank: int) -> None:
+        """Have one more thread listen to that rank. Raises `RuntimeError` if none can be started."""
+        name = f"remote calls {len(self.threads)}"
+        thread = threading.Thread(target=self.answer_requests, args=(rank,), name=name, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def answer_requests(self, rank: int) -> None:
+        """What each thread does: listen to a rank, and answer its requests.
+
+        While it answers, another one listens, and is started if there is none. Then this one listens again: so there
+        are two, and the next request finds one that waits for it, instead of one that has to be woken up first.
+        """
+        while self.begin_listening(rank):
             try:
-                _, number, *request = self.receive(rank, REQUEST)
-                if number == STOP:
-                    self.stop_listening(rank)
-                    continue
-                self.unattended.put(rank)
-            except RuntimeError:  # what gloo raises when a connection breaks
-                self.stop_listening(rank, lost=True)
-                continue
-            with contextlib.suppress(RuntimeError):  # the caller is lost, as whoever listens to it hears
-                self.answer(rank, number, request)
+                envelope = Envelope(partial(self.receive, rank, REQUEST))
+            except dist.DistNetworkError:
+                return self.lose(rank)
+            listeners = self.end_listening(rank, envelope.number)
+            if envelope.number == STOP:
+                self.reply(rank, STOP, (True, listeners))
+                self.finish_sending()
+            elif envelope.number not in NUMBERS:
+                self.lose(rank)
+                raise ValueError(f"rank {rank} sent what is no request: it counts as lost")
+            else:
+                try:
+                    if not listeners:
+                        self.start_thread(rank)
+                except RuntimeError as error:  # there are too many: this one has to listen
+                    self.reply(rank, envelope.number, failure(error))
+                else:
+                    self.answer(rank, envelope)
 
-    def stop_listening(self, rank: int, lost: bool = False) -> None:
-        """There will be no more requests from this rank. After the last one, no thread is needed any more."""
+    def begin_listening(self, rank: int) -> bool:
+        """Whether there may be more requests: if so, this thread counts as one that listens."""
         with self.changed:
-            self.stopped.append(rank)
-            if lost:
-                self.lost.append(rank)
+            if rank in self.stopped:
+                return False
+            self.listening[rank] += 1
+            return True
+
+    def end_listening(self, rank: int, number: int) -> int:
+        """The envelope with this number has come: how many threads listen besides."""
+        with self.changed:
+            self.listening[rank] -= 1
+            if number == STOP:
+                self.stopped.add(rank)
+            return self.listening[rank]
+
+    def lose(self, rank: int) -> None:
+        """This rank is lost. Each thread that listened to it finds that out."""
+        with self.changed:
+            if rank in self.lost:
+                return
+            self.stopped.add(rank)
+            self.lost.append(rank)
             self.changed.notify_all()
-            if len(self.stopped) == len(self.others):
-                for _ in self.threads:
-                    self.unattended.put(None)
-        if lost:
-            self.report_loss(rank)
+        self.report_loss(rank)
 
-    def answer(self, caller: int, number: int, request: list[Any]) -> None:
-        """Run the function, and send the reply. By then the request is gone, and its references are given back: after
-        the last reply nobody calls."""
-        reply, tag = run(*request.pop()), REPLY + number
-        self.references.give_back()
+    def answer(self, caller: int, envelope: Envelope) -> None:
+        """Receive the rest of the request, run the function, and send the reply. By then the request is gone, and its
+        references are given back: after the last reply nobody calls."""
         try:
-            sent = self.send(caller, tag, number, reply)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:  # what it returned cannot be pickled
-            sent = self.send(caller, tag, number, run(refuse, (TypeError(f"no reply can be sent: {error}"),)))
-        for work, _ in sent:
-            work.wait()
+            reply = True, run(*envelope.receive_rest(partial(self.receive, caller, envelope.number)))
+        except BaseException as error:  # SystemExit included: the caller must hear of it
+            reply = failure(error)
+        self.references.give_back()
+        self.reply(caller, envelope.number, reply)
+        del reply
+        self.finish_sending()
 
-    def send(self, rank: int, tag: int, number: int, obj: Any) -> list[tuple[Any, torch.Tensor]]:
-        """Start sending an object, its envelope with this tag and the rest, where that is `REQUEST`, with the number.
-        Returns each message's work, with the memory that must last as long.
+    def finish_sending(self) -> None:
+        """Wait until replies have left, unless `MAX_SENDING` threads do so: they wait for all there are."""
+        while self.sending and self.senders.acquire(blocking=False):
+            with contextlib.suppress(IndexError, dist.DistNetworkError):  # another thread has taken it; or it is lost
+                wait_for(*self.sending.popleft())
+            self.senders.release()
+
+    def reply(self, caller: int, number: int, reply: Reply) -> None:
+        """Start sending a reply, or why it cannot be sent."""
+        try:
+            messages = self.pack(caller, number, reply, "the result")
+        except BaseException as error:  # pickling may run anything
+            messages = self.pack(caller, number, failure(error), "the error")
+        with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as whoever listens to it hears
+            self.sending.append((caller, self.send(caller, REPLY + number, number, messages)))
+
+    def receive_reply(self, rank: int, number: int) -> tuple[bool, Any]:
+        """(True, what the function returned), or (False, what `wait` is to raise)."""
+        receive = partial(self.receive, rank, REPLY + number)
+        try:
+            envelope = Envelope(receive)
+            if envelope.number == number:
+                match envelope.receive_rest(receive):
+                    case (True, value):
+                        return True, value
+                    case (False, (Exception() as error, str(where))):
+                        error.__cause__ = RemoteTraceback(where)
+                        return False, error
+            raise ValueError(f"rank {rank} sent what is no reply to request {number}")
+        except BaseException as error:  # whatever it is, the reply comes only once
+            return False, error
+
+    def run_here(self, request: Messages) -> tuple[bool, Any]:
+        """The same for a request to this rank itself."""
+        try:
+            return True, decode(self.pack(self.rank, REPLY, run(*decode(request)), "the result"))
+        except Exception as error:
+            return False, error
+
+    def pack(self, rank: int, number: int, obj: Any, what: str) -> Messages:
+        """The messages that carry `obj` to that rank. Raises `TypeError` if it cannot be sent, `UsageError` if it holds
+        a tensor on an accelerator."""
+        lent: list[tuple[int, int]] = []
+        try:
+            return encode(number, obj, lambda part: self.references.lend(part, rank, lent))
+        except BaseException as error:
+            for reference in lent:
+                self.references.drop(*reference)
+            if not isinstance(error, Exception) or isinstance(error, (UsageError, dist.DistNetworkError)):
+                raise
+            raise TypeError(f"{what} cannot be sent: {type(error).__name__}: {error}") from error
+
+    def send(self, rank: int, tag: int, number: int, messages: Messages) -> Works:
+        """Start sending the envelope with this tag and the rest, where that is `REQUEST`, with the number. Returns each
+        message's work, with the memory that must last as long. Raises `DistNetworkError` if the rank is lost.
 
         These are `dist.isend` and `dist.irecv`, called on the group itself, which takes less time.
         """
-        envelope, *parts = Encoder(lambda part: self.references.lend(part, rank)).encode(self.rank, number, obj)
-        works = [(self.group.send([envelope], rank, tag), envelope)]
-        return works + [(self.group.send([part], rank, tag or number), part) for part in parts]
-
-    def receive(self, rank: int, tag: int) -> tuple[int, int, Any]:
-        """(who sent it, its number, the object)."""
-        memory = torch.empty(ENVELOPE, dtype=torch.uint8)
-        self.group.recv([memory], rank, tag).wait()
-        envelope = Envelope(memory)
-        if envelope.rest is not None:
-            self.group.recv([envelope.rest], envelope.sender, tag or envelope.number).wait()
-        decoder = Decoder(envelope.pickled, self.references.borrow)
+        envelope, *rest = messages
         try:
-            obj = decoder.load()
-        except Exception as error:
-            if tag != REQUEST:
-                raise
-            return envelope.sender, envelope.number, (refuse, (error,))
-        for work in [self.group.recv([part], envelope.sender, tag or envelope.number) for part in decoder.tensors]:
+            works = [(self.group.send([envelope], rank, tag), envelope)]
+            return works + [(self.group.send([message], rank, tag or number), message) for message in rest]
+        except RuntimeError as error:
+            raise loss(rank, error) from error
+
+    def receive(self, rank: int, tag: int, messages: Messages) -> None:
+        """Fill memory with messages. Raises `DistNetworkError` if the rank is lost."""
+        try:
+            works = [(self.group.recv([message], rank, tag), message) for message in messages]
+        except RuntimeError as error:
+            raise loss(rank, error) from error
+        wait_for(rank, works)
+
+
+def wait_for(rank: int, works: Works) -> None:
+    """Wait until messages to or from that rank have been sent or received. Raises `DistNetworkError` if it is lost."""
+    try:
+        for work, _ in works:
             work.wait()
-        return envelope.sender, envelope.number, obj
+    except RuntimeError as error:  # what gloo raises when a connection breaks
+        raise loss(rank, error) from error
 
 
-def run(function: Callable[..., Any], args: tuple[Any, ...]) -> Reply:
-    """The reply to a request."""
-    try:
-        return True, function(*args)
-    except Exception as error:
-        trace = error.__traceback__
-        where = traceback.format_exception(type(error), error, trace and trace.tb_next)
-        return False, (portable(error), "".join(where).rstrip())
+def loss(rank: int, error: RuntimeError) -> dist.DistNetworkError:
+    """What to raise when gloo raises this."""
+    return dist.DistNetworkError(f"rank {rank} is lost: {error}")
 
 
-def portable(error: Exception) -> Exception:
-    """The exception, or, if it does not survive pickling, a `RuntimeError` that says the same."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+def run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What a request asks for."""
+    return function(*args)
 
 
-def refuse(error: Exception) -> None:
-    """What runs in place of a function that cannot be found, or whose arguments or result cannot be sent."""
-    raise error
+def failure(error: BaseException) -> Reply:
+    """The reply that has the caller raise this error, with its traceback from where our own part in it ends."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return False, (portable(error), "".join(traceback.format_exception(type(error), error, trace)).rstrip())
+
+
+def portable(error: BaseException) -> Exception:
+    """The exception; if it does not survive pickling, or is none that a program is to go on after, a `RuntimeError`
+    that says the same."""
+    if isinstance(error, Exception):
+        with contextlib.suppress(BaseException):  # pickling may run anything
+            copy = pickle.loads(pickle.dumps(error))
+            if type(copy) is type(error):
+                return copy
+    words = "".join(traceback.format_exception_only(error)).strip()  # also of one whose `__str__` raises
+    return RuntimeError(words.removeprefix(f"{type(error).__module__}."))
 
 
 def arrive(rank: int) -> None:

@@ -1,8 +1,10 @@
-"""What a remote call sends: any object that pickles, its tensors beside it, straight from memory to memory.
+"""What a remote call sends: any object that pickles, its tensors and arrays beside it, straight from memory to memory.
 
 An object travels as an envelope of fixed size, so that a rank that knows nothing of it yet can receive it. The envelope
-holds who sends it, its number, how long the pickled object is, and that object, if there is room; else it follows. The
-tensors follow last, one message each: pickling would copy them twice. Small ones travel in the envelope.
+holds the number of the call, how long the pickle is and how many buffers follow; then the pickle and the sizes of the
+buffers, if there is room; else they are the next message. The buffers follow last, one message each: the memory of
+tensors and arrays, which a pickle would copy twice. Small ones travel in the pickle. It is read when all have arrived.
+Source: pickle protocol 5 with out-of-band data, https://peps.python.org/pep-0574/
 """
 
 from __future__ import annotations
@@ -20,76 +22,140 @@ from playground.runtime.errors import UsageError
 ENVELOPE = 4096
 """Bytes: gloo takes as long for one of 64."""
 SMALL = 1024
-"""Bytes up to which a tensor travels in the envelope."""
-HEADER = struct.Struct("<qqq")
-"""Sender, number of the call, length of the pickled object."""
+"""Bytes up to which a buffer travels in the pickle."""
+HEADER = struct.Struct("<qQQ")
+"""Number of the call, number of buffers, bytes of the pickle and of the sizes behind it."""
 ROOM = ENVELOPE - HEADER.size
+SIZE = struct.calcsize("<Q")
+EMPTY = bytes(ENVELOPE)
+TENSOR = bytearray(1)
+"""In the pickle, in place of a larger tensor's memory: a tensor is no buffer."""
 
+Messages = list[torch.Tensor]
+Receive = Callable[[Messages], Any]
+"""Fills memory with the messages that come next."""
 Lend = Callable[[Any], Any]
-"""Turns an object that must not be copied into what stands for it on the way; None for any other."""
+"""Reduces an object that must not be copied, as `__reduce__` does; `NotImplemented` for any other."""
 
 
 class Encoder(pickle.Pickler):
-    """Pickles an object, and keeps its larger tensors in `tensors`, in the order in which the `Decoder` asks for them.
+    """Pickles into `file`, and keeps larger buffers in `buffers`. Tensors and what `lend` lends it pickles its own way.
 
-    Raises `UsageError` for a tensor that is not in the CPU's memory.
+    Raises `UsageError` for a tensor on an accelerator, and what pickle raises for what cannot be pickled.
     """
 
-    def __init__(self, lend: Lend) -> None:
-        self.buffer, self.lend = io.BytesIO(), lend
-        self.tensors: list[torch.Tensor] = []
-        super().__init__(self.buffer, pickle.HIGHEST_PROTOCOL)
+    def __init__(self, file: io.BytesIO, buffers: Messages, lend: Lend) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
+        self.buffers, self.lend = buffers, lend
 
-    def persistent_id(self, obj: Any) -> Any:
-        """What stands for `obj` in the pickle; None if it is pickled as usual."""
-        if not isinstance(obj, torch.Tensor):
-            return self.lend(obj)
-        if obj.device.type != "cpu":
-            raise UsageError(f"a tensor on {obj.device} in a remote call: these carry CPU tensors, use .cpu()")
-        data = obj.detach().contiguous()
-        if data.nbytes > SMALL:
-            self.tensors.append(data)
-            return data.dtype, tuple(data.shape), None
-        return data.dtype, tuple(data.shape), data.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-    def encode(self, sender: int, number: int, obj: Any) -> list[torch.Tensor]:
-        """The messages, in order."""
-        self.dump(obj)
-        pickled = self.buffer.getbuffer()
-        envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
-        inside = envelope.numpy().data
-        HEADER.pack_into(inside, 0, sender, number, len(pickled))
-        if len(pickled) > ROOM:
-            return [envelope, torch.frombuffer(pickled, dtype=torch.uint8), *self.tensors]
-        inside[HEADER.size : HEADER.size + len(pickled)] = pickled
-        return [envelope, *self.tensors]
+    def reducer_override(self, obj: Any) -> Any:
+        """How to rebuild `obj`, which is asked for once per object; `NotImplemented` leaves it to pickle."""
+        return reduce_tensor(obj, self.buffers) if isinstance(obj, torch.Tensor) else self.lend(obj)
 
 
-class Decoder(pickle.Unpickler):
-    """The object in `pickled`; its larger tensors are allocated, and yet to be received into `tensors`."""
+def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
+    """Whether a buffer travels in the pickle; else it is in `buffers`. (torch takes no memory that is read-only.)"""
+    memory = buffer.raw()
+    if memory.obj is TENSOR:
+        return False
+    if memory.nbytes <= SMALL or memory.readonly:
+        return True
+    buffers.append(torch.frombuffer(memory, dtype=torch.uint8))
+    return False
 
-    def __init__(self, pickled: Any, borrow: Callable[[Any], Any]) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self.borrow = borrow
-        self.tensors: list[torch.Tensor] = []
 
-    def persistent_load(self, pid: Any) -> Any:
-        """What `pid` stands for."""
-        if not isinstance(pid[0], torch.dtype):
-            return self.borrow(pid)
-        dtype, shape, data = pid
-        if data is None:
-            self.tensors.append(torch.empty(shape, dtype=dtype))
-            return self.tensors[-1]
-        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+def encode(number: int, obj: Any, lend: Lend) -> Messages:
+    """The messages that carry `obj`, in order: the envelope first. Large buffers are not copied.
+
+    Raises what `Encoder` raises.
+    """
+    buffers: Messages = []
+    file = io.BytesIO(EMPTY)
+    file.seek(HEADER.size)
+    Encoder(file, buffers, lend).dump(obj)
+    if buffers:
+        file.write(struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)))
+    length, inside = file.tell() - HEADER.size, file.getbuffer()
+    HEADER.pack_into(inside, 0, number, len(buffers), length)
+    envelope = torch.frombuffer(inside, dtype=torch.uint8, count=ENVELOPE)
+    if length <= ROOM:
+        return [envelope, *buffers]
+    return [envelope, torch.frombuffer(inside, dtype=torch.uint8, offset=HEADER.size), *buffers]
 
 
 class Envelope:
-    """What has arrived first: who sent it, the request's number, and `pickled`, which reaches into `rest` if that is
-    not None: memory for what is yet to be received."""
+    """What arrives first: the call's `number`, and what is needed to receive the rest."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        inside = memory.numpy().data
-        self.sender, self.number, length = HEADER.unpack_from(inside)
-        self.rest = torch.empty(length, dtype=torch.uint8) if length > ROOM else None
-        self.pickled = inside[HEADER.size : HEADER.size + length] if self.rest is None else self.rest.numpy().data
+    def __init__(self, receive: Receive) -> None:
+        inside = bytearray(ENVELOPE)
+        receive([torch.frombuffer(inside, dtype=torch.uint8)])
+        self.number, self.count, self.length = HEADER.unpack_from(inside)
+        self.body = memoryview(inside)[HEADER.size :]
+
+    def receive_rest(self, receive: Receive) -> Any:
+        """The object. `receive` fills memory with the messages that follow, in order.
+
+        Raises `ValueError` if the envelope contradicts itself, `RuntimeError` if there is too little memory, and
+        whatever it raises to unpickle the object.
+        """
+        if self.count * SIZE > self.length:
+            raise ValueError(f"no envelope: the sizes of {self.count} buffers in {self.length} bytes")
+        body = self.body
+        if self.length > ROOM:
+            memory = torch.empty(self.length, dtype=torch.uint8)
+            receive([memory])
+            body = memory.numpy().data
+        if not self.count:
+            return pickle.loads(body)
+        sizes = struct.unpack_from(f"<{self.count}Q", body, self.length - self.count * SIZE)
+        buffers = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        receive(buffers)
+        return pickle.loads(body, buffers=[buffer.numpy() for buffer in buffers])
+
+
+def decode(messages: Messages) -> Any:
+    """A copy of the object that they carry."""
+    coming = iter(messages)
+
+    def receive(memories: Messages) -> None:
+        for memory in memories:
+            memory.copy_(next(coming).view(-1).view(torch.uint8))
+
+    return Envelope(receive).receive_rest(receive)
+
+
+def reduce_tensor(tensor: torch.Tensor, buffers: Messages) -> Any:
+    """How to rebuild a plain tensor, or a parameter: from its elements, in order.
+
+    Without the graph it is part of; a leaf still requires a gradient if it did. All others (sparse, quantized, nested,
+    on the meta device, of a subclass, with attributes of its own) are left to torch's `__reduce_ex__`, which comes to
+    plain ones, or copies.
+    """
+    if not (tensor.is_cpu or tensor.is_meta):
+        raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")
+    rebuild = REBUILD.get(type(tensor))
+    special = tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    if special or not rebuild or tensor.__dict__:
+        return NotImplemented
+    elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if elements.nbytes > SMALL:
+        buffers.append(elements)
+        memory = TENSOR
+    else:
+        memory = elements.as_strided((elements.numel(),), (1,)).view(torch.uint8).numpy()  # strides of 0 or 1 vary
+    requires_grad = tensor.requires_grad and tensor.is_leaf
+    return rebuild, (pickle.PickleBuffer(memory), str(tensor.dtype)[6:], tuple(tensor.shape), requires_grad)
+
+
+def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    """A tensor whose memory is `buffer`."""
+    kind = getattr(torch, dtype)
+    tensor = torch.frombuffer(buffer, dtype=kind).view(shape) if len(buffer) else torch.empty(shape, dtype=kind)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def rebuild_parameter(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(rebuild_tensor(buffer, dtype, shape, False), requires_grad)
+
+
+REBUILD = {torch.Tensor: rebuild_tensor, torch.nn.Parameter: rebuild_parameter}

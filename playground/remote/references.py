@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 if TYPE_CHECKING:
     from playground.remote.agent import Agent
 
@@ -69,23 +71,21 @@ class References:
             del self.counts[number]
             self.objects.pop(number, None)
 
-    def lend(self, obj: Any, rank: int) -> tuple[int, int] | None:
-        """What travels to `rank` in place of a reference, which is counted for that rank; None for another object.
+    def lend(self, obj: Any, rank: int, lent: list[tuple[int, int]]) -> Any:
+        """How `rank` is to rebuild a reference, which is counted for it, and added to `lent`; `NotImplemented` for
+        another object.
 
         To its owner it needs no counting: the caller's own reference lives until the reply has come.
         """
         if not isinstance(obj, RemoteReference):
-            return None
+            return NotImplemented
         if rank != obj.owner:
-            self.agent.call(obj.owner, count, obj.number, 1)
-        return obj.owner, obj.number
-
-    def borrow(self, lent: tuple[int, int]) -> RemoteReference:
-        """The reference that has arrived."""
-        owner, number = lent
-        if owner == self.agent.rank:
-            self.count(number, 1)
-        return RemoteReference(self, owner, number)
+            if obj.owner == self.agent.rank:
+                self.count(obj.number, 1)
+            else:
+                self.agent.call(obj.owner, count, obj.number, 1)
+            lent.append((obj.owner, obj.number))
+        return borrow, (obj.owner, obj.number)
 
     def drop(self, owner: int, number: int) -> None:
         """A reference is no more. This may happen in the middle of anything, so another owner is told later."""
@@ -96,11 +96,13 @@ class References:
 
     def give_back(self) -> None:
         """Tell the owners of what was dropped here."""
-        with contextlib.suppress(IndexError):  # no more of them; other threads take some too
-            while True:
+        while self.dropped:
+            try:
                 owner, number = self.dropped.popleft()
-                if owner not in self.agent.lost:
-                    self.agent.call(owner, count, number, -1)
+            except IndexError:  # other threads take some too
+                return
+            with contextlib.suppress(dist.DistNetworkError):  # the owner is lost, and the object with it
+                self.agent.call(owner, count, number, -1)
 
 
 def keep(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
@@ -121,6 +123,16 @@ def read(reference: RemoteReference) -> Any:
 def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) -> Any:
     """On the owner: call a method of the object."""
     return getattr(reference.local_value(), method)(*args)
+
+
+def borrow(owner: int, number: int) -> RemoteReference:
+    """On any rank: the reference that has arrived."""
+    references = owned()
+    if owner not in range(references.agent.size):
+        raise ValueError(f"a reference to an object on rank {owner}: there are ranks 0 to {references.agent.size - 1}")
+    if owner == references.agent.rank:
+        references.count(number, 1)
+    return RemoteReference(references, owner, number)
 
 
 def owned() -> References:

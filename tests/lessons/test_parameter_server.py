@@ -20,7 +20,7 @@ from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
 from ranks import device_behind
 
-from playground.lessons.parameter_server import experiment, lesson
+from playground.lessons.parameter_server import experiment, lesson, mistake
 from playground.lessons.parameter_server.lesson import ParameterServer, Push
 from playground.lessons.parameter_server.report import LARGEST, binned, loss_text
 from playground.lessons.parameter_server.results import ModeResult, Point, steps_verdict
@@ -123,6 +123,24 @@ def test_the_published_server_fails_with_more_than_one_worker(
         assert (each.version_read, each.version_found) == (1, 2)
         assert "modified by an inplace operation" in each.error
         assert "is at version 2; expected version 1 instead" in each.error
+
+
+def repeat_with_a_bug(rank: int, size: int) -> None:
+    """The published mistake, where something else than that goes wrong in the last worker's backward pass."""
+    workers = dist.new_group(list(range(1, size)))
+    with AGENTS["send-recv"]() as agent, pytest.MonkeyPatch.context() as patch:
+        if rank == size - 1:
+            patch.setattr(mistake.OwnGraph, "backward", fail_otherwise)
+        mistake.repeat_the_mistake(agent, workers)
+
+
+def fail_otherwise(*_: Any) -> None:
+    raise RuntimeError("a bug")
+
+
+def test_another_error_is_not_taken_for_the_published_one(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match="rank 2 of 3 failed: RuntimeError: a bug"):
+        world(3).run(repeat_with_a_bug)
 
 
 def push_at_random(server: ParameterServer, worker: int, seed: int, ahead: list[int]) -> None:

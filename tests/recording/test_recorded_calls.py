@@ -15,7 +15,7 @@ from playground.analysis.timeline import Timeline
 from playground.recording.merge import read_recording
 from playground.recording.recorded import Recorded
 from playground.recording.recording import COLLECTIVE, RECEIVE, SEND, WAIT
-from playground.remote.agent import Agent, current_agent
+from playground.remote.agent import REPLY, Agent, current_agent
 from playground.remote.messages import ENVELOPE
 from playground.testing import World
 
@@ -52,7 +52,9 @@ def test_messages_of_remote_calls(world: Worlds, tmp_path: Path) -> None:
     timeline = Timeline(recording)
     waits = [event for event in recording.events(WAIT) if timeline.awaited(event)[0].kind == RECEIVE]
     assert {event.lane for event in waits} == {"main"}
-    assert {timeline.awaited(event)[0].peer for event in waits if event.rank == 0} == {1}
+    replies = [timeline.awaited(event)[0] for event in waits if event.rank == 0]
+    assert {reply.peer for reply in replies if reply.tag > REPLY} == {1}
+    assert {reply.peer for reply in replies if reply.tag == REPLY} == {1, 2}  # they stop listening
     assert all(event.end < float("inf") for event in recording.events())
 
 

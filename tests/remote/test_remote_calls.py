@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import re
+import resource
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings, strategies as st
 
-from playground.remote.agent import Agent, current_agent
+from playground.remote.agent import REPLY, REQUEST, Agent, Future, current_agent, wait_for
 from playground.remote.agents import AGENTS
 from playground.remote.autograd import apply_remotely
-from playground.remote.messages import ENVELOPE, Decoder, Encoder, Envelope
-from playground.runtime import RankFailed
+from playground.remote.messages import ENVELOPE, HEADER, encode
+from playground.runtime import RankFailed, launch
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -271,45 +277,335 @@ def test_a_rank_that_does_not_exist_is_refused(world: Worlds) -> None:
         world(2).run(nobody_there)
 
 
-tensors = st.builds(
-    lambda shape, dtype: (
-        torch.arange(max(1, torch.Size(shape).numel())).to(dtype)[: torch.Size(shape).numel()].view(shape)
-    ),
-    st.lists(st.integers(0, 12), max_size=4).map(tuple),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]),
-)
-objects = st.recursive(
-    tensors | st.integers() | st.text() | st.none() | st.binary(max_size=2 * ENVELOPE),
-    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(st.text(), parts, max_size=3) | st.tuples(parts, parts),
-    max_leaves=8,
-)
+class Total:
+    """Is rebuilt from what is computed on its tensor, when it is unpickled."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.total = tensor, tensor.sum().item()
+
+    def __reduce__(self) -> Any:
+        return Total, (self.tensor,)
 
 
-@given(obj=objects, sender=st.integers(0, 1000), number=st.integers(-1, 2**31 - 1))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_encoded_is_decoded(obj: Any, sender: int, number: int) -> None:
-    """By the messages alone: what they say of themselves is enough to receive them."""
-    [memory, *parts] = Encoder(lambda part: None).encode(sender, number, obj)
-    envelope = Envelope(memory)
-    assert (envelope.sender, envelope.number, len(memory)) == (sender, number, ENVELOPE)
-    if envelope.rest is not None:
-        envelope.rest.copy_(parts.pop(0))
-    decoder = Decoder(envelope.pickled, lambda pid: None)
-    decoded = decoder.load()
-    for tensor, part in zip(decoder.tensors, parts, strict=True):
-        tensor.copy_(part)
-    assert_same(decoded, obj)
+def send_what_is_computed(rank: int, size: int) -> list[Any]:
+    with Agent() as agent:
+        totals = [agent.call(1 - rank, double_total, Total(torch.ones(2000))) for _ in range(20)]
+        returned = [agent.call(1 - rank, Total, torch.ones(2000)).total for _ in range(20)]
+        parameter = agent.call(1 - rank, echo, torch.nn.Parameter(torch.ones(2000)))
+        frozen = agent.call(1 - rank, echo, torch.nn.Parameter(torch.arange(3), requires_grad=False))
+        return [totals, returned, *((type(each).__name__, each.requires_grad) for each in (parameter, frozen))]
 
 
-def assert_same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
-            assert_same(mine, its)
-    elif isinstance(one, dict):
-        assert_same(list(one.items()), list(other.items()))
-    else:
-        assert one == other
+def double_total(total: Total) -> float:
+    return 2 * total.total
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def test_tensors_are_there_before_the_object_is_rebuilt(world: Worlds) -> None:
+    expected = [[4000.0] * 20, [2000.0] * 20, ("Parameter", True), ("Parameter", False)]
+    assert world(2).run(send_what_is_computed) == [expected] * 2
+
+
+def await_the_last_first(rank: int, size: int, count: int, numel: int) -> bool:
+    with Agent() as agent:
+        if rank == 1:
+            return True
+        futures = [agent.call_async(1, double, torch.full((numel,), number)) for number in range(count)]
+        doubled = [future.wait()[0].item() for future in reversed(futures)]
+        return doubled == [2 * number for number in reversed(range(count))]
+
+
+@pytest.mark.parametrize(("count", "numel"), [(40, 1), (500, 1), (100, 1000)])
+def test_replies_are_awaited_in_any_order(count: int, numel: int, world: Worlds) -> None:
+    assert world(2).run(await_the_last_first, count, numel) == [True, True]
+
+
+def call_each_other_deeply(rank: int, size: int, depth: int) -> int:
+    with Agent() as agent:
+        return len(agent.call(1 - rank, ask_back, rank, depth))
+
+
+def test_calls_within_calls_may_be_many(world: Worlds) -> None:
+    """Each waits for the next: there is a thread for every one of them."""
+    assert world(2).run(call_each_other_deeply, 100) == [101, 101]
+
+
+def find_errors(rank: int, size: int) -> list[tuple[str, str]]:
+    """(type, words) of what is raised where something cannot be sent, here or there; calls go on after each."""
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    found, futures = [], []
+    with Agent() as agent:
+        for rank_called in (1 - rank, rank):
+            for function, args in (
+                (count_call, (threading.Lock(),)), (count_call, (deep,)), (make_lock, ()), (make_deep, ()),
+                (leave, ()), (unpickle_exit, ()),
+            ):  # fmt: skip
+                if rank_called == rank and function in (leave, unpickle_exit):
+                    continue
+                try:
+                    agent.call(rank_called, function, *args)
+                except BaseException as error:
+                    found.append((type(error).__name__, str(error)))
+                futures.append(agent.call_async(rank_called, double, 2))
+                assert futures[-1].wait() == futures[-1].wait() == 4
+        assert agent.call(1 - rank, count_call) == 1
+    return found
+
+
+calls: list[None] = []
+
+
+def count_call(*_: Any) -> int:
+    calls.append(None)
+    return len(calls)
+
+
+def make_deep() -> Any:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    return deep
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+class Exit:
+    def __reduce__(self) -> Any:
+        return sys.exit, ("when unpickled",)
+
+
+def unpickle_exit() -> Any:
+    return Exit()
+
+
+def test_whatever_cannot_be_sent_is_said_to_the_caller(world: Worlds) -> None:
+    for found in world(2, fresh=True).run(find_errors):
+        kinds = [kind for kind, _ in found]
+        assert kinds == ["TypeError"] * 4 + ["RuntimeError", "SystemExit"] + ["TypeError"] * 4
+        words = [text for _, text in found]
+        for first in (0, 6):
+            assert words[first] == "the arguments cannot be sent: TypeError: cannot pickle '_thread.lock' object"
+            assert words[first + 1].startswith("the arguments cannot be sent: RecursionError: ")
+            assert words[first + 2] == "the result cannot be sent: TypeError: cannot pickle '_thread.lock' object"
+            assert words[first + 3].startswith("the result cannot be sent: RecursionError: ")
+        assert words[4:6] == ["SystemExit: 3", "when unpickled"]
+
+
+def wait_twice(rank: int, size: int) -> list[str]:
+    """The reply comes once; whoever waits again is told the same."""
+    with Agent() as agent:
+        future, found = agent.call_async(1 - rank, unpickle_error), []
+        for _ in range(2):
+            with pytest.raises(LookupError) as caught:
+                future.wait()
+            found.append(str(caught.value))
+        return found
+
+
+class Failing:
+    def __reduce__(self) -> Any:
+        return fail, ("when unpickled",)
+
+
+def unpickle_error() -> Any:
+    return Failing()
+
+
+def test_an_error_is_raised_as_often_as_it_is_asked_for(world: Worlds) -> None:
+    assert world(2).run(wait_twice) == [["when unpickled"] * 2] * 2
+
+
+def call_oneself(rank: int, size: int) -> tuple[list[int], bool, str, str]:
+    """What a call to this rank itself does to its argument, and whether it says where an error came from."""
+    mine, tensor = [1], torch.zeros(2000)
+    with Agent() as agent:
+        assert agent.call(rank, append_to, mine, tensor) == [1, 2]
+        with pytest.raises(LookupError) as caught:
+            agent.call(rank, fail, "here")
+        reference = agent.remote(rank, list, mine)
+        copy = reference.to_here()
+        copy.append(3)
+        assert reference.to_here() == [1]
+        del reference
+        return mine, tensor.any().item(), str(caught.value), str(counts())
+
+
+def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
+    tensor += 1
+    mine.append(2)
+    return mine
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_call_to_oneself_copies_too(size: int, world: Worlds) -> None:
+    assert world(size).run(call_oneself) == [([1], False, "here", "[]")] * size
+
+
+def send_references_in_vain(rank: int, size: int) -> list[Any]:
+    """A reference in a message that cannot be sent: what rank 1 counts before, and after."""
+    left: list[Any] = []
+    with Agent() as agent:
+        if rank == 0:
+            reference = agent.remote(1, list, (1, 2))
+            for _ in range(3):
+                with pytest.raises(TypeError):
+                    agent.call(2, hold, [reference, threading.Lock()])
+            left.append(agent.call(1, counts))
+            del reference
+            left.append(agent.call(1, counts))
+    return left
+
+
+def test_a_reference_that_was_not_sent_is_not_counted(world: Worlds) -> None:
+    assert world(3).run(send_references_in_vain)[0] == [[1], []]
+
+
+def send_nonsense(rank: int, size: int, which: str) -> str:
+    """Rank 0 sends rank 1 what no agent sends: the reply, in words. The next call goes well."""
+    with Agent() as agent:
+        if rank == 0:
+            number, memory = 5, bytearray(ENVELOPE)
+            count, length = {"counts": (2**61, 100), "sizes": (1, 100), "pickle": (0, 100), "types": (0, 5)}[which]
+            HEADER.pack_into(memory, 0, number, count, length)
+            body = pickle.dumps(4) if which == "types" else b"\xff" * 100
+            memory[HEADER.size : HEADER.size + len(body)] = body
+            agent.group.send([torch.frombuffer(memory, dtype=torch.uint8)], 1, REQUEST).wait()
+            future = Future(agent, 1, number)
+            with pytest.raises(Exception) as caught:  # noqa: PT011 (what it says is looked at below)
+                future.wait()
+            assert agent.call(1, double, 4) == 8
+            return f"{type(caught.value).__name__}: {caught.value}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("counts", "ValueError: no envelope: the sizes of"), ("sizes", "RuntimeError|TypeError|OverflowError"),
+        ("pickle", "UnpicklingError"), ("types", "TypeError"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(which: str, words: str, world: Worlds) -> None:
+    assert re.match(words, world(2).run(send_nonsense, which)[0])
+
+
+def reply_with_nonsense(rank: int, size: int) -> list[str]:
+    """What rank 0 makes of replies that no agent sends."""
+    found: list[str] = []
+    with Agent() as agent:
+        for number, obj in (5, (True, 1)), (6, 4), (6, (False, "words")), (6, (False, (4, "words"))):
+            if rank == 1:
+                sent = agent.send(0, REPLY + 6, number, encode(number, obj, lambda part: NotImplemented))
+                wait_for(0, sent)
+            else:
+                with pytest.raises(ValueError, match="no reply") as caught:
+                    Future(agent, 1, 6).wait()
+                found.append(str(caught.value))
+        dist.barrier()
+    return found
+
+
+def test_what_is_no_reply_is_refused(world: Worlds) -> None:
+    assert world(2).run(reply_with_nonsense)[0] == ["rank 1 sent what is no reply to request 6"] * 4
+
+
+def send_no_number(rank: int, size: int) -> list[int]:
+    """Rank 0 sends rank 1 an envelope whose number no request has: it counts as lost, the others go on."""
+    lost: SimpleQueue[int] = SimpleQueue()
+    agent = Agent().__enter__()
+    dist.barrier()
+    if rank == 0:
+        agent.group.send([torch.full((ENVELOPE,), 255, dtype=torch.uint8)], 1, REQUEST).wait()
+    if rank == 1:
+        agent.on_loss(lost.put)
+        assert lost.get(timeout=60) == 0
+    dist.barrier()
+    found = [agent.call(3 - rank, double, rank)] if rank else agent.lost
+    dist.barrier()
+    agent.__exit__(LookupError)
+    return found
+
+
+def test_a_rank_that_sends_nonsense_counts_as_lost(world: Worlds) -> None:
+    assert world(3, fresh=True).run(send_no_number) == [[], [2], [4]]
+
+
+def run_out_of_threads(rank: int, size: int) -> list[bool]:
+    """With stacks that no thread can have, calls that need one more fail; those that found one succeed."""
+    answered = []
+    with Agent() as agent:
+        if rank == 0:
+            agent.call(1, threading.stack_size, 2**46)
+            futures = [agent.call_async(1, wait_for_release) for _ in range(20)]
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                futures[-1].wait()
+        dist.barrier()
+        released.set()
+        if rank == 0:
+            for future in futures:
+                with contextlib.suppress(RuntimeError):
+                    answered.append(future.wait())
+    return answered
+
+
+released = threading.Event()
+
+
+def wait_for_release() -> bool:
+    return released.wait(60)
+
+
+def test_where_no_thread_can_be_started_the_caller_hears_of_it(world: Worlds) -> None:
+    answered, _ = world(2, fresh=True).run(run_out_of_threads)
+    assert answered
+    assert all(answered)
+
+
+def run_out_of_memory(rank: int, size: int) -> list[int]:
+    """A result for which there is no memory here, and one for which there is."""
+    with Agent() as agent:
+        if rank == 1:
+            return []
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, limits[1]))
+        try:
+            with pytest.raises(RuntimeError, match="can't allocate memory"):
+                agent.call(1, torch.empty, 2**27)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        return agent.call(1, double, torch.ones(2000, dtype=torch.int64)).unique().tolist()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory is Linux's")
+def test_a_result_that_is_too_large_is_an_error(world: Worlds) -> None:
+    assert world(2, fresh=True).run(run_out_of_memory) == [[2], []]
+
+
+def drop_what_a_lost_rank_owns(rank: int, size: int) -> int:
+    """Rank 0 drops its reference to an object on rank 2 just after that one was killed, before it is known here."""
+    with Agent() as agent:
+        if rank != 0:
+            return 0
+        reference = agent.remote(2, list)
+        with pytest.raises(dist.DistNetworkError, match="rank 2 is lost"):
+            agent.call(2, end_or_wait, True)
+        lost: SimpleQueue[int] = SimpleQueue()
+        agent.on_loss(lost.put)
+        assert lost.get(timeout=60) == 2
+        agent.lost.clear()
+        del reference
+        found = agent.call(1, double, 4)
+        agent.lost.append(2)
+        return found
+
+
+def test_what_a_lost_rank_owned_stops_no_other_call() -> None:
+    assert launch(drop_what_a_lost_rank_owns, 3, expendable=[1, 2]) == [8, 0, None]

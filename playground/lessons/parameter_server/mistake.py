@@ -62,7 +62,9 @@ def meet(agent: Any, workers: Any) -> MistakeResult:
                 graph.backward(loss)
             except RuntimeError as raised:
                 told = IN_PLACE.search(str(raised))
-                error = told[0] if told else str(raised)
+                if not told:
+                    raise
+                error = told[0]
     return MistakeResult(worker=worker, version_read=read, version_found=found, error=error)
 
 
