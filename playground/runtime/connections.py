@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 
@@ -16,9 +17,10 @@ OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 def tcp_connections() -> Iterator[socket.socket]:
     """A duplicate of each connected TCP socket of this process; it is closed when the next one is asked for."""
     for name in os.listdir(OPEN_FILES):
-        with contextlib.suppress(OSError):  # no socket, or closed by now
-            duplicate = socket.socket(fileno=os.dup(int(name)))
-            with duplicate:
+        with contextlib.suppress(OSError):  # closed by now
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as duplicate:
                 if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
                     duplicate.getpeername()  # raises for one that listens
                     yield duplicate
