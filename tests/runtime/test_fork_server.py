@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import ENOUGH, is_alive
@@ -100,9 +101,8 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
     begin: Begin, stranger: subprocess.Popen[bytes]
 ) -> None:
     begin()
-    process = server.ForkedProcess(target=time.sleep, args=(60,))
+    process: Any = server.ForkedProcess(target=time.sleep, args=(60,))
     process.start()
-    assert process._popen
     process._popen.pid = stranger.pid  # as after the process has ended and as many others have been started
     process.terminate()
     process.join(ENOUGH)
@@ -217,6 +217,7 @@ def test_a_stopped_process_ends_with_a_server_that_is_killed(begin: Begin) -> No
     os.kill(client.pid, signal.SIGKILL)
     process.join(ENOUGH)
     assert process.exitcode == server.LOST_BY_THE_SERVER
+    assert process.pid
     assert not is_alive(process.pid) or state_of(process.pid) == "Z"
 
 

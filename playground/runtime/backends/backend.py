@@ -64,6 +64,10 @@ class Backend:
 
         return torch.device(self.device_type)
 
+    def connects_later(self) -> bool:
+        """Whether ranks connect to each other also when their process group is formed already."""
+        return False
+
     def drain(self) -> None:
         """Wait for whatever the device still has to do, so that the process group may be destroyed."""
 

@@ -82,6 +82,9 @@ class Nccl(Backend):
 
         return torch.device("cuda", torch.cuda.current_device())
 
+    def connects_later(self) -> bool:
+        return True
+
     def drain(self) -> None:
         import torch
 
