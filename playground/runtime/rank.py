@@ -158,6 +158,7 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         with count_lines(work.coverage), leave_to_launcher(work.preemptible):
             result = run_until_preempted(call, fn, rank, size, *args)
         launcher.submit(result, state.is_unchanged())
+        member.look_at_sockets()  # now, while nobody waits for it
     if member:
         member.leave()
 

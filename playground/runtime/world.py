@@ -82,8 +82,7 @@ class Member:
         self.rendezvous, self.joined = rendezvous, joined
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
-        self.sockets: set[int] | None = socket_inodes()
-        """Those that this process had before; from the first group on, they are looked up."""
+        self.look_at_sockets()
         if listener:  # is the store's
             self.sockets.discard(os.fstat(listener.fileno()).st_ino)
         torch.set_num_threads(host.threads_per_rank(self.local_size))
@@ -111,15 +110,18 @@ class Member:
         self.store.add(self.group_name, 1)
         members[:] = [self]
 
+    def look_at_sockets(self) -> None:
+        """To be called before a group is formed: the sockets that this process has now are not the group's."""
+        self.sockets = socket_inodes()
+
     @contextlib.contextmanager
     def strangers_shut_out(self) -> Iterator[None]:
         """While a process group is formed. In a world that we have launched, its sockets take no connection after that,
         and with the first group the store takes none either. Raises `RankFailed` if another user has connected."""
-        known, self.sockets = socket_inodes() if self.sockets is None else self.sockets, None
         yield
         if not self.joined and not self.backend.connects_later():
             try:
-                shut_out_strangers(known)
+                shut_out_strangers(self.sockets)
             except StrangerConnected as error:
                 raise RankFailed(self.rank, self.size, f"is not alone with the ranks of its world: {error}") from None
 
@@ -201,6 +203,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
         for member in members:
             if not member.joined and (ours := member.make_way(call)) is not call:
                 call = ours  # otherwise it may have a store of its own, to which others are still to connect
+                member.look_at_sockets()
                 formed.enter_context(member.strangers_shut_out())
         torch_init_process_group(**call)
 
@@ -210,6 +213,7 @@ def new_group(*args: Any, **kwargs: Any) -> Any:
     """torch's own; in a world that we have launched, nobody but ranks is in the group."""
     with contextlib.ExitStack() as formed:
         for member in members:
+            member.look_at_sockets()
             formed.enter_context(member.strangers_shut_out())
         return torch_new_group(*args, **kwargs)
 
