@@ -6,7 +6,6 @@ maintenance mode. Source: https://docs.pytorch.org/docs/stable/rpc.html
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,7 +20,8 @@ from playground.runtime.errors import UsageError
 FEWEST_THREADS = 16
 """That answer requests: torch's own default. More ranks need more (pytorch/pytorch#85607)."""
 SPARE_THREADS = 4
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+OUR_STORE = "playground"
+"""The scheme of the init method with which `init_rpc` takes the store that the world has met at."""
 NO_LIMIT = 0.0
 """Seconds that a call may take: whoever watches over the ranks ends what hangs."""
 DEPRECATED_INSIDE = "You are using a Backend .* as a ProcessGroup"
@@ -31,23 +31,21 @@ DEPRECATED_INSIDE = "You are using a Backend .* as a ProcessGroup"
 class TorchAgent:
     """This rank's end of all remote calls, as `Agent` is. Every rank makes one, and leaves it with the others.
 
-    Raises `UsageError` where torch has no RPC, and where the ranks meet at a file: RPC meets at an address.
+    Raises `UsageError` where torch has no RPC.
     """
 
     def __init__(self) -> None:
         if not rpc.is_available():
             raise UsageError(f"this torch ({torch.__version__}) has no RPC, as on Windows: call over send and recv")
-        if "MASTER_ADDR" not in os.environ:
-            raise UsageError("torch's RPC meets at an address: leave --init-method file:// out, or do without RPC")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def __enter__(self) -> TorchAgent:
         if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
             os.environ["TP_SOCKET_IFNAME"] = interface  # stays: this process is not as it was, see `remote`
         options = rpc.TensorPipeRpcBackendOptions(
-            num_worker_threads=max(FEWEST_THREADS, self.size + SPARE_THREADS), init_method="env://"
+            num_worker_threads=max(FEWEST_THREADS, self.size + SPARE_THREADS), init_method=f"{OUR_STORE}://"
         )
-        with warnings.catch_warnings(), clients_of_our_store():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", DEPRECATED_INSIDE)
             rpc.init_rpc(worker_name(self.rank), rank=self.rank, world_size=self.size, rpc_backend_options=options)
         return self
@@ -81,15 +79,10 @@ def worker_name(rank: int) -> str:
     return f"rank{rank}"
 
 
-@contextlib.contextmanager
-def clients_of_our_store() -> Iterator[None]:
-    """Let no rank serve the store at MASTER_ADDR and MASTER_PORT: it is served already, as torchrun says of its own."""
-    before = os.environ.get(AGENT_STORE)
-    os.environ[AGENT_STORE] = "True"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[AGENT_STORE]
-        else:
-            os.environ[AGENT_STORE] = before
+def meet_at_our_store(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """torch's rendezvous: the store, and this rank's place. To connect to the store once more would be in vain: in a
+    world that we have launched, it takes no connection any more."""
+    yield dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+
+
+dist.register_rendezvous_handler(OUR_STORE, meet_at_our_store)

@@ -5,23 +5,45 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 SILENCE = 4
 """Seconds without an answer after which the host at the other end counts as gone."""
 OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
-def tcp_connections() -> Iterator[socket.socket]:
-    """A duplicate of each connected TCP socket of this process; it is closed when the next one is asked for."""
+def tcp_sockets(known: Container[int] = ()) -> Iterator[socket.socket]:
+    """A duplicate of each TCP socket of this process, except those whose inodes are `known`. It is closed when the next
+    one is asked for."""
     for name in os.listdir(OPEN_FILES):
-        with contextlib.suppress(OSError):  # no socket, or closed by now
-            duplicate = socket.socket(fileno=os.dup(int(name)))
-            with duplicate:
+        with contextlib.suppress(OSError):  # closed by now
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in known:
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as duplicate:
                 if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
-                    duplicate.getpeername()  # raises for one that listens
                     yield duplicate
+
+
+def socket_inodes() -> set[int]:
+    """The numbers that tell this process's sockets from any others."""
+    found = set()
+    for name in os.listdir(OPEN_FILES):
+        with contextlib.suppress(OSError):  # closed by now
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add(status.st_ino)
+    return found
+
+
+def tcp_connections() -> Iterator[socket.socket]:
+    """As `tcp_sockets`: those that are connected."""
+    for each in tcp_sockets():
+        with contextlib.suppress(OSError):  # it listens
+            each.getpeername()
+            yield each
 
 
 def shut_down_connections(spare_port: int) -> None:

@@ -82,19 +82,24 @@ class Preempted(PlaygroundError):
         return "; ".join(filter(None, [f"preempted by {self.signal} after step {self.step}", self.hint]))
 
 
+UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
+"""In the place of the stack of a rank that has not told where it stands."""
+
+
 class RankTimeout(PlaygroundError):
-    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands."""
+    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands. If some can
+    tell and others cannot, those that cannot are the ones that are named: the rest may be waiting for them."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, str]) -> None:
         super().__init__(size, timeout, stacks)
         self.size, self.timeout, self.stacks = size, timeout, stacks
 
     def __str__(self) -> str:
-        who = ", ".join(map(str, self.stacks))
-        head = (
-            f"no sign of life for {self.timeout:g} s from {'rank' if len(self.stacks) == 1 else 'ranks'} {who} "
-            f"of {self.size}: a hang, or a timeout too short for the work"
-        )
+        named, why = [rank for rank, stack in self.stacks.items() if stack == UNHEARD], UNHEARD.strip(" ()")
+        if len(named) in (0, len(self.stacks)):
+            named, why = [*self.stacks], "a hang, or a timeout too short for the work"
+        who = f"rank{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
+        head = f"no sign of life for {self.timeout:g} s from {who} of {self.size}: {why}"
         return "\n".join([head, format_stacks(self.stacks)])
 
 

@@ -5,7 +5,8 @@ nothing and whose end means that the launcher is gone. With the byte come file d
 
 | descriptor | use                                                                                            |
 |------------|------------------------------------------------------------------------------------------------|
-| status     | to be written to: the rank's process id, later its exit code; or `REFUSED` and the reason      |
+| status     | a socket, for messages: the rank's process id and a pidfd of it, then its exit code; or        |
+|            | `REFUSED` and the reason                                                                       |
 | work       | what the rank is to run, pickled                                                               |
 | the others | what the rank is to inherit: its line to the launcher, for example                             |
 
@@ -41,6 +42,7 @@ REFUSED = -1
 """In the place of a process id: there will be no rank. The reason follows, as text."""
 MAX_FDS = 64
 """That come with a request."""
+NO_DESCRIPTOR_LEFT = "has no file descriptor left: raise the limit (ulimit -n)"
 LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
 """A terminal or a job manager sends them to every process of a group. The server is started with them blocked: the
 launcher alone hears them, and decides."""
@@ -81,11 +83,9 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
 def kill_at_end_of_file(pipe: int) -> None:
     """Have the kernel kill this process when nobody holds the other end of `pipe` any more.
 
-    Whatever it is doing then: importing, inside C code that holds the GIL, stopped. Where the system cannot do that,
-    the process notices when it next reads. Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
+    Whatever it is doing then: importing, inside C code that holds the GIL, stopped.
+    Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
     """
-    if not hasattr(fcntl, "F_SETSIG"):
-        return
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
@@ -122,7 +122,7 @@ class ForkServer:
 
     def __init__(self, requests: socket.socket, lifeline: int, failure: str) -> None:
         self.requests, self.lifeline, self.failure = requests, lifeline, failure
-        self.statuses: dict[int, int] = {}
+        self.statuses: dict[int, socket.socket] = {}
         """Of each rank that is running: where its exit code goes."""
         self.wakeups, self.wakeup = os.pipe()
         os.set_blocking(self.wakeups, False)
@@ -141,20 +141,21 @@ class ForkServer:
 
     def answer(self) -> bool:
         """Take one request and fork; False if there will be no more."""
-        request, fds, flags, _ = socket.recv_fds(self.requests, 1, MAX_FDS)
+        request, fds, flags, _ = socket.recv_fds(self.requests, 1, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         if not request:
             return False
         with contextlib.ExitStack() as received:
-            for descriptor in fds:
+            for descriptor in fds[1:]:
                 received.callback(os.close, descriptor)
-            if len(fds) < 2 or flags & socket.MSG_CTRUNC:
-                self.failure = "has no file descriptor left: raise the limit (ulimit -n)"
             if fds:
-                self.fork(*fds)
+                status = received.enter_context(socket.socket(fileno=fds[0]))
+                complete = len(fds) > 1 and not flags & socket.MSG_CTRUNC
+                self.fork(status, fds[1:], self.failure if complete else NO_DESCRIPTOR_LEFT)
         return True
 
-    def fork(self, status: int, *fds: int) -> None:
-        pid, failure = REFUSED, self.failure
+    def fork(self, status: socket.socket, fds: list[int], failure: str) -> None:
+        """Fork a rank, unless there is a `failure` already, and answer the request."""
+        pid, pidfds = REFUSED, list[int]()
         if not failure:
             try:
                 with warnings.catch_warnings():  # of threads: those of numpy's BLAS, which is prepared for a fork
@@ -163,12 +164,20 @@ class ForkServer:
             except OSError as error:
                 failure = f"cannot start another process ({error.strerror}): raise the limit (ulimit -u)"
         if pid == 0:
-            os.close(status)  # or the launcher would wait for what only a server that has been killed could write
+            status.close()  # or the launcher would wait for what only a server that has been killed could write
             self.become_rank(*fds)
-        with contextlib.suppress(BrokenPipeError):  # the launcher has given up meanwhile
-            os.write(status, MESSAGE.pack(pid) + failure.encode())
         if pid > 0:
-            self.statuses[pid] = os.dup(status)
+            try:
+                pidfds = [os.pidfd_open(pid)]
+            except OSError:
+                os.kill(pid, signal.SIGKILL)  # its number is its own as long as its parent has not waited for it
+                os.waitpid(pid, 0)
+                pid, failure = REFUSED, NO_DESCRIPTOR_LEFT
+        with contextlib.suppress(BrokenPipeError):  # the launcher has given up meanwhile
+            socket.send_fds(status, [MESSAGE.pack(pid) + failure.encode()], pidfds)
+        for pidfd in pidfds:
+            os.close(pidfd)
+            self.statuses[pid] = socket.socket(fileno=status.detach())
 
     def become_rank(self, work: int, *fds: int) -> NoReturn:
         """In the new process: drop what is the server's, and run what `work` says."""
@@ -178,8 +187,10 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})  # which may end a single rank
             self.requests.close()
-            for descriptor in (self.wakeups, self.wakeup, *self.statuses.values()):
+            for descriptor in (self.wakeups, self.wakeup):
                 os.close(descriptor)
+            for status in self.statuses.values():
+                status.close()
             self.keep_lifeline()
             inherited[:] = fds
             if arrives(work):
@@ -198,9 +209,9 @@ class ForkServer:
     def reap(self) -> None:
         """Pass on the exit codes of the ranks that have ended."""
         while self.statuses:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, how = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self.statuses[pid], MESSAGE.pack(os.waitstatus_to_exitcode(status)))
-            os.close(self.statuses.pop(pid))
+            if pid in self.statuses:  # otherwise it is a child of a module that was imported
+                with self.statuses.pop(pid) as status, contextlib.suppress(BrokenPipeError):
+                    status.send(MESSAGE.pack(os.waitstatus_to_exitcode(how)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 from multiprocessing.connection import wait
 
+from playground.runtime.forks import call_in_children
 from playground.runtime.rank_handle import RankHandle
 from playground.runtime.shutdown import release, stop
 
@@ -22,8 +23,6 @@ _wanted = False
 def keep_worlds() -> None:
     """From now on, keep worlds until this process ends or calls `end_worlds`."""
     global _wanted
-    if not _wanted:
-        atexit.register(end_worlds)
     _wanted = True
 
 
@@ -38,6 +37,10 @@ def end_worlds() -> None:
     _wanted = False
     while _worlds:
         end(_worlds.popitem()[1])
+
+
+atexit.register(end_worlds)
+call_in_children(_worlds.clear)
 
 
 def end(ranks: list[RankHandle]) -> None:

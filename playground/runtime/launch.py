@@ -154,7 +154,7 @@ def start_rank(
     outputs, ends = open_pipes(number)
     try:
         process, line = server.start(
-            f"rank {number} of {size}", rank_process.main, ends, number, size, backend, rendezvous, listener
+            f"rank {number} of {size}", rank_process.main, number, size, backend, rendezvous, listener, streams=ends
         )
     except BaseException:
         for output in outputs:

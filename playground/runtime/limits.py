@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from playground.runtime.errors import UsageError
 
-FILES, FILES_PER_RANK = 32, 4
-"""What a launcher has open, and a rank in two process groups, measured: at most 13 + 4 * size and 25 + 3 * size."""
+FILES, FILES_PER_RANK = 24, 5
+"""What a launcher has open, and a rank in two process groups, measured: at most 13 + 5 * size and 25 + 3 * size."""
 
 
 def check_open_files(size: int) -> None:

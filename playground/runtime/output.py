@@ -6,15 +6,20 @@ lines, into a pipe when a buffer is full, and never if they are killed before.
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
+
+from playground.runtime.forks import close_in_children
 
 READ_AT_ONCE = 2**16
 """Bytes: what a pipe holds."""
 STREAMS = ("stdout", "stderr")
+MAX_LINE = 2**24
+"""Characters of a line that are waited for; a longer one is broken. (A bar that is drawn over and over has no end.)"""
 
 
 def redirect(stdout: Connection, stderr: Connection) -> None:
@@ -30,6 +35,16 @@ def open_lines(number: int) -> io.TextIOWrapper:
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
+class Redirection:
+    """What redirects the streams of the process that unpickles it."""
+
+    def __init__(self, stdout: Connection, stderr: Connection) -> None:
+        self.pipes = stdout, stderr
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return redirect, self.pipes
+
+
 @dataclass(eq=False)
 class Output:
     """The launcher's end of one of these pipes."""
@@ -38,8 +53,11 @@ class Output:
     stream: str
     """The name in `sys` of the launcher's own stream to which it goes: "stdout" or "stderr"."""
     pipe: Connection
-    unfinished: bytes = b""
+    unfinished: io.StringIO = field(default_factory=io.StringIO)
     """The beginning of a line whose end has not arrived yet."""
+
+    def __post_init__(self) -> None:
+        self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def relay(self) -> None:
         """Pass on what has arrived, as far as its last line is whole."""
@@ -47,27 +65,31 @@ class Output:
         if not arrived:  # the rank has ended
             self.close()
             return
-        lines, newline, self.unfinished = (self.unfinished + arrived).rpartition(b"\n")
-        if newline:
-            self.write(lines)
+        lines, newline, rest = self.decode(arrived).rpartition("\n")
+        self.unfinished.write(lines)
+        if newline or self.unfinished.tell() > MAX_LINE:
+            self.write_unfinished()
+        self.unfinished.write(rest)
 
     def relay_all(self) -> None:
         """Pass on all that has arrived by now, and a line that has no end as if it had one."""
         if not self.pipe.closed and wait([self.pipe], 0):
             self.relay()  # once: a rank that prints for ever never lets the pipe run dry
-        if self.unfinished:
-            self.write(self.unfinished)
-            self.unfinished = b""
+        if self.unfinished.write(self.decode(b"", True)) or self.unfinished.tell():
+            self.write_unfinished()
+
+    def write_unfinished(self) -> None:
+        text, self.unfinished = self.unfinished.getvalue(), io.StringIO()
+        self.write(text)
 
     def close(self) -> None:
         self.pipe.close()
 
-    def write(self, lines: bytes) -> None:
+    def write(self, text: str) -> None:
         """Write whole lines; where a person reads them, each with the rank that it comes from."""
         stream = getattr(sys, self.stream)
         if stream is None:  # there is no console at all
             return
-        text = lines.decode("utf-8", "replace")
         if stream.isatty():
             text = "\n".join(f"{self.label(stream)}{line}" for line in text.split("\n"))
         encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -87,5 +109,6 @@ def open_pipes(rank: int) -> tuple[list[Output], list[Connection]]:
     for stream in STREAMS:
         ours, theirs = Pipe(duplex=False)
         outputs.append(Output(rank, stream, ours))
+        close_in_children(ours)
         ends.append(theirs)
     return outputs, ends

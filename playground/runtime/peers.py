@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from playground.runtime import signals
 from playground.runtime.connections import SILENCE, address_towards, detect_silence_of, shut_down_connections
+from playground.runtime.forks import close_in_children
 from playground.runtime.peer_ends import Loss, Peer, PeerEnds, machine
 from playground.runtime.store import connect_as_client
 
@@ -123,7 +124,7 @@ class PeerWatch:
         assert self.store
         where = address_towards(self.env.rendezvous.host)
         self.listener = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
-        os.register_at_fork(after_in_child=self.listener.close)  # a child may outlive the rank, and is not the rank
+        close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
         self_ = Peer(self.env.rank, socket.gethostname(), machine(), os.getpid(), where, port)
         self.store.set(f"rank {self.env.rank}", json.dumps(asdict(self_)))

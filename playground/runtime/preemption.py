@@ -112,7 +112,7 @@ class PreemptionNotice:
     seconds to end then; the second one ends the launch. With None, the signals do what they did before."""
 
     def __init__(self, grace: float | None) -> None:
-        self.grace = grace
+        self.grace, self.launcher = grace, os.getpid()
         self.signal: signal.Signals | None = None
         """The one that has come."""
         self.deadline = math.inf
@@ -134,7 +134,7 @@ class PreemptionNotice:
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self.signal is not None:
+        if self.signal is not None or os.getpid() != self.launcher:  # a second one, or one that is sent to a child
             signals.exit_orderly(number, frame)
         assert self.grace is not None
         self.signal, self.deadline = signal.Signals(number), time.monotonic() + self.grace

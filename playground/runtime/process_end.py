@@ -52,6 +52,8 @@ def exit_status(pidfd: int, pid: int) -> int | None:
     except OSError:
         pass
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
+        return status
     except (OSError, ValueError):
         return None

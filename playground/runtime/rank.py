@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground.runtime.coverage import count_lines
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
-from playground.runtime.output import redirect
+from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.preemption import ask_to_end, begin_unasked, leave_to_launcher, run_until_preempted
 from playground.runtime.rendezvous import Rendezvous
 from playground.runtime.work import Work, call
@@ -62,6 +62,9 @@ def report_to(listener: Callable[[Event], None]) -> None:
     _listeners[:] = [listener]
 
 
+call_in_children(_listeners.clear)  # a child of a rank is not the rank
+
+
 class Launcher:
     """The rank's end of the line to its launcher."""
 
@@ -70,13 +73,16 @@ class Launcher:
         self.work: SimpleQueue[Work | None] = SimpleQueue()
         self.one_at_a_time = threading.Lock()
         self.main_thread = threading.get_ident()
+        close_in_children(line)
         threading.Thread(target=self.follow_orders, name="launcher", daemon=True).start()
 
     def tell(self, *message: Any) -> None:
+        if self.line.closed:  # this process has been forked from the rank, and came back from what the rank runs
+            os._exit(1)
         try:
             with self.one_at_a_time:
                 self.line.send(message)
-        except OSError:  # the launcher is gone
+        except ConnectionError:  # the launcher is gone
             os._exit(1)
 
     def follow_orders(self) -> None:
@@ -111,7 +117,6 @@ class Launcher:
 
 def main(
     line: Connection,
-    pipes: list[Connection],
     rank: int,
     size: int,
     backend: str,
@@ -119,7 +124,6 @@ def main(
     listener: socket.socket | None,
 ) -> None:
     """The life of a rank."""
-    redirect(*pipes)
     launcher = Launcher(line, rank, size)
     launcher.tell("up")
     report_to(partial(launcher.tell, "report"))
@@ -154,6 +158,7 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         with count_lines(work.coverage), leave_to_launcher(work.preemptible):
             result = run_until_preempted(call, fn, rank, size, *args)
         launcher.submit(result, state.is_unchanged())
+        member.look_at_sockets()  # now, while nobody waits for it
     if member:
         member.leave()
 
@@ -181,7 +186,9 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     whole = traceback.TracebackException.from_exception(error)
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack))
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
-    kind = PeerDisconnected if LOST_PEER.search(str(error)) else RankFailed
+    # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may say the same.
+    lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
+    kind = PeerDisconnected if lost else RankFailed
     return kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
 
 

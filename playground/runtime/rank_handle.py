@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import signal
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from playground.runtime.backends import Backend
-from playground.runtime.errors import PlaygroundError, RankFailed, UsageError
+from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.output import Output
 from playground.runtime.rank import Event
 from playground.runtime.server import LOST_BY_THE_SERVER, UNGUARDED
@@ -19,7 +20,6 @@ from playground.runtime.work import Work
 
 GRACE = 1.0
 """Seconds a rank has to answer, or to end once told to, before it is stopped harder."""
-UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 
 
 @dataclass(eq=False)
@@ -78,8 +78,15 @@ class RankHandle:
         return events
 
     def receive(self) -> Event | None:
-        """Take in one message; return the event if it is a report."""
-        kind, *content = self.line.recv()
+        """Take in one message; return the event if it is a report. Raises `EOFError` or `OSError` where the line
+        ends, and for nothing else."""
+        message = self.line.recv_bytes()
+        try:
+            kind, *content = pickle.loads(message)
+        except Exception as error:  # a class of the user's that cannot be made here
+            words = f"sent what cannot be read here ({type(error).__name__}: {error}): report and raise plain data"
+            self.fail(RankFailed(self.number, self.size, words))
+            return None
         if kind == "up":
             self.up = True
         elif kind == "running":

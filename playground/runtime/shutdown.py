@@ -7,11 +7,13 @@ from typing import Any
 
 from playground.runtime.errors import RankFailed
 from playground.runtime.rank_handle import GRACE, RankHandle, describe_exit
-from playground.runtime.server import check_server
+from playground.runtime.server import LOST_BY_THE_SERVER
 from playground.runtime.watch import wait_relaying
 
 LEAVE_LIMIT = 10.0
 """Seconds a rank has to destroy its process group, all results being in."""
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks for ranks whose end is not told, because the fork server is stopped."""
 
 
 def release(ranks: list[RankHandle]) -> None:
@@ -22,9 +24,9 @@ def release(ranks: list[RankHandle]) -> None:
     lines: dict[Any, RankHandle] = {rank.line: rank for rank in ranks}
     end = time.monotonic() + LEAVE_LIMIT
     while staying:
-        ready = wait_relaying(ranks, [*staying, *lines], max(0.0, end - time.monotonic()))
-        if not ready:
-            check_server()
+        left = end - time.monotonic()
+        ready = wait_relaying(ranks, [*staying, *lines], max(0.0, min(left, LOOK_INTERVAL)))
+        if not ready and left <= 0:
             # rank 0 waits for the others: if one of them is still there, it is that one
             last = max(staying.values(), key=lambda rank: rank.number)
             raise unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
@@ -36,11 +38,12 @@ def release(ranks: list[RankHandle]) -> None:
             else:
                 if failure := lines[line].failure:
                     raise failure
-        for sentinel in staying.keys() & set(ready):
-            rank = staying.pop(sentinel)
-            rank.process.join()
-            if rank.process.exitcode != 0:
-                raise unclean_exit(rank, describe_exit(rank.process.exitcode, rank.backend))
+        for sentinel in staying.keys() & set(ready) if ready else [*staying]:
+            code = staying[sentinel].process.exitcode
+            if code in (0, LOST_BY_THE_SERVER):  # its result is in, and it is gone
+                del staying[sentinel]
+            elif code is not None:
+                raise unclean_exit(staying[sentinel], describe_exit(code, staying[sentinel].backend))
 
 
 def unclean_exit(rank: RankHandle, how: str) -> RankFailed:

@@ -9,8 +9,11 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from types import FrameType
 from typing import NoReturn
+
+from playground.runtime.forks import call_in_children
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,)
 """What asks a program to end, besides Ctrl-C: its supervisor does, or the terminal, being closed."""
@@ -90,6 +93,7 @@ def exit_after(seconds: float) -> None:
     signals, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    call_in_children(partial(signal.set_wakeup_fd, -1))  # what is sent to a child does not end this process
     threading.Thread(target=wait_and_exit, args=(signals, seconds), name="signals", daemon=True).start()
 
 

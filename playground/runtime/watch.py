@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed, RankTimeout
+from playground.runtime.errors import UNHEARD, PeerDisconnected, PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.losses import OnLoss
 from playground.runtime.output import Output
 from playground.runtime.preemption import PreemptionNotice
 from playground.runtime.rank import Event, Progress
-from playground.runtime.rank_handle import GRACE, UNHEARD, RankHandle
+from playground.runtime.rank_handle import GRACE, RankHandle
 
 START_LIMIT = 300.0
 """Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import backends, host
+from playground.runtime.connections import socket_inodes
 from playground.runtime.errors import RankFailed
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous
 from playground.runtime.store import await_everyone, choose_interface, connect, leave_together
+from playground.runtime.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.temporary_folder import remove_empty_cache
 
 
@@ -80,6 +83,9 @@ class Member:
         self.rendezvous, self.joined = rendezvous, joined
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
+        self.look_at_sockets()
+        if listener:  # is the store's
+            self.sockets.discard(os.fstat(listener.fileno()).st_ino)
         torch.set_num_threads(host.threads_per_rank(self.local_size))
         host.use_batch_scheduling()
         host.keep_freed_memory()
@@ -93,16 +99,32 @@ class Member:
         choose_interface(self.rendezvous)
         os.environ.update(self.environment())
         try:
-            torch_init_process_group(
-                self.backend.name, store=self.open_store(), rank=self.rank, world_size=self.size,
-                timeout=timedelta(seconds=timeout), device_id=self.device,
-            )  # fmt: skip
+            with self.strangers_shut_out():
+                torch_init_process_group(
+                    self.backend.name, store=self.open_store(), rank=self.rank, world_size=self.size,
+                    timeout=timedelta(seconds=timeout), device_id=self.device,
+                )  # fmt: skip
         except dist.DistError as error:
             words = self.backend.explain_init_failure(error)
             raise RankFailed(self.rank, self.size, f"could not enter the world: {words}") from error
         self.group = dist.group.WORLD
         self.store.add(self.group_name, 1)
         members[:] = [self]
+
+    def look_at_sockets(self) -> None:
+        """To be called before a group is formed: the sockets that this process has now are not the group's."""
+        self.sockets = socket_inodes()
+
+    @contextlib.contextmanager
+    def strangers_shut_out(self) -> Iterator[None]:
+        """While a process group is formed. In a world that we have launched, its sockets take no connection after that,
+        and with the first group the store takes none either. Raises `RankFailed` if another user has connected."""
+        yield
+        if not self.joined and not self.backend.connects_later():
+            try:
+                shut_out_strangers(self.sockets)
+            except StrangerConnected as error:
+                raise RankFailed(self.rank, self.size, f"is not alone with the ranks of its world: {error}") from None
 
     def environment(self) -> dict[str, str]:
         """This rank's place, where torch and others look for it, whoever started this process.
@@ -172,18 +194,32 @@ class Member:
 
 members: list[Member] = []
 """What this process is a member of: one world, or none."""
-torch_init_process_group = dist.init_process_group
+torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_group
 
 
 @functools.wraps(torch_init_process_group)
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    for member in members:
-        if not member.joined:
-            call = member.make_way(call)
-    torch_init_process_group(**call)
+    with contextlib.ExitStack() as formed:
+        for member in members:
+            if not member.joined and (ours := member.make_way(call)) is not call:
+                call = ours  # otherwise it may have a store of its own, to which others are still to connect
+                member.look_at_sockets()
+                formed.enter_context(member.strangers_shut_out())
+        torch_init_process_group(**call)
 
 
-# Modules imported from here on find this one: the user's too, because the fork server imports ours first.
+@functools.wraps(torch_new_group)
+def new_group(*args: Any, **kwargs: Any) -> Any:
+    """torch's own; in a world that we have launched, nobody but ranks is in the group."""
+    with contextlib.ExitStack() as formed:
+        for member in members:
+            member.look_at_sockets()
+            formed.enter_context(member.strangers_shut_out())
+        return torch_new_group(*args, **kwargs)
+
+
+# Modules imported from here on find these: the user's too, because the fork server imports ours first.
 dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+dist.new_group = dist.distributed_c10d.new_group = new_group

@@ -18,6 +18,7 @@ from hosts import Host, Network
 from processes import ENOUGH, by_hand, free_port
 from programs import ForkedProgram
 
+from playground.runtime.connections import tcp_connections
 from playground.runtime.errors import PeerDisconnected, RankFailed
 from playground.runtime.process_end import describe_end
 from playground.runtime.torchelastic import write_error_file
@@ -106,6 +107,13 @@ print(servers[0].accept()[0].recv(10), ended.recv(10))
 """
     ran = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert ran.stdout == "2\nb'still here' b''\n"
+
+
+def test_looking_at_connections_leaves_nothing_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        before = len(os.listdir("/proc/self/fd"))
+        assert len([*tcp_connections()]) >= 1
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def start_training(network: Network, data_dir: Path) -> list[subprocess.Popen[str]]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import struct
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes import ENOUGH
+from processes import ENOUGH, is_alive
 
 from playground.runtime import fork_client, server
 from playground.runtime.errors import ForkServerFailed
@@ -53,6 +57,12 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def stop(client: ForkServerClient) -> None:
+    os.kill(client.pid, signal.SIGSTOP)
+    while not client.is_stopped():
+        time.sleep(0.01)
+
+
 def state_of(pid: int | None) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -79,10 +89,64 @@ def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
     assert [process.exitcode for process in processes] == [-number for number in numbers]
 
 
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with ours."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
+    begin: Begin, stranger: subprocess.Popen[bytes]
+) -> None:
+    begin()
+    process: Any = server.ForkedProcess(target=time.sleep, args=(60,))
+    process.start()
+    process._popen.pid = stranger.pid  # as after the process has ended and as many others have been started
+    process.terminate()
+    process.join(ENOUGH)
+    assert process.exitcode == -signal.SIGTERM
+    process.terminate()
+    process.kill()
+    assert stranger.poll() is None
+
+
+def test_a_child_of_the_launcher_does_not_keep_the_server_alive(begin: Begin) -> None:
+    client = begin()
+    process = server.ForkedProcess(target=time.sleep, args=(60,))
+    process.start()
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+        os._exit(0)
+    try:
+        os.close(client.lifeline)  # as when the launcher is killed
+        process.join(ENOUGH)
+        assert process.exitcode == server.LOST_BY_THE_SERVER
+        assert is_gone(client.pid)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processes(begin: Begin) -> None:
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 250, inheritable=True)
+    try:
+        begin()
+        process = server.ForkedProcess(target=os.fstat, args=(250,))  # which fails, and so the process exits with 1
+        process.start()
+        process.join(ENOUGH)
+        assert process.exitcode == 1
+    finally:
+        os.close(250)
+
+
 def test_a_process_that_is_given_nothing_to_run_ends_quietly(begin: Begin, capfd: pytest.CaptureFixture[str]) -> None:
-    _, status, work = begin().fork([])
+    _, pidfd, status, work = begin().fork([])
     os.close(work)
-    with open(status, "rb") as code:
+    with open(pidfd, "rb"), open(status, "rb") as code:
         assert struct.unpack("q", code.read()) == (1,)
     assert capfd.readouterr().err == ""
 
@@ -116,13 +180,45 @@ def test_a_stopped_process_dies_with_its_launcher(begin: Begin) -> None:
     assert process.exitcode == server.LOST_BY_THE_SERVER
 
 
-def test_a_stopped_server_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 1)
-    client = begin()
-    os.kill(client.pid, signal.SIGSTOP)
-    process = server.ForkedProcess(target=time.sleep, args=(60,))
+def test_a_server_that_is_stopped_while_it_is_asked_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 0.5)
+    client = begin(busy="import os; os.kill(os.getpid(), 19)")
     with pytest.raises(ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"):
-        process.start()
+        client.fork([])
+
+
+def test_a_server_that_was_stopped_before_is_replaced(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 0.5)
+    client = begin()
+    stop(client)
+    process = server.ForkedProcess(target=os._exit, args=(7,))
+    process.start()
+    process.join(ENOUGH)
+    assert process.exitcode == 7
+    assert is_gone(client.pid)
+    server.release()
+
+
+def test_a_server_that_goes_on_in_time_is_not_replaced(begin: Begin) -> None:
+    client = begin()
+    stop(client)
+    timer = threading.Timer(0.2, os.kill, (client.pid, signal.SIGCONT))
+    timer.start()
+    assert server.running_server() is client
+    timer.join()
+
+
+def test_a_stopped_process_ends_with_a_server_that_is_killed(begin: Begin) -> None:
+    client = begin()
+    process = server.ForkedProcess(target=signal.raise_signal, args=(signal.SIGSTOP,))
+    process.start()
+    while state_of(process.pid) != "T":
+        time.sleep(0.01)
+    os.kill(client.pid, signal.SIGKILL)
+    process.join(ENOUGH)
+    assert process.exitcode == server.LOST_BY_THE_SERVER
+    assert process.pid
+    assert not is_alive(process.pid) or state_of(process.pid) == "Z"
 
 
 def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(begin: Begin) -> None:
@@ -153,7 +249,7 @@ def test_a_server_that_let_go_of_a_rank_without_a_word_is_not_asked_again(begin:
     status, theirs = os.pipe()
     os.close(theirs)
     with open(status, "rb"):
-        assert client.read_exit_code(status, unknown=255) == 255
+        assert client.read_exit_code(status) is None
     assert not client.is_running()
 
 
@@ -171,10 +267,34 @@ def test_a_server_without_torch_says_so(begin: Begin) -> None:
             client.fork([])
 
 
-def test_too_few_descriptors_for_a_request(begin: Begin) -> None:
-    client = begin(few="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))")
+def test_a_request_with_too_many_descriptors_is_refused_and_the_next_is_not(begin: Begin) -> None:
+    client = begin(few="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))")
+    for _ in range(3):
+        with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
+            client.fork([0] * 20)
+    _, *descriptors = client.fork([])
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_a_server_that_cannot_even_answer_is_explained(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "PUT_AWAY_LIMIT", 0.5)
+    client = begin()
+    process = server.ForkedProcess(target=len, args=("",))
+    process.start()
+    process.join(ENOUGH)
+    resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (3, 3))
     with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
-        client.fork([0] * 20)
+        client.fork([])
+
+
+def test_the_end_of_a_child_that_is_no_rank_does_not_disturb_the_server(begin: Begin) -> None:
+    client = begin(parent="import subprocess; subprocess.Popen(['sleep', '0.3'])")
+    process = server.ForkedProcess(target=time.sleep, args=(1,))
+    process.start()
+    process.join(ENOUGH)
+    assert process.exitcode == 0
+    assert client.is_running()
 
 
 def test_what_is_registered_with_atexit_runs_when_the_server_is_released(begin: Begin, tmp_path: Path) -> None:

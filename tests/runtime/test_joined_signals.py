@@ -72,3 +72,26 @@ def find_rank(torchrun: int, rank: int) -> int:
         if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
             return int(child)
     raise AssertionError(f"torchrun has started no rank {rank}")
+
+
+def test_a_signal_to_a_child_of_a_rank_is_not_heard_by_the_rank() -> None:
+    words = """
+import os, signal, time
+from playground.runtime import signals
+signals.exit_after(0.1)
+signals.handle_termination()
+ready, begun = os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        os.write(begun, b"!")
+        time.sleep(60)
+    finally:
+        os._exit(0)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+os.waitpid(child, 0)
+print(signals.stopping.wait(1))
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=ENOUGH, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n")

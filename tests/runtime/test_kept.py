@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import is_alive
+from processes import ENOUGH, is_alive
 
 from playground import RankFailed, launch
 from playground.runtime import kept
@@ -132,6 +136,48 @@ def test_a_world_that_died_while_it_waited_is_replaced() -> None:
     while is_alive(before[1]):
         time.sleep(0.01)
     assert set(launch(pid, 2)).isdisjoint(before)
+
+
+def test_a_world_that_died_while_it_waited_is_ended_without_signalling_a_stranger() -> None:
+    before = launch(pid, 2)
+    os.kill(before[1], signal.SIGKILL)
+    while is_alive(before[1]):
+        time.sleep(0.01)
+    with subprocess.Popen(["sleep", "1000"]) as stranger:
+        for rank in kept._worlds[2, "gloo"]:
+            rank.process._popen.pid = stranger.pid  # as if it had got that number since
+        assert set(launch(pid, 2)).isdisjoint(before)
+        assert stranger.poll() is None
+        stranger.kill()
+    assert not is_alive(before[0])
+
+
+def test_a_program_that_has_kept_a_world_ends_without_a_word(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        from playground import launch
+        from playground.runtime.kept import keep_worlds
+        from playground.runtime.steps import run_steps
+
+        if __name__ == "__main__":
+            keep_worlds()
+            print(launch(run_steps, 2, args=([],)))
+        """)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=ENOUGH, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[[], []]\n", "")
+
+
+def test_a_child_of_the_launcher_leaves_a_world_that_is_kept_alone() -> None:
+    before = launch(pid, 2)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            kept.end_worlds()  # as at its exit
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert launch(pid, 2) == before
 
 
 def test_worlds_end_when_they_are_to_end() -> None:

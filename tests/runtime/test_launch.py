@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -167,6 +168,105 @@ def all_gone(pids: dict[int, int], expected: int) -> bool:
     return not any(map(is_alive, pids.values()))
 
 
+def fork_a_talker(rank: int, size: int) -> int:
+    """A child of the rank reports, and comes back as if it were the rank: by a result or by an exception."""
+    for comes_back in (True, False):
+        child = os.fork()
+        if child == 0:
+            report(told_by="child")
+            if comes_back:
+                return -1
+            raise ValueError("this is not the rank")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    report(told_by="rank")
+    return rank
+
+
+def test_a_child_of_a_rank_does_not_speak_for_it() -> None:
+    heard: list[dict[str, Any]] = []
+    assert launch(fork_a_talker, 2, on_report=lambda rank, event: heard.append(event)) == [0, 1]
+    assert heard == [{"told_by": "rank"}] * 2
+
+
+def open_files() -> set[str]:
+    """What this process has open that another one has the other end of, or that stands for another one."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed by now
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {each for each in found if each.startswith(("socket:", "pipe:", "anon_inode:[pidfd]"))}
+
+
+def test_a_child_of_the_launcher_has_nothing_open_that_belongs_to_ranks() -> None:
+    before, left_open = open_files(), []
+
+    def fork(rank: int, event: dict[str, Any]) -> None:
+        ours, theirs = os.pipe()
+        with open(ours) as reader, open(theirs, "w") as writer:
+            child = os.fork()
+            if child == 0:
+                mine = {os.readlink(f"/proc/self/fd/{pipe}") for pipe in (ours, theirs)}
+                print(*sorted(open_files() - before - mine), sep="\n", file=writer, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            writer.close()
+            left_open.append(reader.read().split())
+
+    launch(fork_a_talker, 2, on_report=fork)
+    assert left_open == [[], []]
+
+
+class Odd:
+    """Can be made from its pickle in a rank only, and fails in the launcher as a lost connection does."""
+
+    def __init__(self, pid: int, error: type[Exception]) -> None:
+        self.pid, self.error = pid, error
+
+    def __reduce__(self) -> Any:
+        return make_odd, (self.pid, self.error)
+
+
+def make_odd(pid: int, error: type[Exception]) -> Odd:
+    if os.getpid() != pid:
+        raise error("only there")
+    return Odd(pid, error)
+
+
+def report_odd(rank: int, size: int, error: type[Exception]) -> None:
+    report(odd=Odd(os.getpid(), error))
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionResetError, ValueError])
+def test_a_report_that_cannot_be_read_is_not_taken_for_a_lost_rank(error: type[Exception]) -> None:
+    with pytest.raises(RankFailed, match=rf"^rank 0 of 1 sent what cannot be read here \({error.__name__}: only there"):
+        launch(report_odd, 1, args=(error,))
+
+
+class Unwilling:
+    def __reduce__(self) -> Any:
+        raise OSError("the disk that this lies on is gone")
+
+
+def report_unwillingly(rank: int, size: int) -> None:
+    report(what=Unwilling())
+
+
+def test_a_report_that_cannot_be_sent_is_not_taken_for_a_lost_launcher() -> None:
+    with pytest.raises(RankFailed, match=r"^rank 0 of 1 failed: OSError: the disk that this lies on is gone"):
+        launch(report_unwillingly, 1)
+
+
+def lose_a_connection_of_ones_own(rank: int, size: int) -> None:
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def test_a_connection_of_the_user_s_is_no_peer() -> None:
+    with pytest.raises(RankFailed, match="Connection reset by peer") as caught:
+        launch(lose_a_connection_of_ones_own, 1)
+    assert type(caught.value) is RankFailed
+
+
 @pytest.mark.parametrize("how", ["hang", "stop"])
 def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
     pids: dict[int, int] = {}
@@ -176,7 +276,8 @@ def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
             go_wrong, 2, args=(how, 1), timeout=1,
             on_report=lambda rank, event: pids.update({rank: event["pid"]}),
         )  # fmt: skip
-    assert "no sign of life for 1 s from ranks 0, 1 of 2" in str(caught.value)
+    who = {"hang": "ranks 0, 1 of 2: a hang, or", "stop": "rank 1 of 2: no answer: stopped, or"}
+    assert f"no sign of life for 1 s from {who[how]}" in str(caught.value)
     assert "dist.barrier()" in caught.value.stacks[0]
     assert ("time.sleep(1000)" if how == "hang" else "no answer") in caught.value.stacks[1]
     assert all_gone(pids, expected=2)

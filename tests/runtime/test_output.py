@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
+from processes import ENOUGH
 
 from playground import RankFailed, RankTimeout, launch
 from playground.runtime.output import Output
@@ -150,6 +152,56 @@ def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObj
     assert written.getvalue() == "".join(f"{line}\n" for line in lines)
 
 
+def test_a_line_without_an_end_is_broken_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", written)
+    ours, theirs = Pipe(duplex=False)
+    output, characters = Output(0, "stdout", ours), 2**24 + 2**20
+    for _ in range(characters // 2**15):  # two bytes each, of which the first arrives without the second
+        os.write(theirs.fileno(), b"\xa9" + "é".encode() * (2**15 - 1) + b"\xc3")
+        output.relay()
+    assert written.tell() > 2**24
+    theirs.close()
+    output.relay_all()
+    output.close()
+    assert {*written.getvalue()[1:-2]} == {"é", "\n"}
+    assert written.getvalue().count("\n") == 2
+
+
+def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+
+        from playground import launch
+
+        print("imported")
+        print("imported", file=sys.stderr)
+
+        def say(rank, size):
+            print("run")
+
+        if __name__ == "__main__":
+            launch(say, 2)
+        """)
+    )
+    terminal, its_end = os.openpty()
+    with open(terminal, "rb", buffering=0) as screen:
+        environ = {**os.environ, "TERM": "dumb"}
+        done = subprocess.Popen([sys.executable, script], stdout=its_end, stderr=its_end, env=environ)
+        os.close(its_end)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux tells so that nobody has the terminal open any more
+            while arrived := screen.read(4096):
+                shown += arrived
+        assert done.wait(ENOUGH) == 0
+    told = Counter(shown.decode().splitlines())
+    assert told == {"imported": 2, **{f"[rank {rank}] run": 1 for rank in range(2)}} | {
+        f"[rank {rank}] imported": 2 for rank in range(2)
+    }
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -171,12 +223,12 @@ def test_on_a_terminal_each_line_says_which_rank(
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    Output(3, "stderr", Pipe(duplex=False)[0]).write(b"one\ntwo")
+    Output(3, "stderr", Pipe(duplex=False)[0]).write("one\ntwo")
     assert terminal.getvalue() == shown
 
 
 def test_a_stream_that_lacks_a_character_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", stream)
-    Output(0, "stdout", Pipe(duplex=False)[0]).write("β per byte, é is not".encode())
+    Output(0, "stdout", Pipe(duplex=False)[0]).write("β per byte, é is not")
     assert stream.buffer.getvalue() == b"\\u03b2 per byte, \xe9 is not\n"

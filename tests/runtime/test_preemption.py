@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from programs import ForkedProgram
 from ranks import misbehave
 
 from playground import Preempted, RankFailed, launch, preempted, report
+from playground.runtime.preemption import PreemptionNotice
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 HOURS = 3600.0
@@ -167,3 +169,23 @@ def test_a_rank_that_cannot_agree_is_ended(fork_program: Callable[..., ForkedPro
     waiting.send_signal(signal.SIGTERM)
     assert waiting.communicate(timeout=ENOUGH) == ("", "")
     assert waiting.returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_to_a_child_of_the_launcher_is_no_notice() -> None:
+    with PreemptionNotice(HOURS) as notice:
+        ready, begun = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(begun, b"!")
+                time.sleep(ENOUGH)
+            except SystemExit as error:
+                os._exit(int(error.code or 0))
+            finally:
+                os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
+        assert wait(notice.ears, 0) == []
+    for descriptor in (ready, begun):
+        os.close(descriptor)

@@ -22,7 +22,7 @@ from ranks import misbehave
 
 import playground
 from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
-from playground.runtime import restart_count, server
+from playground.runtime import fork_client, restart_count, server
 from playground.runtime.entry import World
 from playground.runtime.kept import end_worlds, keep_worlds
 from playground.runtime.restarts import run_with_restarts
@@ -408,6 +408,30 @@ def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
     finally:
         keep_worlds()
     assert "the fork server it came from was killed" in seen.headlines[0]
+
+
+def stop_the_server(rank: int, size: int, fails: bool) -> int:
+    """Rank 0 stops the server that it comes from and, the first time, fails."""
+    dist.barrier()
+    if rank == 0 and restart_count() == 0:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        if fails:
+            os._exit(7)
+    dist.barrier()
+    return restart_count()
+
+
+def test_a_fork_server_that_is_stopped_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 0.5)
+    seen = Restarts()
+    end_worlds()
+    try:
+        assert launch(stop_the_server, 2, args=(True,), restarts=2, on_restart=seen.on_restart) == [1, 1]
+        assert launch(stop_the_server, 2, args=(False,)) == [0, 0], "all results are in, and all ranks are gone"
+    finally:
+        server.release()
+        keep_worlds()
+    assert seen.headlines == ["rank 0 of 2 is out of reach: the fork server it came from was killed or stopped"]
 
 
 @pytest.mark.stress

@@ -1,0 +1,45 @@
+"""What is one process's own, and is not to live on in the processes that are forked from it.
+
+A child that `os.fork` makes, or multiprocessing with its method "fork", has copies of all descriptors. With a copy of
+the launcher's it would keep ranks alive whose launcher is gone, and with a copy of a rank's it would speak as the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_own: weakref.WeakSet[Closable] = weakref.WeakSet()
+_forgets: list[Callable[[], object]] = []
+
+
+def close_in_children(*things: Closable) -> None:
+    """In each process that is forked from this one, close these things, if they still exist."""
+    _own.update(things)
+
+
+def call_in_children(forget: Callable[[], object]) -> None:
+    """In each process that is forked from this one, call this, after the things that are closed there."""
+    _forgets.append(forget)
+
+
+def leave_behind() -> None:
+    """In a forked process: let go of what is its parent's."""
+    for thing in list(_own):
+        with contextlib.suppress(OSError):  # closed by now
+            thing.close()
+    _own.clear()
+    for forget in _forgets:
+        forget()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=leave_behind)
