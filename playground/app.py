@@ -133,6 +133,8 @@ def run() -> NoReturn:
         leave(error.exit_code, str(error))
     except (click.Abort, KeyboardInterrupt):
         leave(INTERRUPTED, "interrupted")
+    except signals.Terminated as error:
+        leave(error.code)
     except (UnreadOutput, BrokenPipeError):
         streams.discard_output()
         leave(128 + signal.SIGPIPE)

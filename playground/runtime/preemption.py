@@ -129,8 +129,10 @@ class PreemptionNotice:
             self.exits.enter_context(handle(PREEMPTING, self.hear))
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.exits.close()
+        if kind is signals.Terminated:
+            signals.cancel_retry()
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
