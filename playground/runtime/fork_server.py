@@ -41,8 +41,8 @@ REFUSED = -1
 MAX_FDS = 64
 """That come with a request."""
 LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
-"""A terminal or a job manager sends them to every process of a group. The server is started with them blocked: the
-launcher alone hears them, and decides."""
+"""A terminal or a job manager sends them to every process of a group: the launcher alone hears them, and decides. The
+server is started with them blocked, and so is each rank, until it knows what to do with them (`leave_to_launcher`)."""
 inherited: list[int] = []
 """In a rank: the descriptors it was given."""
 
@@ -174,7 +174,6 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})  # which may end a single rank
             self.requests.close()
             for descriptor in (self.wakeups, self.wakeup, *self.statuses.values()):
                 os.close(descriptor)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import ENOUGH, has_begun, is_first_epoch, session_ends, session_members
+from processes import ENOUGH, is_first_epoch, session_ends, session_members, wait_until_begun
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
@@ -73,8 +73,7 @@ def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: P
     process = start_cli(*TRAINING, data_dir)
     if isinstance(moment, float):
         time.sleep(moment)
-        while process.poll() is None and not has_begun(process.pid):  # on a busy machine it takes longer
-            time.sleep(0.01)
+        wait_until_begun(process)  # on a busy machine it takes longer
     else:
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
