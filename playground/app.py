@@ -16,7 +16,7 @@ from playground.console import terminal
 from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
-from playground.runtime import server, signals, streams
+from playground.runtime import server, signals, streams, torchelastic
 from playground.runtime.errors import PlaygroundError
 from playground.tools import TOOLS
 
@@ -110,6 +110,7 @@ def main() -> NoReturn:
     streams.open_standard_streams()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
+        torchelastic.end_with_torchrun()
     try:
         run()
     except KeyboardInterrupt:  # just when the command had come to its end
