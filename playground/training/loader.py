@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import signal
 import sys
@@ -62,13 +63,15 @@ class RankLoader(DataLoader[T]):
 
 
 def follow_rank(number: int) -> None:
-    """In a new worker, as `worker_init_fn`: end as soon as the rank does (Linux), and do not react to its signals.
+    """In a new worker, as `worker_init_fn`: do not react to the rank's signals. On Linux, nor to those of its process
+    group (what asks a group to end asks its ranks, and they may need batches until they do); end as soon as it does.
 
     Elsewhere torch's own check ends it, five seconds after the rank. Source: prctl(2), PR_SET_PDEATHSIG
     """
     signal.set_wakeup_fd(-1)  # that of a rank started by torchrun tells the rank to end
     signal.signal(signal.SIGTERM, leave)
     if sys.platform == "linux":
+        os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
