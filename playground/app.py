@@ -16,7 +16,7 @@ from playground.console import terminal
 from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
-from playground.runtime import server, signals, streams
+from playground.runtime import server, signals, streams, torchelastic
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.untrusted import printable
 from playground.tools import TOOLS
@@ -111,6 +111,7 @@ def main() -> NoReturn:
     streams.open_standard_streams()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
+        torchelastic.end_with_torchrun()
     try:
         run()
     except KeyboardInterrupt:  # just when the command had come to its end
@@ -134,6 +135,8 @@ def run() -> NoReturn:
         leave(error.exit_code, str(error))
     except (click.Abort, KeyboardInterrupt):
         leave(INTERRUPTED, "interrupted")
+    except signals.Terminated as error:
+        leave(error.code)
     except (UnreadOutput, BrokenPipeError):
         streams.discard_output()
         leave(128 + signal.SIGPIPE)

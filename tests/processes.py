@@ -9,6 +9,7 @@ import re
 import secrets
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -46,9 +47,16 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def has_begun(launcher: int) -> bool:
-    """Whether it has installed its handlers: before, Ctrl-C is Python's to explain."""
-    for line in Path(f"/proc/{launcher}/status").read_text().splitlines():
+def wait_until_begun(launcher: subprocess.Popen[str]) -> None:
+    """Return when it has installed its handlers (before, Ctrl-C is Python's to explain), or has ended."""
+    deadline = time.monotonic() + ENOUGH
+    while launcher.poll() is None and not catches_signals(launcher.pid):
+        assert time.monotonic() < deadline, "it has no handlers"
+        time.sleep(0.01)
+
+
+def catches_signals(pid: int) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt"):
             return bool(int(line.split()[1], 16) & 1 << (signal.SIGHUP - 1))
     return False

@@ -44,8 +44,8 @@ MAX_FDS = 64
 """That come with a request."""
 NO_DESCRIPTOR_LEFT = "has no file descriptor left: raise the limit (ulimit -n)"
 LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
-"""A terminal or a job manager sends them to every process of a group. The server is started with them blocked: the
-launcher alone hears them, and decides."""
+"""A terminal or a job manager sends them to every process of a group: the launcher alone hears them, and decides. The
+server is started with them blocked, and so is each rank, until it knows what to do with them (`leave_to_launcher`)."""
 inherited: list[int] = []
 """In a rank: the descriptors it was given."""
 
@@ -185,7 +185,6 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1})  # which may end a single rank
             self.requests.close()
             for descriptor in (self.wakeups, self.wakeup):
                 os.close(descriptor)

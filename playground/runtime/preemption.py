@@ -67,7 +67,7 @@ def raise_if_preempted(results: Sequence[Any]) -> None:
 @contextlib.contextmanager
 def handle(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Let `handler` handle these signals meanwhile, but those that the program itself handles. (In the main thread.)"""
-    replaceable = (signal.SIG_DFL, signals.exit_orderly)
+    replaceable = (signal.SIG_DFL, signals.exit_orderly, signals.decline_preemption)
     replaced = {number: old for number in numbers if (old := signal.getsignal(number)) in replaceable}
     try:
         for number in replaced:
@@ -78,14 +78,17 @@ def handle(numbers: Sequence[int], handler: Callable[[int, FrameType | None], ob
             signal.signal(number, old)
 
 
-@contextlib.contextmanager
-def leave_to_launcher(preemptible: bool) -> Iterator[None]:
-    """In a rank that we have launched: let these signals do nothing meanwhile, since the launcher passes them on.
+def leave_to_launcher(preemptible: bool) -> None:
+    """In a rank that we have launched: from now on, until it gets other work, SIGUSR1 does nothing, and neither does
+    SIGTERM, if it is `preemptible`. The launcher passes them on.
 
     Some job managers send them to every process of a job.
     """
-    with handle(PREEMPTING if preemptible else (), signals.do_nothing):
-        yield
+    for number in PREEMPTING:
+        is_ours = preemptible or number != signal.SIGTERM
+        signal.signal(number, signals.do_nothing if is_ours else signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTING)
 
 
 @contextlib.contextmanager
@@ -129,8 +132,10 @@ class PreemptionNotice:
             self.exits.enter_context(handle(PREEMPTING, self.hear))
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.exits.close()
+        if kind is signals.Terminated:
+            signals.cancel_retry()
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""

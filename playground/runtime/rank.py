@@ -154,8 +154,9 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         fn, args = work.load()
         if work.expendable:
             launcher.tell("running")
+        leave_to_launcher(work.preemptible)
         state.begin()
-        with count_lines(work.coverage), leave_to_launcher(work.preemptible):
+        with count_lines(work.coverage):
             result = run_until_preempted(call, fn, rank, size, *args)
         launcher.submit(result, state.is_unchanged())
         member.look_at_sockets()  # now, while nobody waits for it

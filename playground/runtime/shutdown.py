@@ -59,7 +59,7 @@ def stop(ranks: list[RankHandle]) -> None:
         try:
             for rank in ranks:
                 rank.line.close()
-                rank.process.terminate()
+                (rank.process.terminate if rank.up else rank.process.kill)()  # the start of one is not to be waited for
             end = time.monotonic() + GRACE
             for rank in ranks:
                 rank.process.join(max(0.0, end - time.monotonic()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
+import weakref
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -23,10 +24,17 @@ stopping = threading.Event()
 """Set at once when such a signal comes, wherever the main thread is, in a program that has called `exit_after`."""
 postponed: dict[int, float] = {}
 """Signals that first leave such a program some time, in seconds: what it does until then is its own affair."""
+RETRY_INTERVAL = 0.02
+"""Seconds between two attempts to raise what a signal raises."""
+IMPORT_LIMIT = 0.3
+"""Seconds that an import may go on after such a signal; then the process exits where it is."""
 
 
 def handle_termination() -> None:
-    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with code 128 + number."""
+    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with code 128 + number.
+    SIGUSR1, which would end the program, says a word."""
+    if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, decline_preemption)
     for number in TERMINATING:
         if signal.getsignal(number) in DEFAULT:
             signal.signal(number, exit_orderly)
@@ -39,12 +47,64 @@ class Interrupted(KeyboardInterrupt):
     of, Python ends by SIGINT in the end, although the program has caught it and exits with a code of its own."""
 
 
-def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted
+class Terminated(SystemExit):
+    """One of the others."""
+
+    code: int
 
 
-def exit_orderly(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise_safely(Interrupted(), number, frame)
+
+
+def exit_orderly(number: int, frame: FrameType | None) -> None:
+    raise_safely(Terminated(128 + number), number, frame)
+
+
+def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType | None) -> None:
+    """Raise `error`, but not out of an import, and once more if it gets lost.
+
+    An import may run Python from within C++, which ends the process by SIGABRT, or drop whatever is raised and do
+    without the module: torch without numpy, for example. A destructor drops it too. So a timer calls the signal's
+    handler again until there is such an exception.
+    """
+    raised, limit = weakref.ref(error), time.monotonic() + IMPORT_LIMIT
+
+    def retry(_: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(number)
+        if not callable(handler):
+            cancel_retry()
+        elif raised() is None and not is_importing(frame):
+            handler(number, frame)
+        elif raised() is None and time.monotonic() > limit:
+            os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT))
+            os._exit(128 + number)
+
+    signal.signal(signal.SIGALRM, retry)
+    signal.setitimer(signal.ITIMER_REAL, RETRY_INTERVAL, RETRY_INTERVAL)
+    atexit.register(cancel_retry)
+    try:
+        if not is_importing(frame):
+            raise error
+    finally:
+        del error  # its traceback holds this frame: together they would stay
+
+
+def cancel_retry() -> None:
+    """What has been raised has been heard, or is not to be raised any more."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether an import is under way where this thread stands."""
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def decline_preemption(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that announces a preemption to a program that does not prepare for one."""
+    os.write(2, b"playground: %s: no snapshots are taken here, going on\n" % describe_signal(number).encode())
 
 
 def stopping_signal(error: BaseException) -> signal.Signals | None:
@@ -66,6 +126,7 @@ def describe_signal(number: int) -> str:
 
 def leave_to_system() -> None:
     """From now on these signals end the process at once, and Ctrl-C, which a person may repeat, does nothing."""
+    cancel_retry()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in TERMINATING:
         if signal.getsignal(number) == exit_orderly:
@@ -75,6 +136,7 @@ def leave_to_system() -> None:
 def finish_first() -> None:
     """From now on these signals raise nothing: this program is about to end anyway, and has something left to do."""
     if threading.current_thread() is threading.main_thread():
+        cancel_retry()
         for number in TERMINATING:
             if signal.getsignal(number) == exit_orderly:
                 signal.signal(number, do_nothing)

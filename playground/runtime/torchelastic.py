@@ -1,4 +1,4 @@
-"""What torchrun learns of a rank's failure: a file that it reads when the rank has ended.
+"""What torchrun learns of a rank's failure, from a file that it reads then; what a rank learns of torchrun's end.
 
 torchrun calls the failure with the earliest time, in whole seconds, the root cause. A rank that has left no file failed
 when torchrun saw that it had ended. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py
@@ -9,11 +9,44 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import select
+import threading
 import time
+from pathlib import Path
+from typing import NoReturn
 
 from playground.runtime.errors import PeerDisconnected, PlaygroundError
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+RUN_ID = "TORCHELASTIC_RUN_ID"
+
+
+def end_with_torchrun() -> None:
+    """From now on, if torchrun has started this process, it ends as soon as that one does (Linux). torchrun ends its
+    ranks first, unless it is killed."""
+    if RUN_ID in os.environ and hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # a container may refuse it
+            pidfd = os.pidfd_open(os.getppid())
+            if is_orphan():
+                exit_without_torchrun()
+            threading.Thread(target=await_torchrun, args=(pidfd,), name="torchrun", daemon=True).start()
+
+
+def is_orphan() -> bool:
+    """Whether the parent is not torchrun any more, but the first process of the system or of the container."""
+    return os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes())
+
+
+def await_torchrun(pidfd: int) -> NoReturn:
+    select.select([pidfd], [], [])
+    exit_without_torchrun()
+
+
+def exit_without_torchrun() -> NoReturn:
+    if os.environ.get("LOCAL_RANK") == "0":
+        os.write(2, b"playground: torchrun has ended, and its ranks with it\n")
+    os._exit(1)
 
 
 def write_error_file(error: PlaygroundError) -> None:

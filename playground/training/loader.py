@@ -65,15 +65,16 @@ class RankLoader(DataLoader[T]):
 
 
 def follow_rank(rank: int, number: int) -> None:
-    """In a new worker, as `worker_init_fn`: end as soon as the rank does (Linux), and do not react to its signals.
-    `rank` is its process id.
+    """In a new worker, as `worker_init_fn`: do not react to the rank's signals. On Linux, nor to those of its process
+    group (what asks a group to end asks its ranks, and they may need batches until they do; what kills it leaves a
+    worker the time to exit in an orderly way); end as soon as the rank does. `rank` is its process id.
 
     Elsewhere torch's own check ends it, five seconds after the rank.
     """
     signal.set_wakeup_fd(-1)  # that of a rank started by torchrun tells the rank to end
     signal.signal(signal.SIGTERM, leave)
     if sys.platform == "linux":
-        os.setpgrp()  # who kills the rank's whole group leaves it the time to exit in an orderly way
+        os.setpgrp()
         end_with_parent(rank, signal.SIGTERM, ctypes.CDLL(None))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import ENOUGH, has_begun, is_first_epoch, session_ends, session_members
+from processes import ENOUGH, is_first_epoch, session_ends, session_members, wait_until_begun
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
@@ -73,8 +73,7 @@ def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: P
     process = start_cli(*TRAINING, data_dir)
     if isinstance(moment, float):
         time.sleep(moment)
-        while process.poll() is None and not has_begun(process.pid):  # on a busy machine it takes longer
-            time.sleep(0.01)
+        wait_until_begun(process)  # on a busy machine it takes longer
     else:
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
@@ -101,6 +100,63 @@ def test_the_exit_code_after_ctrl_c_is_the_program_s(tmp_path: Path) -> None:
     """Also if it came while Python ran code that it was given as text, as it does wherever a dataclass is made."""
     (tmp_path / "program.py").write_text(INTERRUPTED_IN_TEXT)
     assert subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path).returncode == 130
+
+
+LOST = """
+import os, signal, time
+from playground.runtime import signals
+
+signals.handle_termination()
+try:
+    {}
+    time.sleep(60)
+except KeyboardInterrupt:
+    os._exit(130)
+"""
+SEND = "os.kill(os.getpid(), {}), [None for _ in range(10**6)]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("where", ["import", "destructor"])
+def test_a_signal_is_heard_where_exceptions_get_lost(where: str, number: signal.Signals, tmp_path: Path) -> None:
+    send = SEND.format(number.value)
+    (tmp_path / "dropping.py").write_text(f"import os\ntry: {send}\nexcept BaseException: pass")
+    dying = f"type('Dying', (), {{'__del__': lambda self: ({send})}})()"
+    (tmp_path / "program.py").write_text(LOST.format({"import": "import dropping", "destructor": dying}[where]))
+    ended = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, stderr=subprocess.DEVNULL, timeout=ENOUGH)
+    assert ended.returncode == 128 + number
+
+
+SEND_WHEN_IMPORTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}" and signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), {number})
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("numpy.linalg", signal.SIGTERM),
+        pytest.param("numpy.linalg", signal.SIGHUP, marks=pytest.mark.stress),
+        pytest.param("numpy._core", signal.SIGINT, marks=pytest.mark.stress),
+    ],
+)
+def test_a_signal_while_torch_is_imported(
+    module: str, number: signal.Signals, start_cli: Start, tmp_path: Path
+) -> None:
+    """Its C++ imports numpy, and goes on without it if that raises something."""
+    (tmp_path / "sitecustomize.py").write_text(SEND_WHEN_IMPORTED.format(module=module, number=number.value))
+    process = start_cli("data-parallel", PYTHONPATH=str(tmp_path))
+    _, err = process.communicate(timeout=ENOUGH)
+    assert (process.returncode, err) == (128 + number, "playground: interrupted\n" if number == signal.SIGINT else "")
+    assert session_ends(process.pid)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_process_of_the_server_ends_with_its_own_code(begin: Begin) -> None:
 def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
     begin()
     processes = [server.ForkedProcess(target=time.sleep, args=(60,)) for _ in range(3)]
-    numbers = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)
+    numbers = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
     for process in processes:
         process.start()
     for process, number in zip(processes, numbers, strict=True):

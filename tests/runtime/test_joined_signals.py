@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,6 +20,11 @@ from programs import ForkedProgram
 Fork = Callable[..., ForkedProgram]
 ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port"]
+
+
+def is_adopted() -> bool:
+    """Whether a process that has lost its parent gets one that cannot be torchrun."""
+    return b"python" not in Path("/proc/1/cmdline").read_bytes()
 
 
 def wait_for_training(process: subprocess.Popen[str] | ForkedProgram) -> None:
@@ -95,3 +101,39 @@ print(signals.stopping.wait(1))
 """
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=ENOUGH, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n")
+
+
+AGENT = """
+import os, subprocess, sys, time
+for rank in "01":
+    words = [sys.executable, "-m", "playground", *sys.argv[2:]]
+    subprocess.Popen(words, env={**os.environ, "RANK": rank, "LOCAL_RANK": rank})
+time.sleep(float(sys.argv[1]))
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(0, marks=pytest.mark.skipif(not is_adopted(), reason="a Python program adopts orphans here")),
+        1000,
+    ],
+)
+def test_ranks_end_with_what_has_started_them(seconds: int, data_dir: Path, tmp_path: Path) -> None:
+    """As torchrun does: before they know it, and while they train, with snapshots."""
+    environ = {**os.environ, **by_hand(0, 2, free_port()), "TORCHELASTIC_RUN_ID": "none"}
+    words = [sys.executable, "-c", AGENT, str(seconds), *ENDLESS, str(data_dir), "--snapshots", str(tmp_path / "taken")]
+    with subprocess.Popen(
+        words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as agent:
+        if seconds:
+            wait_for_training(agent)
+            agent.kill()
+        try:
+            _, err = agent.communicate(timeout=ENOUGH)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(agent.pid, signal.SIGKILL)
+    assert err == "playground: torchrun has ended, and its ranks with it\n"
+    assert session_ends(agent.pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from processes import ENOUGH, by_hand, free_port
+from processes import ENOUGH, by_hand, free_port, wait_until_begun
 from programs import ForkedProgram
 from ranks import misbehave
 
@@ -140,6 +141,48 @@ def signal_all(rank: int, size: int) -> object:
 
 def test_ranks_leave_to_the_launcher_what_all_processes_of_a_job_get() -> None:
     assert launch(signal_all, 2, grace=HOURS, timeout=20) == [None, None]
+
+
+def kill_this(number: int) -> int:
+    os.kill(os.getpid(), number)
+    return number
+
+
+class KillingWhenLoaded:
+    """Whoever unpickles it, a rank before it runs the function, gets this signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return kill_this, (self.number,)
+
+
+class KillingWhenPickled(KillingWhenLoaded):
+    """So does whoever pickles it, a rank after it has run the function."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (kill_this(self.number),)
+
+
+def pass_on(rank: int, size: int, number: int) -> KillingWhenPickled:
+    return KillingWhenPickled(kill_this(number))
+
+
+@pytest.mark.parametrize(
+    ("number", "grace"), [(signal.SIGTERM, HOURS), (signal.SIGUSR1, HOURS), (signal.SIGUSR1, None)]
+)
+def test_ranks_leave_them_to_the_launcher_from_start_to_end(number: int, grace: float | None) -> None:
+    args = (KillingWhenLoaded(number),)
+    assert launch(pass_on, 2, args=args, grace=grace, timeout=20, fresh=True) == [number] * 2
+
+
+def test_sigusr1_does_not_end_a_command_without_snapshots(start_cli: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start_cli("hello", "-n", 2, "--json")
+    wait_until_begun(process)
+    os.killpg(process.pid, signal.SIGUSR1)
+    _, err = process.communicate(timeout=ENOUGH)
+    assert (process.returncode, err) == (0, "playground: SIGUSR1: no snapshots are taken here, going on\n")
 
 
 def start_two(what: str, fork_program: Callable[..., ForkedProgram]) -> list[ForkedProgram]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import ENOUGH, has_begun, session_ends, session_members
+from processes import ENOUGH, catches_signals, session_ends, session_members
 
 Start = Callable[..., "subprocess.Popen[str]"]
 RUN = ("hello", "-n", "2", "--json")
@@ -79,7 +79,7 @@ def inject(fault: Fault, process: subprocess.Popen[str]) -> bool:
                 if server := fork_server_of(process.pid):
                     os.kill(server, fault.number)
                     return True
-            elif fault.number != signal.SIGINT or has_begun(process.pid):
+            elif fault.number != signal.SIGINT or catches_signals(process.pid):
                 (os.killpg if fault.target == "everybody" else os.kill)(process.pid, fault.number)
                 return True
         except (FileNotFoundError, ProcessLookupError):

@@ -235,6 +235,17 @@ def test_the_command(number: signal.Signals, words: list[Any], run_cli: Run, tmp
     assert not marker.exists()
 
 
+def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
+    words: list[Any], start_cli: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start_cli(*words, "--loader", "per-sample", "--loader-workers", 1, "--snapshot-every", 1)
+    wait_for_a_snapshot(tmp_path / "snapshots")
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=ENOUGH)
+    assert (process.returncode, err[:32]) == (os.EX_TEMPFAIL, "playground: preempted by SIGTERM")
+    assert session_ends(process.pid)
+
+
 def test_ranks_that_somebody_else_has_started(
     words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
