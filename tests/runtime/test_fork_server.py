@@ -104,9 +104,9 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
     process: Any = server.ForkedProcess(target=time.sleep, args=(60,))
     process.start()
     process._popen.pid = stranger.pid  # as after the process has ended and as many others have been started
-    process.terminate()
+    process.kill()
     process.join(ENOUGH)
-    assert process.exitcode == -signal.SIGTERM
+    assert process.exitcode == -signal.SIGKILL
     process.terminate()
     process.kill()
     assert stranger.poll() is None
