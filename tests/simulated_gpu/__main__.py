@@ -34,7 +34,8 @@ def build() -> Path:
     shutil.rmtree(folder.parent, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
     spec = find_spec("torch")
-    assert spec and spec.origin
+    assert spec
+    assert spec.origin
     torch = Path(spec.origin).parent
     packages = torch.parent / "nvidia"
     includes = [HERE / "include", torch / "include", packages / "nccl" / "include", *packages.glob("cu*/include")]
