@@ -594,20 +594,33 @@ def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_fol
     assert found[-1]["slow step"] > 4
 
 
-def copy_what_is_under_way(rank: int, size: int) -> list[float]:
-    """A snapshot's copy of what the GPU has still to compute."""
-    tensor, buffers = torch.zeros(2, device=device()), Buffers()
-    tensor += 1
-    buffers.fill({"tensor": tensor})  # the kernel is loaded, the memory is there
-    hold_the_gpu()
-    tensor += 1
-    copy = buffers.fill({"tensor": tensor})
-    copied: list[float] = restore(copy.plain, copy.memory)["tensor"].tolist()
-    return copied
+def use_what_is_under_way(rank: int, size: int) -> dict[str, list[float]]:
+    """What a snapshot's copy, and a replica in its thread, have of a tensor that the GPU has still to compute."""
+    tensor, buffers = torch.empty(2, device=device()), Buffers()
+
+    def copy() -> list[float]:
+        copied = buffers.fill({"tensor": tensor})
+        values: list[float] = restore(copied.plain, copied.memory)["tensor"].tolist()
+        return values
+
+    def compute() -> list[float]:
+        [output] = parallel_apply([nn.ReLU()], [(tensor,)], None, [device()])
+        values: list[float] = output.tolist()
+        return values
+
+    found = {}
+    for use in (copy, compute):
+        tensor.zero_()
+        tensor += 1
+        use()  # the kernels are loaded, the memory is there
+        hold_the_gpu()
+        tensor += 1
+        found[use.__name__] = use()
+    return found
 
 
-def test_a_snapshot_has_what_the_gpu_was_given_before_it(size: int, nccl: World) -> None:
-    assert nccl.run(copy_what_is_under_way) == [[2.0, 2.0]] * size
+def test_what_is_under_way_is_waited_for(size: int, nccl: World) -> None:
+    assert nccl.run(use_what_is_under_way) == [{"copy": [2.0, 2.0], "compute": [2.0, 2.0]}] * size
 
 
 @pytest.fixture
