@@ -29,7 +29,9 @@ from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, Serv
 from playground.lessons.parameter_server.workers import paced
 from playground.lessons.pipeline.schedules import SCHEDULES
 from playground.lessons.pipeline.settings import BLOCKS
+from playground.lessons.pipeline.stopwatch import Stopwatch
 from playground.lessons.sgd.lesson import average_gradients
+from playground.measurement.interleave import timed
 from playground.recording.merge import read_recording
 from playground.recording.ping_pong import compare_clocks
 from playground.recording.recorded import Recorded
@@ -56,6 +58,7 @@ from playground.training.loop import train_by_hand
 from playground.training.net import Net
 from playground.training.sentence_pairs import generated
 from playground.training.settings import TrainingSettings
+from playground.training.snapshots.buffers import Buffers, restore
 from playground.training.snapshots.compare import compare
 from playground.training.snapshots.comparison import Comparison, last_snapshot
 from playground.training.snapshots.folder import find_steps
@@ -193,6 +196,21 @@ def test_asynchronous_all_reduces_take_turns(name: str, pair: int, nccl: World) 
     total = sum(range(pair + 1))
     for result in nccl.run(several_at_once, name):
         assert result == [*(float(total + pair * length) for length in (1, 5, 100_000, 3)), float(total)]
+
+
+def ours_and_then_torch_s(rank: int, size: int) -> set[float]:
+    """Asynchronous sums of ours, and one of torch's behind them, which some ranks come to later than others."""
+    all_reduce, tensors = load_all_reduce("ring"), list(torch.ones(20, 1000, device=device()))
+    works: list[Any] = [all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
+    time.sleep(0.3 * rank)
+    dist.all_reduce(tensors[0])
+    assert all(work.wait() for work in works)
+    return {value for tensor in tensors for value in tensor.tolist()}
+
+
+def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> None:
+    """What a communicator is given, it does in that order, which must be the same on all ranks."""
+    assert nccl.run(ours_and_then_torch_s) == [{float(pair)}] * pair
 
 
 def test_the_allreduce_lesson(run_cli: Run, pair: int) -> None:
@@ -583,24 +601,62 @@ def hold_the_gpu(seconds: float = 0.5) -> float:
     return alone
 
 
-def take_times(rank: int, size: int, settings: ServerSettings) -> list[float]:
-    """How long an epoch and a slow worker say that it takes to hold the GPU twice: multiples of holding it once."""
+def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, float]:
+    """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks, if each holds the GPU
+    twice: multiples of holding it once."""
     history: Any = History(Net().to(device()), (), ())
     history.started = history.now()
     alone = hold_the_gpu()
-    epoch = history.state()["seconds"] / alone
+    found = {"epoch": history.state()["seconds"] / alone}
+    stopwatch = Stopwatch()
+    with stopwatch.slot("F", 0):
+        alone = hold_the_gpu()
+    found["forward"] = (stopwatch.slots[0].end - stopwatch.slots[0].start) / alone
+    called: list[float] = []
+    seconds = timed(lambda: called.append(hold_the_gpu()))()
+    found["call"] = seconds / called[0]
     dist.barrier()
     started = time.perf_counter()
     with paced(settings, dist.group.WORLD):
         alone = hold_the_gpu()
-    return [epoch, (time.perf_counter() - started) / alone]
+    return found | {"slow step": (time.perf_counter() - started) / alone}
 
 
 def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
     """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on it."""
     found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
-    assert min(epoch for epoch, _ in found) > 1.5
-    assert found[-1][1] > 4
+    for name in ("epoch", "forward", "call"):
+        assert min(times[name] for times in found) > 1.5, name
+    assert found[-1]["slow step"] > 4
+
+
+def use_what_is_under_way(rank: int, size: int) -> dict[str, list[float]]:
+    """What a snapshot's copy, and a replica in its thread, have of a tensor that the GPU has still to compute."""
+    tensor, buffers = torch.empty(2, device=device()), Buffers()
+
+    def copy() -> list[float]:
+        copied = buffers.fill({"tensor": tensor})
+        values: list[float] = restore(copied.plain, copied.memory)["tensor"].tolist()
+        return values
+
+    def compute() -> list[float]:
+        [output] = parallel_apply([nn.ReLU()], [(tensor,)], None, [device()])
+        values: list[float] = output.tolist()
+        return values
+
+    found = {}
+    for use in (copy, compute):
+        tensor.zero_()
+        tensor += 1
+        use()  # the kernels are loaded, the memory is there
+        hold_the_gpu()
+        tensor += 1
+        found[use.__name__] = use()
+    return found
+
+
+def test_what_is_under_way_is_waited_for(size: int, nccl: World) -> None:
+    assert nccl.run(use_what_is_under_way) == [{"copy": [2.0, 2.0], "compute": [2.0, 2.0]}] * size
 
 
 @pytest.fixture
