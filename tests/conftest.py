@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 import hypothesis
 import pytest
 from hosts import Network, make_network
+from processes import ENOUGH
 from programs import ForkedProgram
 
 from playground.app import run as run_command_line
 from playground.runtime.kept import end_worlds, keep_worlds
 from playground.runtime.server import preload
+from playground.runtime.signals import do_nothing
 from playground.training import prepare
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -32,6 +34,28 @@ hypothesis.settings.load_profile("the same each time")
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
+LIMIT, STRESS_LIMIT = float(os.environ.get("PLAYGROUND_TEST_LIMIT", "600")), 7200.0
+"""Seconds after which a test fails, whatever it waits for."""
+
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:  # as under nohup, or in the background
+        signal.signal(_number, do_nothing)  # the programs that tests start inherit what is ignored, but no handler
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    limit = STRESS_LIMIT if item.get_closest_marker("stress") else LIMIT
+
+    def give_up(*_: object) -> None:
+        pytest.fail(f"no end within {limit:g} s")
+
+    handler = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit, ENOUGH)  # again: what follows a failure may wait, too
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,5 @@
-"""The command line in odd surroundings: closed, full and unread streams, small limits, folders that are not there."""
+"""The command line in odd surroundings: closed, full and unread streams, small limits, folders that are not there.
+These tests themselves, where signals are ignored, and where something never comes."""
 
 from __future__ import annotations
 
@@ -118,3 +119,25 @@ def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path
     (scripts / "mine.py").write_text(SCRIPT.format(fn="mine"))
     done = subprocess.run([sys.executable, scripts / "mine.py"], cwd=work, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
+
+
+def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A session of its own, with the configuration of these tests, that ignores Ctrl-C and SIGHUP."""
+    tests = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, words)]
+    return subprocess.run(
+        ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *command],
+        capture_output=True, text=True, timeout=120, cwd=tests.parent, env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() -> None:
+    done = pytest_session("tests/runtime/test_faults.py::test_ctrl_c_at_any_moment[0.3]", PLAYGROUND_TEST_LIMIT="60")
+    assert (done.returncode, done.stdout.splitlines()[-1][:9]) == (0, "1 passed "), done.stdout
+
+
+def test_a_test_that_waits_for_what_never_comes_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_waiting.py").write_text("import threading\ndef test_waiting(): threading.Event().wait()")
+    done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests", PLAYGROUND_TEST_LIMIT="0.1")
+    assert "Failed: no end within 0.1 s" in done.stdout
+    assert done.returncode == 1
