@@ -1,0 +1,220 @@
+"""Random injections: a process of a command gets a signal at a random moment, and the run must still end well.
+
+    python tests/injections.py 100 --seed 3 --only sgd hello
+
+The exit code must be right for what was done; what failed is said in one line that names the right rank, without a
+traceback; 2 s later no process is left, nor a file in TMPDIR. Prints what was done, when, and each mark that it left:
+what is seen; what should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGABRT, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, SIGTERM, SIGUSR1, Signals
+
+from processes import ENOUGH, catches_signals, free_port
+
+DATA = "--dataset digits --limit 600 --data-dir {data}"
+TRAINING = f"-n 3 --epochs 3 {DATA} --snapshots {{folder}}/taken --snapshot-every 20"
+COMMANDS = {
+    "hello": "hello -n 2",
+    "p2p": "p2p",
+    "collectives": "collectives -n 2",
+    "allreduce": "allreduce -n 3",
+    "data-parallel": "data-parallel",
+    "sgd": f"sgd {TRAINING}",
+    "sgd, restarts": f"sgd {TRAINING} --restarts 2",
+    "sgd, recorded": f"sgd -n 2 --epochs 2 {DATA} --see {{folder}}/run.playground",
+    "sgd, workers": f"sgd {TRAINING} --loader per-sample --loader-workers 2",
+    "ddp, restarts": f"ddp {TRAINING} --restarts 2",
+    "bert": "bert --only train --way ddp --weights scratch --dataset generated --steps 6 --batch-size 8 --max-length 32"
+    " --data-dir {data} --snapshots {folder}/taken --snapshot-every 2",
+    "elastic": f"elastic -n 2 --kills 1 {DATA}",
+    "rpc": "rpc",
+    "parameter-server": f"parameter-server {DATA}",
+    "pipeline": f"pipeline {DATA}",
+    "ladder": f"ladder --steps 2 {DATA}",
+    "prove": f"prove {DATA}",
+    "torchrun hello": "torchrun hello",
+    "torchrun sgd": f"torchrun sgd {TRAINING.replace('-n 3 ', '')}",
+}
+FATAL = (SIGKILL, SIGABRT, SIGSEGV)
+LAUNCHER, SERVER, RANK, GROUP = "launcher", "fork server", "rank", "group"
+SIGNALS = {
+    LAUNCHER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGSTOP),
+    SERVER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
+    RANK: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
+    GROUP: (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGSTOP),
+}
+TIMEOUT = 30
+"""Seconds after which silent ranks are given up: one of them may be stopped."""
+UNEXPLAINED = re.compile(r"Traceback|terminate called|Exception ignored")
+
+
+@dataclass(frozen=True)
+class Injection:
+    command: str
+    target: str
+    number: Signals
+    place: float
+    """When, as a part of the time that the command takes undisturbed."""
+    resumed: bool
+    """Whether what is stopped is continued a second later; otherwise a launcher is killed then."""
+
+    def __str__(self) -> str:
+        signals = f"{self.number.name}{' and SIGCONT' * self.resumed}"
+        return f"{self.command}: {signals} to the {self.target} at {self.place:.0%}"
+
+
+def draw(count: int, seed: int, commands: Sequence[str]) -> Iterator[Injection]:
+    generator = random.Random(seed)
+    for _ in range(count):
+        command, target = generator.choice(commands), generator.choice([*SIGNALS])
+        number = generator.choice(SIGNALS[target])
+        yield Injection(command, target, number, generator.random(), number == SIGSTOP and generator.random() < 0.5)
+
+
+def read(pid: object, file: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    return b""
+
+
+def children(pid: int) -> list[int]:
+    return [*map(int, read(pid, f"task/{pid}/children").split())]
+
+
+class Run:
+    """A command in a folder of its own, and what becomes of it."""
+
+    def __init__(self, command: str, folder: Path, data: Path) -> None:
+        self.folder = folder
+        (folder / "temporary").mkdir(parents=True)
+        words = [*COMMANDS[command].format(folder=folder, data=data).split(), "--timeout", str(TIMEOUT)]
+        self.torchrun = words[0] == "torchrun"
+        if self.torchrun:
+            words[0] = f"torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m playground"
+        else:
+            words.insert(0, "playground")
+        environ = {**os.environ, "TMPDIR": str(folder / "temporary"), "INJECTED": str(folder)}
+        with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *" ".join(words).split()],
+                stdout=out, stderr=err, start_new_session=True, env=environ,
+            )  # fmt: skip
+        self.rank, self.begun, self.sent = 0, True, 0.0
+
+    def find(self, target: str) -> list[int]:
+        """The processes that are meant; ranks in their order."""
+        servers = [pid for pid in children(self.process.pid) if b"fork_server" in read(pid, "cmdline")]
+        if target == RANK:
+            return [rank for pid in ([self.process.pid] if self.torchrun else servers) for rank in children(pid)]
+        return servers if target == SERVER and not self.torchrun else [self.process.pid]
+
+    def inject(self, injection: Injection, seconds: float) -> bool:
+        """Send the signal when its time and its target have come; False if the run is over before."""
+        time.sleep(injection.place * seconds)
+        while self.process.poll() is None:
+            if pids := self.find(injection.target):
+                self.rank = int(injection.place * 1e6) % len(pids)
+                self.begun, self.sent = catches_signals(self.process.pid), time.monotonic()
+                send = os.killpg if injection.target == GROUP else os.kill
+                with contextlib.suppress(ProcessLookupError):
+                    send(pids[self.rank], injection.number)
+                    time.sleep(injection.number == SIGSTOP)
+                    if injection.resumed:
+                        send(pids[self.rank], SIGCONT)
+                    elif injection.number == SIGSTOP and injection.target in (LAUNCHER, GROUP):
+                        self.process.kill()
+                    return True
+            time.sleep(0.005)
+        return False
+
+    def marks(self, injection: Injection | None, left: float) -> Iterator[str]:
+        """What its end has left. `left`: seconds that a process may outlive the command."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2 * ENOUGH + TIMEOUT)
+        ended = time.monotonic()
+        while (members := self.members()) and time.monotonic() < ended + left:
+            time.sleep(0.02)
+        for pid in members:
+            yield f"process {pid} ({read(pid, 'comm').decode().strip()}) is left; none"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGKILL)
+        if files := os.listdir(self.folder / "temporary"):
+            yield f"TMPDIR has {', '.join(files)}; nothing"
+        code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")
+        said = [line for line in err.splitlines() if line.startswith("playground: ")]
+        if code not in (right := self.right_codes(injection, ended - self.sent)):
+            yield f"exit code {code} {said}; {right}"
+        if len(said) > 1 or (code == 1 and self.begun and not (said or self.torchrun)):
+            yield f"{said}; one line"
+        if (found := UNEXPLAINED.search(err)) and self.begun and not self.torchrun:
+            yield f"{err[found.start() :][:1000]!r}; one line"
+        if injection and injection.target == RANK and code == 1 and said and not self.torchrun:
+            why = "no sign of life" if injection.number == SIGSTOP else injection.number.name
+            if not re.search(rf"\b{self.rank} of ", said[-1]) or why not in said[-1]:
+                yield f"{said[-1]}; rank {self.rank}, {why}"
+
+    def members(self) -> list[int]:
+        mark = f"INJECTED={self.folder}\0".encode()
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and mark in read(pid, "environ")]
+
+    def right_codes(self, injection: Injection | None, seconds: float) -> set[int]:
+        """The exit codes that are right, for a run that has ended so many seconds after the signal."""
+        if injection is None:
+            return {0}
+        number, target = injection.number, injection.target
+        if self.torchrun:
+            return {0, 1, -number, -SIGKILL}
+        if target in (SERVER, RANK):  # 0: it was restarted, or had done its part
+            harmless = injection.resumed or number in (SIGINT, SIGHUP) or (target == SERVER and number == SIGTERM)
+            return {0} if harmless else {0, 1}
+        if number in FATAL or number == SIGSTOP:
+            return {0} if injection.resumed else {-SIGKILL if number == SIGSTOP else -number}
+        codes = {0 if number == SIGUSR1 else 128 + number} | ({0} if seconds < 1 else set())
+        preempted = {os.EX_TEMPFAIL} if number in (SIGTERM, SIGUSR1) else set()
+        return codes | preempted | (set() if self.begun else {1, -number})  # before that, it is Python's doing
+
+
+def campaign(injections: Iterator[Injection], folder: Path, left: float) -> Iterator[tuple[Injection | str, list[str]]]:
+    """Each injection that has taken effect, and its marks; before a command's first one, those without."""
+    seconds: dict[str, float] = {}
+    for number, injection in enumerate(injections):
+        command = injection.command
+        if command not in seconds:
+            run, begun = Run(command, folder / command, folder / "data"), time.monotonic()
+            yield f"{command}, undisturbed", [*run.marks(None, left)]
+            seconds[command] = time.monotonic() - begun
+        run = Run(command, folder / str(number), folder / "data")
+        if run.inject(injection, seconds[command]):
+            yield injection, [*run.marks(injection, left)]
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[*COMMANDS], choices=COMMANDS)
+    parser.add_argument("--left", type=float, default=2.0, help="seconds that a process may outlive the command")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        done = campaign(draw(asked.count, asked.seed, asked.only), Path(name), asked.left)
+        results = []
+        for injected, seen in done:
+            results.append(seen)
+            print(injected, *seen, sep="\n    ", flush=True)
+    print(f"{len(results)} runs, {sum(map(bool, results))} with marks")
