@@ -213,6 +213,7 @@ def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> 
     assert nccl.run(ours_and_then_torch_s) == [{float(pair)}] * pair
 
 
+@pytest.mark.stress
 def test_the_allreduce_lesson(run_cli: Run, pair: int) -> None:
     document = shown(run_cli, "allreduce", "-n", pair)
     assert document["cost"]["reduce-broadcast"]["in_all"] == 2 * (pair - 1) * pair * 8
@@ -220,6 +221,7 @@ def test_the_allreduce_lesson(run_cli: Run, pair: int) -> None:
         assert all(rank["after"] == steps[0]["after"] for rank in steps)
 
 
+@pytest.mark.stress
 def test_bench_of_everything(run_cli: Run, size: int) -> None:
     words = ("--collective", "all", "--algorithm", "all", "--limit", "-b", "4K", "-e", "1M", "--iterations", 3)
     document = shown(run_cli, "bench", "-n", size, *words)
@@ -230,6 +232,7 @@ def test_bench_of_everything(run_cli: Run, size: int) -> None:
     assert document["environment"]["nccl"] == format_version(nccl_version())
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
     words = ("--op", "avg", "--dtype", dtype, "-b", "64K", "-e", "64K", "--iterations", 2)
@@ -240,10 +243,12 @@ def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *[("sgd", "--sync", sync) for sync in NET_SYNCS],
-        ("sgd", "--all-reduce", "ring"),
+        *[pytest.param(("sgd", "--sync", sync), marks=pytest.mark.stress) for sync in NET_SYNCS],
+        pytest.param(("sgd", "--all-reduce", "ring"), marks=pytest.mark.stress),
         ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
-        ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"),
+        pytest.param(
+            ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"), marks=pytest.mark.stress
+        ),
         ("ddp",),
     ],
 )
@@ -414,6 +419,7 @@ def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path
     assert replica.end < sent.start
 
 
+@pytest.mark.stress
 def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 5)
     implementation = shown(run_cli, "hello", "-n", size)["steps"][0]["ranks"][0]["implementation"]
@@ -425,6 +431,7 @@ def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     assert min(rung[part] for rung in rungs for part in PARTS) > 0
 
 
+@pytest.mark.stress
 def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
     document = shown(run_cli, "ddp", "--lab", "-n", size, "--dataset", "digits", "--data-dir", data_dir)
     parts = steps_of(document)
@@ -448,6 +455,7 @@ def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
         assert told["resumed"][-1] == {"loaded": "model, optimizer", "difference": {"max": 0.0, "relative": 0.0}}
 
 
+@pytest.mark.stress
 def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 3)
     outcome = run_cli("prove", "--backend", "nccl", "-n", size, *words)
@@ -479,6 +487,7 @@ def test_remote_calls(run_cli: Run, pair: int) -> None:
         assert steps["by_torch"][rank]["beside_ddp"]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("over", AGENTS)
 def test_parameter_server(over: str, run_cli: Run, pair: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 20, "--over", over)
@@ -493,6 +502,7 @@ def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
         assert max(differences.values()) <= 1e-10, differences
 
 
+@pytest.mark.stress
 def test_data_parallel_on_every_gpu(run_cli: Run) -> None:
     gpus = torch.cuda.device_count()
     outcome = run_cli("data-parallel", "--devices", ",".join(f"cuda:{number}" for number in range(gpus)), "--json")
@@ -517,6 +527,7 @@ def test_the_rank_that_failed_is_named(how: str, reason: str, pair: int, nccl: W
     assert str(caught.value).startswith(f"rank {pair - 1} of {pair} {reason}")
 
 
+@pytest.mark.stress
 def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) -> None:
     with pytest.raises(RankTimeout, match=r"time\.sleep\(1000\)"):
         world(pair, backend="nccl", timeout=30).run(go_wrong, "hang", 1)
@@ -741,6 +752,7 @@ def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
 
 
+@pytest.mark.stress
 def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
     """The losses of all are compared by the command itself."""
     parts = ("train", "same-losses", "speed", "utilisation", "memory", "averaging")
@@ -756,6 +768,7 @@ def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
     assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(("way", "dropout"), [("loss-in-forward", 0), ("ddp", 0.1)])
 def test_bert_ends_with_the_same_bits(way: str, dropout: float, bert: Run, tmp_path: Path, compare_ends: Any) -> None:
     words = ("--way", way, "--only", "train", "--dropout", dropout, "--snapshot-every", 2)
@@ -764,6 +777,7 @@ def test_bert_ends_with_the_same_bits(way: str, dropout: float, bert: Run, tmp_p
     assert compare_ends(tmp_path / "whole", tmp_path / "parts").differing == 0
 
 
+@pytest.mark.stress
 def test_data_parallel_trains_on_every_gpu(run_cli: Run, data_dir: Path) -> None:
     devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     words = ("--train", "--epochs", 3, "--dataset", "digits", "--data-dir", data_dir)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_gpu import ROWS, Machine, carry_out
 from torch import nn
 
 from playground.runtime import RankFailed, device
@@ -26,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif("PLAYGROUND_SIMULATED_GPU" not in os.environ, reason="about the simulated GPU alone"),
 ]
 ENOUGH = 60.0
+QUICK = ("hello", "p2p", "collectives", "allreduce", "pipeline", "sgd", "ddp")
 
 
 @pytest.fixture
@@ -221,6 +226,23 @@ def test_random_numbers_follow_the_state_of_each_device() -> None:
         assert torch.equal(torch.randn(5, device=f"cuda:{number}"), values)
         assert not torch.equal(torch.randn(5, device=f"cuda:{number}"), values)
     assert torch.equal(torch.get_rng_state(), host)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(("gpus", "ranks"), [(1, 1), (1, 2), (4, 4), (8, 8)])
+def test_every_row_of_make_gpu_ends_as_it_should(
+    gpus: int, ranks: int, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them on a GPU that two ranks share; elsewhere those that are quick on two cores."""
+    monkeypatch.setenv("PLAYGROUND_SIMULATED_GPU", str(gpus))
+    monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
+    machine = Machine(gpus=gpus, ranks=ranks, shares=True)
+    rows = [row for row in ROWS if row.needs(machine) and (ranks == 2 or row.words.split()[0] in QUICK)]
+    with tempfile.TemporaryFile("w+") as said, contextlib.redirect_stderr(said):
+        ended = [carry_out(row, machine, tmp_path) for row in rows]
+        said.seek(0)
+        assert [line for is_fine, line in ended if not is_fine] == [], said.read()
+    assert len(ended) > 10
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
