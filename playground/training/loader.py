@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing.util
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -79,8 +81,10 @@ def follow_rank(rank: int, number: int) -> None:
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit in an orderly way: remove the socket over which a worker hands out its batches, and the folder it is in."""
-    sys.exit(0)
+    """Remove the socket over which this worker hands out its batches, and exit at once. (An exception, raised while the
+    worker puts a batch into its queue, would leave the queue's thread waiting, and the process with it.)"""
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
+    os._exit(0)
 
 
 @contextlib.contextmanager

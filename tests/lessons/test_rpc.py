@@ -38,15 +38,17 @@ def test_one_rank_alone_is_refused(run_cli: Callable[..., Any]) -> None:
     assert len(shown.err.splitlines()) == 1
 
 
-def meet_without_an_address(rank: int, size: int) -> None:
+def meet_without_an_address(rank: int, size: int) -> float:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MASTER_ADDR")
-        lesson.by_torch(rank, size)
+        number = lesson.by_torch(rank, size)["call"]
+    assert isinstance(number, float)
+    return number
 
 
-def test_torch_s_rpc_needs_an_address(world: Worlds) -> None:
-    with pytest.raises(UsageError, match="torch's RPC meets at an address"):
-        world(2).run(meet_without_an_address)
+def test_torch_s_rpc_meets_where_the_world_has_met(world: Worlds) -> None:
+    """At a file, for instance: no address is needed."""
+    assert world(2).run(meet_without_an_address) == [10.0, 1.0]
 
 
 def call_without_rpc(rank: int, size: int) -> None:

@@ -27,6 +27,7 @@ from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.testing import World
 from playground.tools.bench import benchmark, command, wire, workload
+from playground.tools.bench.backend_calls import all_gather_single, reduce_scatter_single
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.csv_file import CsvFile
 from playground.tools.bench.report import ReportPrinter
@@ -49,13 +50,13 @@ def forgetful_all_reduce(tensor: torch.Tensor, op: Any) -> None:
 def forgetful_all_gather(output: torch.Tensor, input: torch.Tensor) -> None:
     """An all-gather that leaves the last element as it was."""
     last = output[-1].clone()
-    dist.all_gather_into_tensor(output, input)
+    all_gather_single(output, input)
     output[-1] = last
 
 
 def shifted_reduce_scatter(output: torch.Tensor, input: torch.Tensor, op: Any) -> None:
     """A reduce-scatter in which each rank gets what is its neighbour's."""
-    dist.reduce_scatter_tensor(output, input.roll(output.numel()), op=op)
+    reduce_scatter_single(output, input.roll(output.numel()), op=op)
 
 
 WRONG: dict[str, Any] = {

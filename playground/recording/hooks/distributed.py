@@ -42,16 +42,19 @@ COLLECTIVES = {
     "reduce": CollectiveArguments(root="dst"),
     "all_gather": CollectiveArguments(left="tensor_list"),
     "all_gather_into_tensor": CollectiveArguments("input_tensor", "output_tensor"),
+    "all_gather_single": CollectiveArguments("input_tensor", "output_tensor"),
     "gather": CollectiveArguments(left="gather_list", root="dst"),
     "scatter": CollectiveArguments(given="scatter_list", root="src"),
     "reduce_scatter": CollectiveArguments("input_list", "output"),
     "reduce_scatter_tensor": CollectiveArguments("input", "output"),
+    "reduce_scatter_single": CollectiveArguments("input", "output"),
     "all_to_all": CollectiveArguments("input_tensor_list", "output_tensor_list"),
     "all_to_all_single": CollectiveArguments("input", "output"),
     "barrier": CollectiveArguments("", ""),
     "monitored_barrier": CollectiveArguments("", ""),
 }
-"""The functions of torch.distributed that are recorded. What else there is calls these."""
+"""The functions of torch.distributed that are recorded, as far as this torch has them: two were renamed in 2.14. What
+else there is calls these."""
 
 
 @contextlib.contextmanager
@@ -63,7 +66,8 @@ def recorded(recorder: Recorder, groups: Groups) -> Iterator[None]:
         "batch_isend_irecv": hooks.wrap_batch,
     }  # fmt: skip
     for name, arguments in COLLECTIVES.items():
-        wraps[name] = functools.partial(hooks.wrap_collective, arguments)
+        if hasattr(dist, name):
+            wraps[name] = functools.partial(hooks.wrap_collective, arguments)
     with contextlib.ExitStack() as stack:
         for name, wrap in wraps.items():
             wrapped = wrap(getattr(dist, name))

@@ -8,6 +8,10 @@ import torch.distributed as dist
 
 from playground.tools.bench.workload import Buffers
 
+# What torch 2.14 calls by other names than those before.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def all_reduce(buffers: Buffers, op: Any) -> None:
     dist.all_reduce(buffers.input, op=op)
@@ -22,11 +26,11 @@ def reduce(buffers: Buffers, op: Any) -> None:
 
 
 def all_gather(buffers: Buffers, op: Any) -> None:
-    dist.all_gather_into_tensor(buffers.output, buffers.input)
+    all_gather_single(buffers.output, buffers.input)
 
 
 def reduce_scatter(buffers: Buffers, op: Any) -> None:
-    dist.reduce_scatter_tensor(buffers.output, buffers.input, op=op)
+    reduce_scatter_single(buffers.output, buffers.input, op=op)
 
 
 def all_to_all(buffers: Buffers, op: Any) -> None:
