@@ -195,7 +195,7 @@ def campaign(injections: Iterator[Injection], folder: Path, left: float) -> Iter
     for number, injection in enumerate(injections):
         command = injection.command
         if command not in seconds:
-            run, begun = Run(command, folder / command, folder / "data"), time.monotonic()
+            run, begun = Run(command, folder / f"{number}-undisturbed", folder / "data"), time.monotonic()
             yield f"{command}, undisturbed", [*run.marks(None, left)]
             seconds[command] = time.monotonic() - begun
         run = Run(command, folder / str(number), folder / "data")
