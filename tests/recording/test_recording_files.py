@@ -137,9 +137,9 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
         write_file(tmp_path / "damaged.playground", Members({**files, name: content}))
         with pytest.raises(UsageError, match="record the run anew"):
             read_recording(tmp_path / "damaged.playground")
-    for name, content in (("rank-0.tables", "[1\n"), ("run.json", "{")):
+    for name, content in (("rank-0.tables", b"[1\n"), ("run.json", b"{")):
         folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / f"with damaged {name}")
-        (folder / name).write_text(content)
+        (folder / name).write_bytes(content)
         with pytest.raises(UsageError, match=f"{folder} is a damaged recording"):
             pack(folder, tmp_path / "packed.playground")
         shutil.rmtree(folder)
