@@ -58,7 +58,7 @@ SIGNALS = {
     RANK: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
     GROUP: (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGSTOP),
 }
-TIMEOUT = 30
+TIMEOUT = 60
 """Seconds after which silent ranks are given up: one of them may be stopped."""
 UNEXPLAINED = re.compile(r"Traceback|terminate called|Exception ignored")
 
@@ -153,7 +153,7 @@ class Run:
             yield f"process {pid} ({read(pid, 'comm').decode().strip()}) is left; none"
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGKILL)
-        if files := os.listdir(self.folder / "temporary"):
+        if files := [name for name in os.listdir(self.folder / "temporary") if not name.startswith("torchelastic_")]:
             yield f"TMPDIR has {', '.join(files)}; nothing"
         code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")
         said = [line for line in err.splitlines() if line.startswith("playground: ")]
