@@ -92,7 +92,9 @@ ALLOWED = {
 }
 """Lower rooms first: nothing below imports what is above it, and nobody but the program's entry imports `app`."""
 
-MAKE_PROCESSES = {f"playground.runtime.{name}" for name in ("server", "fork_client", "fork_server")}
+MAKE_PROCESSES = {
+    *(f"playground.runtime.{name}" for name in ("server", "fork_client", "fork_server")), "playground.training.loader"
+}  # fmt: skip
 
 
 def out_of_bounds(module: str) -> set[str]:
