@@ -363,6 +363,7 @@ def test_a_recording_has_the_buckets_of_every_backward(
         assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("newest", ["1", "0"])
 def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pair: int, tmp_path: Path) -> None:
     """Those of batches, too, for which the older ProcessGroupNCCL gives no works of their own."""
@@ -467,7 +468,8 @@ def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -
 
 def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
     stages = max(stages for stages in range(1, pair + 1) if BLOCKS % stages == 0)
-    schedules = shown(run_cli, "pipeline", "-n", stages, "--dataset", "digits", "--data-dir", data_dir)["schedules"]
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 1)
+    schedules = shown(run_cli, "pipeline", "-n", stages, *words)["schedules"]
     assert schedules.keys() == SCHEDULES.keys()
     assert max(schedule["gradient_difference"] for schedule in schedules.values()) <= 1e-12
 
@@ -497,6 +499,7 @@ def test_parameter_server(over: str, run_cli: Run, pair: int, data_dir: Path) ->
         assert sum(mode["gradients_by_worker"]) == 20 * (pair - 1)
 
 
+@pytest.mark.stress
 def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
     for differences in nccl.run(beside_torch_s_own):
         assert max(differences.values()) <= 1e-10, differences
@@ -533,6 +536,7 @@ def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) ->
         world(pair, backend="nccl", timeout=30).run(go_wrong, "hang", 1)
 
 
+@pytest.mark.stress
 def test_a_joined_world(start_cli: Start, pair: int) -> None:
     port = free_port()
     runs = [
@@ -545,6 +549,7 @@ def test_a_joined_world(start_cli: Start, pair: int) -> None:
     assert [out for out, _ in outcomes[1:]] == [""] * (pair - 1)
 
 
+@pytest.mark.stress
 def test_a_joined_world_with_a_rank_missing(start_cli: Start) -> None:
     environ = by_hand(0, 2, free_port()) | {"LOCAL_WORLD_SIZE": "1"}
     alone = start_cli("hello", "--backend", "nccl", "--timeout", "3", **environ)
@@ -574,6 +579,7 @@ def wait_for_one_who_is_busy(rank: int, size: int) -> None:
     tensor.item()
 
 
+@pytest.mark.stress
 def test_an_operation_that_never_ends_is_ended_and_explained(
     pair: int, nccl: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -689,7 +695,12 @@ def training(data_dir: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    "words", [("sgd",), ("sgd", "--sync", "overlapped"), ("ddp",)], ids=["sgd", "overlapped", "ddp"]
+    "words",
+    [
+        pytest.param(("sgd",), id="sgd"),
+        pytest.param(("sgd", "--sync", "overlapped"), id="overlapped", marks=pytest.mark.stress),
+        pytest.param(("ddp",), id="ddp", marks=pytest.mark.stress),
+    ],
 )
 def test_training_ends_with_the_same_bits(
     words: tuple[Any, ...], training: Any, run_cli: Run, size: int, tmp_path: Path, compare_ends: Any
@@ -701,7 +712,7 @@ def test_training_ends_with_the_same_bits(
     assert compare_ends(tmp_path / "first", tmp_path / "parts").differing == 0
 
 
-@pytest.mark.parametrize("way", ["sgd", "ddp"])
+@pytest.mark.parametrize("way", ["sgd", pytest.param("ddp", marks=pytest.mark.stress)])
 def test_kills_leave_no_trace(way: str, run_cli: Run, size: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--snapshot-every", 1)
     document = shown(run_cli, "elastic", "--way", way, "-n", size, "--kills", 2, *words)
@@ -797,6 +808,7 @@ def endless(data_dir: Path) -> tuple[Any, ...]:
     return (*words, "--epochs", 100_000, "--snapshot-every", 20)
 
 
+@pytest.mark.stress
 def test_training_that_is_asked_to_end_can_be_resumed(
     endless: Any, start_cli: Start, size: int, tmp_path: Path
 ) -> None:
@@ -809,6 +821,7 @@ def test_training_that_is_asked_to_end_can_be_resumed(
     assert session_ends(run.pid)
 
 
+@pytest.mark.stress
 def test_a_rank_that_is_lost_is_named_by_the_others(endless: Any, start_cli: Start, pair: int, tmp_path: Path) -> None:
     """They wait in the driver, for their GPU, and no connection that ends gets them out of there."""
     port = free_port()

@@ -122,6 +122,7 @@ def disagree(rank: int, size: int) -> None:
     tensor.sum().item()
 
 
+@pytest.mark.stress
 def test_a_mismatch_hangs_until_the_watchdog_ends_the_rank(pair: World) -> None:
     with pytest.raises(RankFailed, match=r"watchdog|SIGABRT"):
         pair.run(disagree)

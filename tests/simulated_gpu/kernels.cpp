@@ -164,7 +164,8 @@ IValue on_device(const IValue& like, c10::Device device) {
 
 void copy_all(const IValue& to, const IValue& from) {
   auto targets = tensors_of(to), sources = tensors_of(from);
-  for (size_t i = 0; i < targets.size(); ++i) targets[i].copy_(sources[i]);
+  for (size_t i = 0; i < targets.size(); ++i)
+    if (sources[i].numel()) targets[i].copy_(sources[i]);  // in evaluation the CPU's batch norm saves no statistics
 }
 
 // cuDNN's convolutions add in another order each time, unless they are told not to.

@@ -376,6 +376,20 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   return connect_ranks(comm, id.internal, rank, size);
 }
 
+// Several devices of one process: a rank each.
+ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < count; ++rank)
+    threads.emplace_back([=] {
+      cudaSetDevice(devices ? devices[rank] : rank);
+      connect_ranks(&comms[rank], id.internal, rank, count);
+    });
+  for (auto& thread : threads) thread.join();
+  return ncclSuccess;
+}
+
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* comm, ncclConfig_t*) {
   std::string name = parent->token + "." + std::to_string(parent->splits++);
   auto all = exchange(name, parent->rank, parent->size, {color, key});
