@@ -22,7 +22,7 @@ lint: .venv/.installed-dev
 
 stress: .venv/.installed-dev
 	$(BIN)/python -m pytest -m "stress and not gpu"
-	$(SIMULATED) -m "gpu and stress"
+	$(SIMULATED) -n 2 --dist worksteal -m "gpu and stress"
 
 # The suite with the oldest torch that is promised.
 oldest: .venv-oldest/.installed
