@@ -75,7 +75,8 @@ def test_eighty_thousand_lines_through_a_pipe(tmp_path: Path) -> None:
                 raise SystemExit(str(error))
         """)
     )
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    environ = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
     assert done.returncode == 1
     assert done.stderr == "rank 3 of 8 was killed by SIGKILL\n"
