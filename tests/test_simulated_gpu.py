@@ -65,7 +65,7 @@ def test_mixed_devices_are_refused_in_torch_s_words(pair: World) -> None:
             assert said.startswith("Expected all tensors to be on the same device, but found at least two devices")
         assert said.count("cuda:") == 1
         assert reduces.startswith("No backend type associated with device type cpu")
-        assert receives.startswith("ProcessGroupNCCL does not support recvAnysource")
+        assert receives.endswith(" does not support recvAnysource")
         assert shows.startswith("can't convert cuda")
 
 

@@ -104,7 +104,7 @@ class Member:
                     self.backend.name, store=self.open_store(), rank=self.rank, world_size=self.size,
                     timeout=timedelta(seconds=timeout), device_id=self.device,
                 )  # fmt: skip
-        except dist.DistError as error:
+        except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
             raise RankFailed(self.rank, self.size, f"could not enter the world: {words}") from error
         self.group = dist.group.WORLD

@@ -71,7 +71,9 @@ class Library:
 
 
 def libraries(monkeypatch: pytest.MonkeyPatch, **found: Library) -> None:
-    def load(name: str) -> Library:
+    def load(name: str | None) -> Library:
+        if name is None:  # what the process has without loading anything
+            return Library()
         stem = name.split(".")[0]
         if stem not in found:
             raise OSError(f"{name}: cannot open shared object file")
@@ -191,10 +193,15 @@ def test_no_driver_is_not_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_on_one_gpu_where_only_nccl_could_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("ncclInvalidUsage: This usually reflects invalid usage.\nLast error:\nDuplicate GPU detected")
     monkeypatch.setattr(nccl, "nccl_version", lambda: (2, 28, 9))
+    monkeypatch.setattr(nccl, "last_error", lambda: "")
     assert NCCL.explain_init_failure(error) == (
         "several ranks use one GPU, and NCCL 2.28.9 cannot share it (sharing needs 2.30): start one rank for each GPU"
     )
     assert NCCL.explain_init_failure(RuntimeError("first\nlast")) == "last"
+    monkeypatch.setattr(nccl, "last_error", lambda: "Duplicate GPU detected : rank 0 and rank 1")
+    assert NCCL.explain_init_failure(RuntimeError("invalid usage")).startswith("several ranks use one GPU")
+    monkeypatch.setattr(nccl, "last_error", lambda: "no socket interface found")
+    assert NCCL.explain_init_failure(RuntimeError("system error")) == "system error: no socket interface found"
 
 
 def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:

@@ -50,9 +50,12 @@ struct Header {
   bool operator==(const Header& other) const { return !memcmp(this, &other, sizeof other); }
 };
 
-thread_local std::string last_error;
+char last_error[1024];  // of the process: torch may ask in another thread
 
-ncclResult_t wrong(ncclResult_t result, const std::string& text) { return last_error = text, result; }
+ncclResult_t wrong(ncclResult_t result, const std::string& text) {
+  snprintf(last_error, sizeof last_error, "%s", text.c_str());
+  return result;
+}
 
 // Wait as long as a kernel spins: until the communicator is aborted.
 bool hang(ncclComm* comm) {
@@ -432,7 +435,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return ncclSuccess; }
 ncclResult_t ncclMemAlloc(void** pointer, size_t size) { return cudaMalloc(pointer, size) ? ncclUnhandledCudaError : ncclSuccess; }
 ncclResult_t ncclMemFree(void* pointer) { return cudaFree(pointer) ? ncclUnhandledCudaError : ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t result) { return result == ncclInvalidUsage ? "invalid usage" : "an error of the simulated NCCL"; }
-const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
+const char* ncclGetLastError(ncclComm_t) { return last_error; }
 
 ncclResult_t ncclGroupStart() { return ++depth, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {

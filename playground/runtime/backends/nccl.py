@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UsageError
@@ -123,13 +123,15 @@ class Nccl(Backend):
         )
 
     def explain_init_failure(self, error: Exception) -> str:
-        if any(words in str(error) for words in TWO_ON_ONE_GPU):
+        last = last_error()
+        if any(words in f"{error} {last}" for words in TWO_ON_ONE_GPU):
             return (
                 f"several ranks use one GPU, and NCCL {format_version(nccl_version())} "
                 f"{'was told not to share it' if nccl_version() >= SHARES_A_GPU else 'cannot share it'} "
                 f"(sharing needs {format_version(SHARES_A_GPU)}): start one rank for each GPU"
             )
-        return super().explain_init_failure(error)
+        said = super().explain_init_failure(error)
+        return said if last in said else f"{said}: {last}"
 
     def libraries(self) -> dict[str, object]:
         import torch
@@ -201,9 +203,30 @@ def loaded_version() -> tuple[int, ...] | None:
     """What the library itself says; None if there is none to be found."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
-        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version)) == 0:
+        if find_function("ncclGetVersion")(ctypes.byref(version)) == 0:
             return version.value // 10_000, version.value // 100 % 100, version.value % 100
     return None
+
+
+def find_function(name: str) -> Any:
+    """One of the NCCL in use, a preloaded one first. Raises `OSError` or `AttributeError` if there is none."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except AttributeError:
+        return getattr(ctypes.CDLL("libnccl.so.2"), name)
+
+
+def last_error() -> str:
+    """What NCCL has said of its last failure in this process, in one line; empty where it has not failed.
+
+    torch's ProcessGroupNCCL2 only tells its kind ("invalid usage").
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclgetlasterror
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        get_last_error = find_function("ncclGetLastError")
+        get_last_error.restype = ctypes.c_char_p
+        return " ".join((get_last_error(None) or b"").decode(errors="replace").split())
+    return ""
 
 
 def format_version(version: tuple[int, ...]) -> str:
