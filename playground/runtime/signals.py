@@ -77,6 +77,7 @@ def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType 
         elif raised() is None and not is_importing(frame):
             handler(number, frame)
         elif raised() is None and time.monotonic() > limit:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # its next call would say it once more
             os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT))
             os._exit(128 + number)
 
