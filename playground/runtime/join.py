@@ -29,7 +29,7 @@ from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen
 from playground.runtime.torchelastic import await_reaped, write_error_file
 from playground.runtime.world import init_process
 
-EXPLANATION_TIMEOUT = 2.0
+EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""
 PRECEDENCE = 2.0
 """Seconds for which a rank lets the process of the rank that was lost go first, at most."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 POLL = 0.2
 """Seconds between two looks into the store."""
-WITNESS_TIME = 0.5
-"""Seconds in which, when a process of another host has ended, a rank there may say why, who knows better."""
+WITNESS_TIME = 1.5
+"""Seconds in which, when a process of another host has ended, another rank there may say why, who knows better."""
 INTRODUCTION_TIMEOUT = 10.0
 """Seconds for which a rank waits until all have told where they are: they have met before."""
 HEARD_TIMEOUT = 0.7
@@ -156,8 +156,10 @@ class PeerWatch:
             else:
                 self.suspects[peer.rank] = time.monotonic()
         for rank, since in self.suspects.items():
-            if time.monotonic() - since > WITNESS_TIME:
-                self.report(Loss([rank], f"its process on {self.peers[rank].host} has ended"))
+            suspect = self.peers[rank]
+            has_witness = any(peer.machine == suspect.machine and peer.rank not in self.suspects for peer in self.peers)
+            if time.monotonic() - since > WITNESS_TIME * has_witness:
+                self.report(Loss([rank], f"its process on {suspect.host} has ended"))
 
     def report(self, loss: Loss) -> None:
         """Tell all of a loss, unless they know of an earlier one."""
