@@ -584,11 +584,12 @@ def test_an_operation_that_never_ends_is_ended_and_explained(
     pair: int, nccl: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The other rank gives signs of life, so that it is the operation's own timeout that passes. What torch says of it
-    reaches the user: which operation it was, and that its time was up."""
+    reaches the user: that its time was up and, unless it is ProcessGroupNCCL2's, which operation it was."""
     with pytest.raises(RankFailed, match=f"^rank 0 of {pair} ") as caught:
         nccl.run(wait_for_one_who_is_busy)
     said = capfd.readouterr().err + caught.value.traceback  # where it does not abort, torch raises
-    assert re.search(r"(?i)all_?reduce", said.replace("dist.all_reduce", "")), said
+    if "WorkNCCL.cpp" not in said:
+        assert re.search(r"(?i)all_?reduce", said.replace("dist.all_reduce", "")), said
     assert re.search(r"(?i)timeout|timed out", said), said
 
 

@@ -1,4 +1,4 @@
-// The driver's libraries, libcuda and NVML: what is asked of them without the runtime.
+// The driver's libraries, libcuda, NVML and CUPTI: what is asked of them without the runtime.
 #include <cstdlib>
 #include <cstring>
 
@@ -7,6 +7,18 @@ int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { return *flags = 0, *active = 1, 0; }
 int cuGetErrorString(int, const char** text) { return *text = "an error of the simulated GPU", 0; }
+
+// Without a real driver, CUPTI calls itself until the stack is full: what torch's profiler asks of it is refused here.
+#define REFUSE(name) \
+  int name() { return 27; }  // not supported
+REFUSE(cuptiActivityDisable) REFUSE(cuptiActivityEnable) REFUSE(cuptiActivityEnableCudaEventDeviceTimestamps)
+REFUSE(cuptiActivityEnableDriverApi) REFUSE(cuptiActivityEnableRuntimeApi) REFUSE(cuptiActivityFlushAll)
+REFUSE(cuptiActivityGetNextRecord) REFUSE(cuptiActivityGetNumDroppedRecords) REFUSE(cuptiActivityPopExternalCorrelationId)
+REFUSE(cuptiActivityPushExternalCorrelationId) REFUSE(cuptiActivityRegisterCallbacks)
+REFUSE(cuptiActivityRegisterTimestampCallback) REFUSE(cuptiActivitySetAttribute) REFUSE(cuptiEnableCallback)
+REFUSE(cuptiEnableDomain) REFUSE(cuptiFinalize) REFUSE(cuptiGetCallbackName) REFUSE(cuptiGetVersion)
+REFUSE(cuptiSubscribe) REFUSE(cuptiUnsubscribe)
+int cuptiGetResultString(int, const char** text) { return *text = "no CUPTI on a simulated GPU", 0; }
 
 int nvmlInit() { return 0; }
 int nvmlInit_v2() { return 0; }

@@ -47,7 +47,8 @@ class Nccl(Backend):
     deaths = MappingProxyType(
         {
             signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, "
-            "because not every rank took part in it; the log above names the operation"
+            "because not every rank took part in it; the log above tells which (of ProcessGroupNCCL2 only with "
+            "TORCH_DIST_USE_NCCL2=0)"
         }
     )
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
