@@ -13,10 +13,10 @@ import pytest
 
 import playground
 from playground.algorithms import ALGORITHMS
+from playground.app import TOOLS
 from playground.console.lesson import Lesson
 from playground.lessons import PATH
 from playground.runtime.remote import Remote, remote
-from playground.tools import TOOLS
 from playground.training.grad_syncs import GRAD_SYNCS
 
 ROOT = Path(playground.__file__).parent
@@ -58,34 +58,10 @@ ALLOWED = {
     "training": {"training", "algorithms", "runtime"},
     "measurement": {"measurement", "runtime"},
     "remote": {"remote", "runtime"},
-    "analysis": {"analysis", "recording", "algorithms"},
-    "figures": {
-        "figures",
-        "player",
-        "analysis",
-        "recording",
-        "lessons",
-        "training",
-        "algorithms",
-        "measurement",
-        "runtime",
-    },
-    "player": {"player", "figures", "analysis", "recording", "runtime"},
-    "recording": {"recording", "training", "algorithms", "remote", "runtime"},
-    "console": {"console", "recording", "figures", "training", "algorithms", "runtime"},
+    "console": {"console", "training", "algorithms", "runtime"},
     "lessons": {"lessons", "console", "training", "algorithms", "measurement", "remote", "runtime"},
-    "tools": {
-        "tools",
-        "console",
-        "training",
-        "algorithms",
-        "measurement",
-        "recording",
-        "analysis",
-        "figures",
-        "player",
-        "runtime",
-    },
+    "tools": {"tools", "console", "training", "algorithms", "measurement", "runtime"},
+    "see": {"see", "tools", "lessons", "console", "training", "algorithms", "measurement", "remote", "runtime"},
     "testing": {"testing", "runtime"},
     "": {"runtime", "console"},
     "__main__": {"app"},
