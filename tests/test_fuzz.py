@@ -122,14 +122,14 @@ def make_recording() -> Files:
             recorder.tables.write(CLOCK, 10**6, 7, 100)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.see.record.container import read_members
+        from playground.see.record.layout import read_members
 
         return dict(read_members(folder).files)
 
 
 def write_recording(folder: Path, files: Files) -> None:
     """The members as one file."""
-    from playground.see.record.container import Members, write_file
+    from playground.see.record.layout import Members, write_file
 
     write_file(folder / "run.playground", Members(files))
 

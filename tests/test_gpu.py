@@ -37,8 +37,7 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse.volumes import volumes
 from playground.see.record.merge import read_recording
-from playground.see.record.ping_pong import compare_clocks
-from playground.see.record.recorded import Recorded
+from playground.see.record.rank import compare_clocks
 from playground.see.record.recording import (
     BACKGROUND,
     BUCKET,
@@ -50,6 +49,7 @@ from playground.see.record.recording import (
     Event,
     RankRecording,
 )
+from playground.see.record.run import Recorded
 from playground.testing import World
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS

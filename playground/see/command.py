@@ -24,8 +24,8 @@ from playground.see.paint.runs import RUNS
 from playground.see.paint.table import ALL
 from playground.see.play.page import write_page
 from playground.see.record.merge import read_recording
-from playground.see.record.recorded import RECORD
 from playground.see.record.recording import Recording
+from playground.see.record.run import RECORD
 from playground.see.report import plural, recording_texts
 
 

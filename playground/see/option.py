@@ -19,9 +19,8 @@ from playground.runtime.untrusted import printable
 from playground.see.paint.paint import PAINTED, check_ending, paint
 from playground.see.record.layout import FILES, RUN, TABLES
 from playground.see.record.merge import merge
-from playground.see.record.recorded import RECORD, Recorded
 from playground.see.record.recording import Recording
-from playground.see.record.run import collect, describe_run, pack
+from playground.see.record.run import RECORD, Recorded, collect, describe_run, pack
 
 FLAG = "--see"
 KEPT = ".playground"

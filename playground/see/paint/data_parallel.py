@@ -14,8 +14,7 @@ from playground.see.paint.results import DataParallelStep, Evidence
 from playground.see.paint.rows import Cell, Move, Panel, Row, add_panels
 from playground.see.paint.scene import Drawing, Scene
 from playground.see.paint.timeline import title_of
-from playground.see.record.moves import read_move
-from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Event, Recording
+from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Event, Recording, read_move
 
 HOST = "cpu"
 """Where batches come from."""

@@ -1,4 +1,8 @@
-"""Inside a rank: record what it does while it runs a function."""
+"""Inside a rank: record what it does while it runs a function.
+
+Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive only orders what
+comes after it, and returns: a message has come when its value has been read.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,63 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from playground.runtime import device
+from playground.runtime import device, steps
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.host import cores, host_id
-from playground.see.record.container import trim
+from playground.runtime.remote import Remote
+from playground.see.record.algorithms import recorded_algorithms
 from playground.see.record.device import DeviceRecorder, Gpu
-from playground.see.record.hooks import installed
-from playground.see.record.layout import FILES, RUN, file_name
-from playground.see.record.ping_pong import ROUNDS, compare_clocks
+from playground.see.record.distributed import recorded_agents, recorded_distributed
+from playground.see.record.hooks import Groups, replaced
+from playground.see.record.layout import FILES, RUN, file_name, trim
+from playground.see.record.merge import ClockSample
 from playground.see.record.recorder import Recorder
+from playground.see.record.recording import PHASE
 from playground.see.record.tables import CLOCK
+from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
+
+ROUNDS = 100
+"""Of which the one with the shortest round trip counts: nothing was in its way."""
+TAG = 20171
+
+
+def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockSample | None:
+    """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
+
+    Returns what came of it for this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
+    """
+    if rank:
+        return ask(clock, rounds)
+    for other in ranks:
+        answer(other, clock, rounds)
+    return None
+
+
+def ask(clock: Callable[[], int], rounds: int) -> ClockSample:
+    """Ask rank 0 for the time, again and again."""
+    ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
+    samples = []
+    for _ in range(rounds):
+        asked = clock()
+        dist.send(ping, 0, tag=TAG)
+        dist.recv(pong, 0, tag=TAG)
+        theirs, answered = int(pong.item()), clock()
+        middle = (asked + answered) // 2
+        samples.append(ClockSample(at=middle, offset=theirs - middle, bound=(answered - asked + 1) // 2))
+    return min(samples, key=lambda sample: sample.bound)
+
+
+def answer(rank: int, clock: Callable[[], int], rounds: int) -> None:
+    """Tell this rank the time, as often as it asks."""
+    ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
+    for _ in range(rounds):
+        dist.recv(ping, rank, tag=TAG)
+        ping.item()
+        dist.send(pong.fill_(clock()), rank, tag=TAG)
+
 
 FEW_ROUNDS = 10
 """To compare clocks on one host: they are the same."""
@@ -94,6 +143,36 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
                     (folder / name).write_bytes(content)
                 except OSError as error:
                     print(f"--see: {name} is missing in {folder} ({error.strerror})", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def recorded_steps(recorder: Recorder) -> Iterator[None]:
+    """In this block, each step of a lesson is a phase."""
+
+    def wrap(real: Any) -> Any:
+        def attempt(step: Remote, *args: Any) -> Any:
+            with recorder.span(PHASE, step.name):
+                return real(step, *args)
+
+        return attempt
+
+    with replaced(steps, "attempt", wrap):
+        yield
+
+
+@contextlib.contextmanager
+def installed(recorder: Recorder) -> Iterator[None]:
+    """Have everything recorded that this rank does in this block."""
+    groups = Groups()
+    with (
+        recorded_distributed(recorder, groups),
+        recorded_algorithms(recorder, groups),
+        recorded_agents(recorder, groups),
+        recorded_steps(recorder),
+        recorded_devices(recorder),
+        TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
+    ):
+        yield
 
 
 def forget() -> None:

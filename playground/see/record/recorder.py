@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
+import os
 import struct
 import sys
 import threading
@@ -36,11 +38,63 @@ from playground.see.record.layout import (
     WAIT_AT,
     WORDS,
     file_name,
-)  # fmt: skip
-from playground.see.record.memory import MappedFile, Nowhere
+)
 from playground.see.record.recording import BACKGROUND, MAIN, PHASE, WAIT
-from playground.see.record.sources import Sources
-from playground.see.record.tables import END as ENDED, GROUP, NAME, SHAPE, SOURCE, START, Table, Tables
+from playground.see.record.tables import END as ENDED, GROUP, NAME, SHAPE, SOURCE, START, Sources, Table, Tables
+
+PIECE = 2**20
+"""Bytes that a file is given of the disk at a time."""
+
+
+class Nowhere:
+    """Memory that takes everything and keeps nothing."""
+
+    def __getitem__(self, place: int) -> int:
+        return 0
+
+    def __setitem__(self, place: int, value: int) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+class MappedFile:
+    """A new file of zeros, as memory that this process shares with it.
+
+    Writing to a part of a mapped file for which the disk has no room ends the process by SIGBUS: nothing may be written
+    beyond `allocated`, where the disk has set its room aside.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.size, self.allocated = size, 0
+        """In bytes."""
+        try:
+            os.ftruncate(self.file, size)
+            self.memory = mmap.mmap(self.file, size)
+        except BaseException:
+            os.close(self.file)
+            raise
+
+    def allocate_next(self) -> None:
+        """Set room aside for the next `PIECE`. Raises `OSError` where there is none."""
+        length = min(PIECE, self.size - self.allocated)
+        self.allocate(self.allocated, length)
+        self.allocated += length
+
+    def allocate(self, place: int, length: int) -> None:
+        """Set room aside for a part in which nothing has been written yet. Raises `OSError` where there is none."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.file, place, length)
+        else:
+            os.pwrite(self.file, bytes(length), place)
+
+    def close(self) -> None:
+        """Nobody may use the memory any more."""
+        self.memory.close()
+        os.close(self.file)
+
 
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
 """Events, and values of small tensors, that are recorded at most: 21 and 8 MB, which the disk gives piece by piece."""

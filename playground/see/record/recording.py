@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from playground.runtime.backends import BACKENDS
 
@@ -156,3 +157,34 @@ class Recording:
             for event in rank.events:
                 if not kinds or event.kind in kinds:
                     yield event
+
+
+ARROW = " → "
+
+
+class Move(NamedTuple):
+    """A copy: which part of a training step made it, and the devices; `cpu` without a number is the host."""
+
+    part: str
+    source: str
+    target: str
+
+
+def name_of_move(part: str, source: str, target: str) -> str:
+    """The event's name.
+
+    >>> name_of_move("scatter", "cpu", "cpu:1")
+    'scatter: cpu → cpu:1'
+    """
+    return f"{part}: {source}{ARROW}{target}"
+
+
+def read_move(name: str) -> Move:
+    """What an event of that name is.
+
+    >>> read_move("scatter: cpu → cpu:1")
+    Move(part='scatter', source='cpu', target='cpu:1')
+    """
+    part, _, devices = name.partition(": ")
+    source, _, target = devices.partition(ARROW)
+    return Move(part, source, target)

@@ -1,22 +1,40 @@
-"""Recordings of whole runs, from the side that starts the ranks. Does not import torch."""
+"""Recordings of whole runs, from the side that starts the ranks. Does not import torch: the ranks do."""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from playground.runtime.environment import restart_count
 from playground.runtime.launch import launch
+from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
-from playground.see.record.container import Members, read_folder, write_file
-from playground.see.record.layout import TABLES
-from playground.see.record.merge import TEXT, merge, refused_if_damaged
-from playground.see.record.rank_file import read_tables
-from playground.see.record.recorded import Recorded
+from playground.runtime.work import call
+from playground.see.record.layout import TABLES, Members, read_folder, write_file
+from playground.see.record.merge import TEXT, merge, read_tables, refused_if_damaged
 from playground.see.record.recording import SCHEMA, Recording
+
+RECORD = remote("playground.see.record.rank:recorded")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Calls `fn`; what the rank does meanwhile is written into a folder in `folder`, whose name is the number of times
+    that the world has been started anew. Rank 0 writes `run` there, the content of run.json."""
+
+    fn: Callable[..., Any]
+    folder: Path
+    run: str = ""
+
+    def __call__(self, rank: int, size: int, *args: Any) -> Any:
+        with RECORD(self.folder / str(restart_count()), rank, size, "" if rank else self.run):
+            return call(self.fn, rank, size, *args)
+
 
 MAX_TEXT = 2**18
 """Bytes: a larger file is not taken for a program."""

@@ -20,8 +20,8 @@ from playground.see.paint.logical import to_logical_time
 from playground.see.play.holdings import changes_of
 from playground.see.play.page import write_page
 from playground.see.record.merge import read_recording
-from playground.see.record.recorded import Recorded
 from playground.see.record.recording import COLLECTIVE, COMPUTE, Recording
+from playground.see.record.run import Recorded
 from playground.testing import World
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)

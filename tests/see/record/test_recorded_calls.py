@@ -15,8 +15,8 @@ from playground.remote.messages import ENVELOPE
 from playground.see.analyse.matching import match_messages
 from playground.see.analyse.timeline import Timeline
 from playground.see.record.merge import read_recording
-from playground.see.record.recorded import Recorded
 from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, WAIT
+from playground.see.record.run import Recorded
 from playground.testing import World
 
 RunCli = Callable[..., Any]

@@ -13,9 +13,8 @@ from playground.lessons.data_parallel.devices import resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
 from playground.lessons.data_parallel.module import data_parallel
 from playground.see.record.merge import read_recording
-from playground.see.record.moves import name_of_move, read_move
-from playground.see.record.recorded import Recorded
-from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Recording
+from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, name_of_move, read_move
+from playground.see.record.run import Recorded
 from playground.testing import World
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:2")

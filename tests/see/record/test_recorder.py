@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.see.record.container import read_folder
-from playground.see.record.layout import HEADER, MAX_VALUES, RECORD
+from playground.see.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
 from playground.see.record.merge import merge, read_recording
 from playground.see.record.recorder import Recorder
 from playground.see.record.recording import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording

@@ -25,12 +25,10 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.entry import World
 from playground.see.option import Recordings, without_option
 from playground.see.paint.paint import PAINTED
-from playground.see.record.container import TITLE, Members, read_file, write_file
-from playground.see.record.layout import RECORD, Record, place_of
+from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
 from playground.see.record.merge import read_recording
-from playground.see.record.recorded import Recorded
 from playground.see.record.recording import COLLECTIVE, SCHEMA, SEND, Recording
-from playground.see.record.run import describe_run, pack, record_run
+from playground.see.record.run import Recorded, describe_run, pack, record_run
 
 RunCli = Callable[..., Any]
 

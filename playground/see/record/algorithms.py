@@ -1,21 +1,27 @@
-"""The messages of our algorithms, and what they wait for."""
+"""Our own collectives: from call to end, their messages and what these wait for, and what they add on their way."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from playground.algorithms import collectives
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.messages import Messages
+from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
-from playground.see.record.hooks.groups import Groups, Ranks
-from playground.see.record.hooks.tensors import values_of
+from playground.see.record.hooks import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import PHASE, RECEIVE, SEND, VALUES
+from playground.see.record.recording import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 
 EXCHANGE = Messages.exchange.__code__
 
@@ -133,3 +139,105 @@ class RecordedStarted:
             raise
         recorder.end_all((number, *numbers))
         return None
+
+
+@contextlib.contextmanager
+def recorded_algorithms(recorder: Recorder, groups: Groups) -> Iterator[None]:
+    """In this block, our collectives are recorded."""
+    hooks = AlgorithmHooks(recorder, groups)
+    with (
+        replaced(collectives, "run_collective", hooks.wrap_run_collective),
+        replaced(collectives, "transport_of", hooks.wrap_transport_of),
+        replaced(collectives, "adder", hooks.wrap_adder),
+        replaced(collectives, "Messages", hooks.wrap_messages),
+    ):
+        yield
+
+
+class AlgorithmHooks:
+    def __init__(self, recorder: Recorder, groups: Groups) -> None:
+        self.recorder, self.groups = recorder, groups
+        self.here = threading.local()
+        """`transport`: that of the collective which this thread is in."""
+
+    def wrap_run_collective(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record the collective from the call until it is done."""
+        recorder = self.recorder
+
+        def run_collective(
+            call: Any, group: Any, async_op: bool, whole: torch.Tensor | None = None, share: torch.Tensor | None = None
+        ) -> Any:
+            if group == dist.GroupMember.NON_GROUP_MEMBER:
+                return real(call, group, async_op, whole, share)
+            tensor = call.args[1] if share is not None else call.args[0]
+            number = recorder.begin(
+                COLLECTIVE, name_of(call.func.__self__), bytes_of(tensor), tensor.shape, self.groups.ranks_of(group),
+                source=recorder.sources.find(),
+            )  # fmt: skip
+            work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
+            return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
+
+        return run_collective
+
+    def run(self, number: int, call: Any, async_op: bool, transport: RecordedTransport) -> None:
+        """Carry out the collective, in whichever thread this is. Its transport records the messages: where that calls
+        torch.distributed, they are not recorded again."""
+        recorder, thread = self.recorder, self.recorder.thread
+        self.here.transport = transport
+        recorder.open(number)
+        if async_op:
+            recorder.set_lane(number, thread.lane)
+        thread.is_inside = True
+        try:
+            call(transport)
+        finally:
+            thread.is_inside = False
+            recorder.close(number)
+            transport.messages = self.here.transport = None  # each refers to the other
+        recorder.put_values(number, values_of(call.args[0]))
+
+    def wrap_transport_of(self, real: Callable[[Any], Transport]) -> Callable[[Any], Transport]:
+        return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
+
+    def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:
+        def messages(flat: torch.Tensor, transport: RecordedTransport) -> Messages:
+            made = real(flat, transport)
+            transport.attach(made)
+            return made
+
+        return messages
+
+    def wrap_adder(self, real: Callable[[Any], Add]) -> Callable[[Any], Add]:
+        """Record each addition."""
+        recorder = self.recorder
+
+        def adder(op: Any) -> Add:
+            add, transport = real(op), self.here.transport
+
+            def recorded_add(mine: torch.Tensor, theirs: torch.Tensor) -> None:
+                number = recorder.begin(
+                    COMPUTE, "add", mine.nbytes, mine.shape, offset=transport.offset_of(mine),
+                    source=recorder.sources.find(),
+                )  # fmt: skip
+                add(mine, theirs)
+                recorder.end(number)
+                if mine.numel() <= MAX_VALUES:
+                    recorder.put_values(number, values_of(mine))
+                    transport.note_values()
+
+            return recorded_add
+
+        return adder
+
+
+def name_of(collective: Any) -> str:
+    """What is called, and by which algorithm."""
+    algorithm = collective.algorithm.__name__
+    return f"all_reduce ({algorithm})" if isinstance(collective, collectives.AllReduce) else algorithm
+
+
+class RecordedCollectiveWork(RecordedWork):
+    """Of a collective that itself says when it is over: that may be long before anybody waits for it."""
+
+    def finish(self) -> None:
+        self.pending = ()
