@@ -36,7 +36,7 @@ GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-session.record_with(remote("playground.see.option:Recordings"))
+session.record_with(remote("playground.see.files:Recordings"))
 
 
 class UnreadOutput(Exception):

@@ -145,9 +145,8 @@ def see(file: Path) -> None:
     from playground.console.json import to_document
     from playground.console.rendering import render
     from playground.see.command import document_of, read
-    from playground.see.option import describe
-    from playground.see.paint.paint import PAINTED, paint, paint_steps
-    from playground.see.report import recording_texts
+    from playground.see.files import PAINTED, describe, paint, paint_steps
+    from playground.see.paint.words import recording_texts
 
     recording = read(file)
     describe(recording)

@@ -35,7 +35,7 @@ from playground.remote.agents import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
-from playground.see.analyse.volumes import volumes
+from playground.see.analyse.transfers import volumes
 from playground.see.record.merge import read_recording
 from playground.see.record.rank import compare_clocks
 from playground.see.record.recording import (

@@ -15,18 +15,15 @@ from playground.console.tables import Column, Table
 from playground.runtime.errors import UsageError
 from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
-from playground.see.analyse.volumes import volumes
+from playground.see.analyse.transfers import volumes
 from playground.see.analyse.waits import Waits, seconds_by_cause
-from playground.see.atlas import PaintedFigure, all_files, chapter_files, paint_figures
-from playground.see.option import amount
-from playground.see.paint.paint import PAGE, PAINTED, SCENE_PAINTERS, check_ending, paint, paint_steps
-from playground.see.paint.runs import RUNS
-from playground.see.paint.table import ALL
-from playground.see.play.page import write_page
+from playground.see.atlas import ALL, RUNS, PaintedFigure, all_files, chapter_files, paint_figures
+from playground.see.files import PAGE, PAINTED, amount, paint, paint_steps, write_page
+from playground.see.paint.painters import SCENE_PAINTERS, check_ending
+from playground.see.paint.words import plural, recording_texts
 from playground.see.record.merge import read_recording
 from playground.see.record.recording import Recording
 from playground.see.record.run import RECORD
-from playground.see.report import plural, recording_texts
 
 
 @click.command(SEE.name, short_help=SEE.purpose)

@@ -15,7 +15,7 @@ from recordings import on_gpus, ring
 
 from playground.runtime.errors import UsageError
 from playground.see import command
-from playground.see.paint.paint import PAINTED, paint
+from playground.see.files import PAINTED, paint
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, training
 
 from playground.console.rendering import render
+from playground.see.paint.words import recording_texts
 from playground.see.record.recording import Recording
-from playground.see.report import recording_texts
 
 
 def text_of(recording: Recording) -> str:

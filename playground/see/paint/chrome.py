@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from math import isfinite
 
-from playground.see.analyse.matching import match_messages
+from playground.see.analyse.messages import match_messages
 from playground.see.record.recording import GRADIENT, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
 
 SENT = 1e-6

@@ -6,17 +6,18 @@ its collectives cannot be seen: that is drawn dashed, as it is meant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import cos, hypot, pi, sin
+from typing import Any
 
 from playground.measurement.units import format_bytes
-from playground.see.analyse.matching import Message
+from playground.see.analyse.messages import Message, to_logical_time
 from playground.see.analyse.timeline import ref_of
-from playground.see.paint.results import Change, Evidence, Held, SgdStep
+from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.rows import Cell, Move, Panel, Row, add_panels
 from playground.see.paint.scene import ALPHA, ARROW, BOX, CELL, TEXT, WIDTH, Drawing, Scene
-from playground.see.paint.timeline import format_values, message_title
+from playground.see.paint.timeline import format_values, lay_out, message_title
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
@@ -254,3 +255,31 @@ def point_to_point(run: Evidence) -> Scene:
         f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to rank {send.peer}. "
         f"Ranks {others} have no part in it."
     )
+
+
+def one_world(run: Evidence) -> Scene:
+    """hello: processes that know nothing of each other meet at the master, and then all have heard from all."""
+    ranks: Sequence[Mapping[str, Any]] = run.results
+    all_meet = [Move(source=rank, target=0, meant=True) for rank in range(len(ranks))]
+    all_know = [Move(source=0, target=rank, meant=True) for rank in range(len(ranks))]
+    met = [
+        Cell(text=f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", style="value")
+        for each in ranks
+    ]
+    rows = [
+        Row(label="processes", cells=[Cell(text=f"pid {each['pid']}") for each in ranks]),
+        Row(label="the master", cells=[Cell(text="rank 0's store", meant=True)], moves=all_meet),
+        Row(label="one world", cells=met, moves=all_know),
+    ]
+    drawing = Drawing("N processes become one world")
+    add_panels(drawing, [Panel(title="", rows=rows)], columns=1)
+    return drawing.scene(
+        f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard from, as it says itself.",
+        "Dashed: each writes down where it can be reached, and reads the same of the others; that is not recorded.",
+    )
+
+
+def ring(run: Evidence) -> Scene:
+    """see: what is painted of any run, here in logical steps."""
+    recording = to_logical_time(last_step(run.recorded))
+    return lay_out(recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step")

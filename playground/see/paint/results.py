@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from playground.runtime.rank import Event as Report
-from playground.see.analyse.matching import Message, match_messages
-from playground.see.record.recording import Recording
+from playground.see.analyse.messages import Message, match_messages
+from playground.see.record.recording import RankRecording, Recording
 
 Held = tuple[float, ...]
 """The numbers that a rank has, or none."""
+BARRIER = "barrier"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +107,22 @@ class DataParallelStep:
     """Of each device: the shape of its part."""
     outputs: list[tuple[int, ...]]
     """Of each device: the shape of its logits."""
+
+
+def last_step(recording: Recording) -> Recording:
+    """What came after the last barrier, from time 0 on."""
+    ranks = [after_last_barrier(rank) for rank in recording.ranks]
+    start = min((event.start for rank in ranks for event in rank.events), default=0.0)
+    return replace(recording, ranks=tuple(shift(rank, -start) for rank in ranks))
+
+
+def after_last_barrier(rank: RankRecording) -> RankRecording:
+    ends = [event.end for event in rank.events if event.name == BARRIER]
+    begin = ends[-1] if ends else 0.0
+    return replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
+
+
+def shift(rank: RankRecording, seconds: float) -> RankRecording:
+    """The same, so much later."""
+    events = (replace(event, start=event.start + seconds, end=event.end + seconds) for event in rank.events)
+    return replace(rank, events=tuple(events))

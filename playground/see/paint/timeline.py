@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 
 from playground.measurement.units import format_bytes
-from playground.see.analyse.matching import Message, match_messages
+from playground.see.analyse.messages import Message, match_messages
 from playground.see.analyse.timeline import Ref, ref_of
-from playground.see.paint.bars import add_key
+from playground.see.paint.rows import add_key
 from playground.see.paint.scene import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, shorten
-from playground.see.paint.short_events import Group, group_short
 from playground.see.record.recording import (
     BACKGROUND,
     BUCKET,
@@ -68,7 +68,7 @@ class Lanes:
 
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
-    """The scene of a recording. With `unit` its times are such units, and no seconds (see logical.py)."""
+    """The scene of a recording. With `unit` its times are such units, and no seconds, as `to_logical_time` has it."""
     drawing = Drawing(title or " ".join(recording.command))
     start = min((event.start for event in recording.events()), default=0.0)
     axis = TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=start, end=recording.end)
@@ -247,3 +247,49 @@ def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:
     if cut:
         lines.append(f"Cut off before its end: rank {', '.join(cut)}.")
     return lines
+
+
+STEP = 4
+"""Pixels within which all are drawn as one."""
+TOUCH = 1.0
+"""Pixels between two that are drawn as one, at most."""
+
+
+@dataclass
+class Group:
+    """Short events beside each other."""
+
+    left: float
+    right: float
+    """Pixels."""
+    events: list[Event] = field(default_factory=list)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By style."""
+
+    @property
+    def style(self) -> str:
+        """What took most of the time; of several that took as much, the first by name."""
+        return min(self.seconds, key=lambda style: (-self.seconds[style], style))
+
+    def add(self, left: float, right: float, style: str, event: Event) -> None:
+        self.left, self.right = min(left, self.left), max(right, self.right)
+        self.events.append(event)
+        self.seconds[style] += event.seconds
+
+
+def group_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Group]:
+    """Of the events of one row, each with its left and right edge and its style: those that touch and look alike."""
+    cells: dict[int, Group] = {}
+    for left, right, style, event in short:
+        cells.setdefault(int(left // STEP), Group(left, right)).add(left, right, style, event)
+    groups: list[Group] = []
+    for _, group in sorted(cells.items()):
+        last = groups[-1] if groups else None
+        if last and last.style == group.style and group.left <= last.right + TOUCH:
+            last.right = max(last.right, group.right)
+            last.events += group.events
+            for style, seconds in group.seconds.items():
+                last.seconds[style] += seconds
+        else:
+            groups.append(group)
+    return groups

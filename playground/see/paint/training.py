@@ -1,18 +1,36 @@
-"""Figures of a training step: its parts, where gradients are averaged in it, and what of that is hidden."""
+"""Figures of training: a step, where gradients are averaged in it and what of that is hidden; buckets as they leave;
+and steps on the stages of a pipeline, and on ranks that are killed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from playground.lessons.ladder.results import LadderResult, RungResult
-from playground.see.paint.bars import Bar, Piece, add_bars, add_key
+from playground.lessons.pipeline.results import ScheduleRun, Slot, collect, span
+from playground.lessons.pipeline.settings import PipelineSettings
+from playground.measurement.units import format_bytes
 from playground.see.paint.collectives import DASHED
-from playground.see.paint.results import Evidence, SgdStep
-from playground.see.paint.rows import Cell, Move, Panel, Row, add_panels
-from playground.see.paint.scene import ALPHA, BOX, CELL, Drawing, Scene
-from playground.see.paint.timeline import lay_out
-from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, RankRecording, Recording
+from playground.see.paint.results import Backward, BucketSent, Evidence, SgdStep, last_step
+from playground.see.paint.rows import Bar, Cell, Move, Panel, Piece, Row, add_bars, add_key, add_panels
+from playground.see.paint.scene import (
+    ALPHA,
+    BAR,
+    BOX,
+    CELL,
+    LANE,
+    TEXT,
+    Drawing,
+    Scene,
+    TimeAxis,
+    bucket_style,
+    shorten,
+)
+from playground.see.paint.timeline import LABELS, ROW, lay_out
+from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, Recording
+from playground.training.settings import TrainingSettings
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
 """Parts of a step as the ladder measures them, and their colours."""
@@ -21,7 +39,6 @@ FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂�
 """What the two compute, J being the loss."""
 FLAT, BUCKETED, OVERLAPPED, DDP = "flat", "bucketed", "overlapped", "ddp"
 """Rungs of the ladder."""
-BARRIER = "barrier"
 
 
 def backward_and_step(run: Evidence) -> Scene:
@@ -108,25 +125,6 @@ def averaging(recording: Recording, title: str) -> Scene:
     return replace(scene, caption=(*lines, "What the backend sends inside an all-reduce cannot be seen."))
 
 
-def last_step(recording: Recording) -> Recording:
-    """What came after the last barrier, from time 0 on."""
-    ranks = [after_last_barrier(rank) for rank in recording.ranks]
-    start = min((event.start for rank in ranks for event in rank.events), default=0.0)
-    return replace(recording, ranks=tuple(shift(rank, -start) for rank in ranks))
-
-
-def after_last_barrier(rank: RankRecording) -> RankRecording:
-    ends = [event.end for event in rank.events if event.name == BARRIER]
-    begin = ends[-1] if ends else 0.0
-    return replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
-
-
-def shift(rank: RankRecording, seconds: float) -> RankRecording:
-    """The same, so much later."""
-    events = (replace(event, start=event.start + seconds, end=event.end + seconds) for event in rank.events)
-    return replace(rank, events=tuple(events))
-
-
 def normalised_parts(run: Evidence) -> Scene:
     """F14: what a step's time goes into, on every rung."""
     results: Sequence[LadderResult] = run.results
@@ -170,3 +168,176 @@ def with_and_without_overlap(run: Evidence) -> Scene:
         "Of each pair the first is 1.00. Hidden: the share of the averaging's time alone that is not exposed.",
         f"Medians of the ladder's steps on {len(results)} ranks.",
     )
+
+
+NAMES = 14 * CELL[0]
+"""Where names stand, in pixels from the left."""
+BUCKET_ROW = 2 * CELL[1]
+
+
+def filling(run: Evidence) -> Scene:
+    """F16: gradients get ready, the last layers' first; a bucket leaves when its last gradient is ready."""
+    backwards: Sequence[Backward] = run.results
+    backward = backwards[0]
+    drawing = Drawing("Buckets fill in backward, the last layers' first")
+    axis = TimeAxis(x=NAMES, w=drawing.width - NAMES - CELL[0], start=0.0, end=backward.seconds)
+    bucket_of = {number: bucket.number for bucket in backward.sent for number in bucket.parameters}
+    for place, (number, seconds) in enumerate(backward.ready):
+        y = float(place * CELL[1])
+        add_line(drawing, backward.names[number], y, CELL[1])
+        drawing.add(
+            BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], style=bucket_style(bucket_of[number]),
+            title=f"{backward.names[number]} ready after {seconds * 1e3:.2f} ms", start=0.0, end=seconds,
+        )  # fmt: skip
+    for bucket in backward.sent:
+        add_bucket(drawing, bucket, axis)
+    drawing.add(TEXT, NAMES, drawing.bottom + CELL[1], text="0 ms", align="start", style="muted")
+    drawing.add(
+        TEXT, axis.x + axis.w, drawing.bottom, text=f"backward over: {backward.seconds * 1e3:.2f} ms", align="end",
+        style="muted",
+    )  # fmt: skip
+    return drawing.scene(
+        f"Rank 0 of {len(backwards)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
+        "Below: each bucket from when it leaves until its sum is there.",
+        *(f"{bucket_text(bucket)}." for bucket in backward.sent),
+        axis=axis,
+    )
+
+
+def add_line(drawing: Drawing, name: str, y: float, height: float) -> None:
+    """A name, and the lane beside it."""
+    drawing.add(TEXT, CELL[0], y + height / 2, text=shorten(name, NAMES - CELL[0]), align="start")
+    drawing.add(LANE, NAMES, y, drawing.width - NAMES - CELL[0], height, style="idle")
+
+
+def add_bucket(drawing: Drawing, bucket: BucketSent, axis: TimeAxis) -> None:
+    y = drawing.bottom + CELL[1]
+    add_line(drawing, f"bucket {bucket.number}", y, BUCKET_ROW)
+    left, right = axis.at(bucket.left), axis.at(bucket.done)
+    drawing.add(
+        BAR, left, y, max(right - left, 2), BUCKET_ROW, style=bucket_style(bucket.number), title=bucket_text(bucket),
+        start=bucket.left, end=bucket.done,
+    )  # fmt: skip
+
+
+def bucket_text(bucket: BucketSent) -> str:
+    """A bucket in words."""
+    return (
+        f"bucket {bucket.number} ({format_bytes(bucket.bytes)}) left after {bucket.left * 1e3:.2f} ms, "
+        f"its sum was there after {bucket.done * 1e3:.2f} ms"
+    )
+
+
+def same_on_both(run: Evidence) -> Scene:
+    """F19: processes with the same parameters put them into the same buckets."""
+    backwards: Sequence[Backward] = run.results
+    drawing = Drawing("The same buckets on every rank")
+    width = (drawing.width - CELL[0]) / len(backwards)
+    for rank, backward in enumerate(backwards):
+        add_process(drawing, rank, backward, CELL[0] + rank * width, width - 2 * CELL[0])
+    same = len({tuple((each.number, each.parameters) for each in backward.sent) for backward in backwards}) == 1
+    left = ", then ".join(f"bucket {bucket.number}" for bucket in backwards[0].sent)
+    return drawing.scene(
+        f"Gradients of {len(backwards[0].names)} parameters on {len(backwards)} ranks; in this run the buckets are "
+        f"{'the same' if same else 'NOT the same'} on all.",
+        f"{left} left: a bucket leaves when all its gradients are ready, and the last parameters' are ready first.",
+    )
+
+
+def add_process(drawing: Drawing, rank: int, backward: Backward, x: float, width: float) -> None:
+    """A rank's parameters, each in its bucket, in the order in which the buckets left."""
+    drawing.add(TEXT, x, CELL[1] / 2, text=f"rank {rank}", align="start")
+    y = 2.0 * CELL[1]
+    for bucket in backward.sent:
+        height = (3 + 2.5 * len(bucket.parameters)) * CELL[1]
+        style = bucket_style(bucket.number)
+        label = f"bucket {bucket.number}, {format_bytes(bucket.bytes)}"
+        drawing.add(BOX, x, y, width, height, style=style, title=f"rank {rank}: {label}")
+        drawing.add(TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
+        for place, number in enumerate(bucket.parameters):
+            drawing.add(
+                BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], width - 4 * CELL[0], 2 * CELL[1],
+                text=shorten(f"param {number}: {backward.names[number]}", width - 4 * CELL[0]),
+            )  # fmt: skip
+        y += height + CELL[1]
+
+
+def bert_step(run: Evidence) -> Scene:
+    """bert: DistributedDataParallel sends a layer's gradients while backward computes those of the one below it."""
+    return averaging(run.recorded, "A step of BERT by DistributedDataParallel")
+
+
+def attempts(run: Evidence) -> Scene:
+    """elastic: after each failure all ranks start anew, and go on from the newest snapshot."""
+    steps, starts, ends = steps_of_attempts(run)
+    drawing = Drawing("A rank is killed, all start anew and go on from a snapshot")
+    bars = []
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        kept = min(end, starts[number + 1]) if number + 1 < len(starts) else end
+        pieces = [
+            Piece(value=start, style="plain", title=f"{start} steps from a snapshot"),
+            Piece(value=kept - start, style="forward", title=f"steps {start + 1} to {kept}"),
+            Piece(value=end - kept, style="wait", title=f"{end - kept} steps that are redone"),
+        ]
+        note = f"killed after {end}" if end < steps else f"step {end}: the end"
+        bars.append(Bar(label=f"attempt {number + 1}", pieces=pieces, note=note))
+    add_bars(drawing, bars, most=steps)
+    add_key(drawing, {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"})
+    return drawing.scene(
+        f"Training of {steps} steps on {len(run.results)} ranks, of which one is killed after step "
+        f"{' and one after step '.join(map(str, ends[:-1]))}."
+    )
+
+
+def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
+    """How many steps the training has; of each attempt how many were done when it began, and when it ended."""
+    settings: TrainingSettings = run.arguments[0]
+    steps = settings.epochs * ceil((settings.limit or 0) / settings.batch_size)
+    ends = [event["killed"] for _, event in run.reports if "killed" in event]
+    resumed = [event["resumed"]["total"] for rank, event in run.reports if rank == 0 and "resumed" in event]
+    starts = [0] * (1 + len(ends) - len(resumed)) + resumed
+    return steps, starts, [*ends, steps]
+
+
+def schedules(run: Evidence) -> Scene:
+    """pipeline: when each stage was at which microbatch, by each schedule."""
+    settings: PipelineSettings = run.arguments[0]
+    stages, microbatches = settings.stages, settings.microbatches
+    runs = collect(run.results, settings.schedules, stages, microbatches)
+    drawing = Drawing("A pipeline's stages at work, by three schedules")
+    longest = max(span(each.typical) for each in runs)
+    axis = TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=0.0, end=longest)
+    for each in runs:
+        add_schedule(drawing, each, axis)
+    add_key(drawing, {"forward": "forward", "backward": "backward of a microbatch"})
+    return drawing.scene(
+        f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
+        + ", ".join(f"{each.bubble:.0%} with {each.name}" for each in runs)
+        + ".",
+        axis=axis,
+    )
+
+
+def add_schedule(drawing: Drawing, run: ScheduleRun, axis: TimeAxis) -> None:
+    """The step whose bubble is the median: a lane for each stage."""
+    step = run.typical
+    begin = min(slot.start for rank in step for slot in rank)
+    y = drawing.bottom + (CELL[1] if drawing.marks else 0)
+    drawing.add(TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.name}: {span(step) * 1e3:,.0f} ms", align="start")
+    for stage, slots in enumerate(step):
+        y += 1.5 * ROW
+        drawing.add(TEXT, CELL[0], y + ROW / 2, text=f"stage {stage}", align="start", style="muted")
+        drawing.add(LANE, axis.x, y, axis.w, ROW, style="idle")
+        for slot in slots:
+            add_slot(drawing, slot, begin, y, axis)
+
+
+def add_slot(drawing: Drawing, slot: Slot, begin: float, y: float, axis: TimeAxis) -> None:
+    """A forward or a backward, with the number of its microbatch."""
+    start, end = slot.start - begin, slot.end - begin
+    left, right = axis.at(start), axis.at(end)
+    style = "forward" if slot.kind == "F" else "backward"
+    drawing.add(
+        BAR, left, y, right - left, ROW, style=style, text=str(slot.microbatch) if right - left > CELL[0] else "",
+        title=f"{style} of microbatch {slot.microbatch}, {slot.seconds * 1e3:.3g} ms", start=start, end=end,
+    )  # fmt: skip

@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse.blame import blame
-from playground.see.analyse.matching import match_messages
-from playground.see.analyse.replay import Replay
-from playground.see.analyse.volumes import volumes
-from playground.see.analyse.waits import Waits
+from playground.see.analyse.messages import match_messages
+from playground.see.analyse.transfers import volumes
+from playground.see.analyse.waits import Waits, blame
+from playground.see.analyse.what_if import Replay
 from playground.see.record.recording import COLLECTIVE, Recording
 from playground.see.record.run import record_run
 

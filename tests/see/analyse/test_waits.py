@@ -25,14 +25,15 @@ from recordings import (
     ring,
 )  # fmt: skip
 
-from playground.see.analyse.blame import Blamer, blame
 from playground.see.analyse.waits import (
     LAST_TO_COME,
     LATE_RECEIVER,
     LATE_SENDER,
     TRANSFER,
     UNKNOWN,
+    Blamer,
     Waits,
+    blame,
     seconds_by_cause,
 )
 from playground.see.record.recording import BACKGROUND, COLLECTIVE, WAIT, Event, Recording

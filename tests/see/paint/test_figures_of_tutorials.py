@@ -11,14 +11,12 @@ from xml.etree import ElementTree
 import pytest
 
 from playground.see.analyse.timeline import ref_of
-from playground.see.atlas import ROOT, all_files, chapter_files
-from playground.see.paint.chapters import steps_of_attempts
+from playground.see.atlas import ALL, FIGURES, ROOT, RUNS, all_files, chapter_files
+from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
 from playground.see.paint.results import Evidence
-from playground.see.paint.runs import RUNS
 from playground.see.paint.scene import ARROW, BAR, BOX, Mark, Scene
-from playground.see.paint.svg import to_svg
-from playground.see.paint.table import ALL, FIGURES
+from playground.see.paint.training import steps_of_attempts
 from playground.see.record.recording import COMPUTE, MOVE
 
 QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")

@@ -11,14 +11,14 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 from recordings import ring, training
 
-from playground.see.paint.palette import STYLES
-from playground.see.paint.png import SCALE, to_png
+from playground.see.paint.painters import SCALE, to_png, to_svg, to_text, total_height
 from playground.see.paint.scene import (
     ARROW,
     BAR,
     BOX,
     KINDS,
     LANE,
+    STYLES,
     TEXT,
     WIDTH,
     Drawing,
@@ -27,8 +27,6 @@ from playground.see.paint.scene import (
     TimeAxis,
     shorten,
 )
-from playground.see.paint.svg import to_svg, total_height
-from playground.see.paint.text import to_text
 from playground.see.paint.timeline import lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"

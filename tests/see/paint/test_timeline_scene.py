@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
 
-from playground.see.analyse.matching import match_messages
-from playground.see.paint.logical import to_logical_time
+from playground.see.analyse.messages import match_messages, to_logical_time
 from playground.see.paint.scene import ARROW, BAR, LANE, Scene
-from playground.see.paint.short_events import group_short
-from playground.see.paint.timeline import MOST_ARROWS, ROW, format_values, lay_out
+from playground.see.paint.timeline import MOST_ARROWS, ROW, format_values, group_short, lay_out
 from playground.see.record.recording import BACKGROUND, COMPUTE, PHASE, WAIT, Event
 
 

@@ -16,9 +16,8 @@ from hypothesis import given, settings, strategies as st
 from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, ring
 
 from playground.runtime import UsageError
-from playground.see.play.columns import MAX_NUMBERS, to_columns, to_numbers
-from playground.see.play.holdings import changes_of
-from playground.see.play.page import render_page, to_json, write_page
+from playground.see.files import write_page
+from playground.see.play.page import MAX_NUMBERS, changes_of, render_page, to_columns, to_json, to_numbers
 from playground.see.record.recording import COLLECTIVE, VALUES, Recording
 
 

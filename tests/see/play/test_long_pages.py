@@ -10,9 +10,9 @@ import pytest
 from browser import MISSING, browser
 from recordings import ring
 
-from playground.see.play import beginning
-from playground.see.play.columns import to_columns
-from playground.see.play.page import write_page
+from playground.see.files import write_page
+from playground.see.play import page as player
+from playground.see.play.page import to_columns
 from playground.see.record.recording import RankRecording, Recording
 
 SCRUB = """
@@ -78,10 +78,10 @@ def test_a_page_of_a_lesson_is_small(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [10, 50, 1000])
 def test_a_page_of_a_very_long_run_has_its_beginning(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginning, "MAX_EVENTS", most)
+    monkeypatch.setattr(player, "MAX_EVENTS", most)
     recording = ring(4, straggler=1)
     every = sorted(recording.events(), key=lambda event: event.start)
-    shown, later = beginning.beginning_of(recording)
+    shown, later = player.beginning_of(recording)
     here = sorted(shown.events(), key=lambda event: event.start)
     assert [(event.rank, event.number) for event in here] == [(e.rank, e.number) for e in every[: len(here)]]
     assert 0 < len(here) <= most

@@ -14,11 +14,10 @@ from browser import MISSING, Browser, browser
 from recordings import on_gpus, ring, training
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse.matching import match_messages
+from playground.see.analyse.messages import match_messages, to_logical_time
 from playground.see.analyse.timeline import Timeline, ref_of
-from playground.see.paint.logical import to_logical_time
-from playground.see.play.holdings import changes_of
-from playground.see.play.page import write_page
+from playground.see.files import write_page
+from playground.see.play.page import changes_of
 from playground.see.record.merge import read_recording
 from playground.see.record.recording import COLLECTIVE, COMPUTE, Recording
 from playground.see.record.run import Recorded

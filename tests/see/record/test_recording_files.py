@@ -23,8 +23,7 @@ from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.entry import World
-from playground.see.option import Recordings, without_option
-from playground.see.paint.paint import PAINTED
+from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
 from playground.see.record.merge import read_recording
 from playground.see.record.recording import COLLECTIVE, SCHEMA, SEND, Recording

@@ -1,20 +1,19 @@
-"""A recording as text: who waited for whom and why, what was hidden, what was sent, and what would be if."""
+"""A recording in words: who waited for whom and why, what was hidden, what was sent, and what would be if."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, Styled, bad, good, heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
-from playground.see.analyse.blame import Blamer, Chain
-from playground.see.analyse.links import Link
-from playground.see.analyse.matching import match_messages
+from playground.see.analyse.messages import match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
 from playground.see.analyse.timeline import Timeline
-from playground.see.analyse.volumes import Volume, volumes
-from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Waits, seconds_by_cause
+from playground.see.analyse.transfers import Link, Volume, volumes
+from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Waits, seconds_by_cause
 from playground.see.analyse.what_if import Scaling, WhatIfs, more_ranks, what_if
 from playground.see.record.recording import MAIN, Event, Recording
 
@@ -253,3 +252,11 @@ def milliseconds(seconds: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+WIDTH = 80
+
+
+def to_words(recording: Recording) -> str:
+    """All there is to say of a recording, in lines of at most 80 characters."""
+    return render(recording_texts(recording), WIDTH)

@@ -1,4 +1,6 @@
-"""`--see FILE`: what the ranks of a command do, recorded, and painted when they are done."""
+"""A recording as a file: its ending says what is painted. `--see FILE` has what the ranks of a command do recorded, and
+painted when they are done.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,48 @@ from playground.console.files import check_writable
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.untrusted import printable
-from playground.see.paint.paint import PAINTED, check_ending, paint
+from playground.see.analyse.messages import to_logical_time
+from playground.see.paint.chrome import to_chrome
+from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene, to_text, write
+from playground.see.paint.timeline import lay_out
+from playground.see.paint.words import to_words
+from playground.see.play.page import render_page
 from playground.see.record.layout import FILES, RUN, TABLES
 from playground.see.record.merge import merge
 from playground.see.record.recording import Recording
 from playground.see.record.run import RECORD, Recorded, collect, describe_run, pack
 
+PAGE, TRACE = ".html", ".json"
+PAINTED = (PAGE, *SCENE_PAINTERS, TRACE)
+"""Endings that a recording can be painted as."""
 FLAG = "--see"
 KEPT = ".playground"
 """The ending of a recording itself."""
 IN_FOLDER = re.compile(rf"\d+(/\d+(/({re.escape(RUN)}|rank-\d+\.({'|'.join(FILES)})))?)?")
 """What ranks leave in their folder: world, restart, file."""
+
+
+def paint(recording: Recording, file: Path) -> None:
+    """Paint all of a recording, as the ending of the file says. Raises `UsageError` as `paint_scene` does."""
+    check_ending(file, PAINTED)
+    if file.suffix == PAGE:
+        write_page(recording, file)
+    elif file.suffix == TRACE:
+        write(to_chrome(recording), file)
+    elif file.suffix == ".txt":
+        write(f"{to_text(lay_out(recording))}\n{to_words(recording)}", file)
+    else:
+        paint_scene(lay_out(recording), file)
+
+
+def paint_steps(recording: Recording, file: Path) -> None:
+    """Paint all of a recording with logical steps in place of seconds. Raises `UsageError` as `paint_scene` does."""
+    paint_scene(lay_out(to_logical_time(recording), unit="step"), file)
+
+
+def write_page(recording: Recording, file: Path, *, other: Recording | None = None) -> None:
+    """Write the page that plays this recording, or two of them on one clock. Raises `UsageError` as `paint_scene`."""
+    write(render_page(recording) if other is None else render_page(recording, other), file)
 
 
 class Recordings:
