@@ -15,7 +15,7 @@ from playground.lessons.ladder.settings import LadderSettings
 from playground.lessons.pipeline.settings import PipelineSettings
 from playground.runtime.launch import launch
 from playground.runtime.rank import Event as Report
-from playground.runtime.remote import Remote, remote
+from playground.runtime.remote import ROOT, Remote, remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.see.paint import collectives, data_parallel, training
 from playground.see.paint.painters import paint_scene
@@ -273,8 +273,6 @@ CHAPTERS = {
 ALL = FIGURES | CHAPTERS
 
 
-ROOT = Path(__file__).parents[2]
-"""The folder that the package lies in."""
 Show = Callable[[str, int, int], None]
 """Is called with what is being done, how many runs are done, and of how many."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import CodeType, FrameType
 
-import playground
+from playground.runtime.remote import ROOT
 
 NAME, SHAPE, GROUP, SOURCE, CLOCK, START, END = "name", "shape", "group", "source", "clock", "start", "end"
 """What a line of the tables is about: its first element."""
@@ -73,9 +73,9 @@ class Table(dict[Hashable, int]):
         return self[thing]
 
 
-PACKAGE = os.path.join(os.path.dirname(os.path.abspath(playground.__file__)), "")
 OURS = os.path.join("playground", "")
 """What the names of the package's own files begin with."""
+PACKAGE = os.path.join(os.path.abspath(ROOT), OURS)
 MACHINERY = tuple(
     os.path.join(PACKAGE, *parts)
     for parts in (

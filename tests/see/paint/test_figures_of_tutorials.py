@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from playground.runtime.remote import ROOT
 from playground.see.analyse.timeline import ref_of
-from playground.see.atlas import ALL, FIGURES, ROOT, RUNS, all_files, chapter_files
+from playground.see.atlas import ALL, FIGURES, RUNS, all_files, chapter_files
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
 from playground.see.paint.results import Evidence
