@@ -30,9 +30,12 @@ DEVICES = tuple(f"cpu:{number}" for number in range(4))
 IMAGES, TEST_IMAGES = 1280, 128
 """Digits that are drawn for those who train on them, and for the test set that goes with them."""
 WAYS = DataParallelSettings(
-    devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2,
+    devices=DEVICES,
+    output_device=DEVICES[0],
+    batch_size=32,
+    steps=2,
     ways=tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss")),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +59,13 @@ class Run:
             return Evidence(results=results, recording=recording, arguments=arguments)
         reports: list[tuple[int, Report]] = []
         results = launch(
-            self.work, self.size, args=arguments, restarts=self.restarts, on_restart=lambda failure, count: None,
+            self.work,
+            self.size,
+            args=arguments,
+            restarts=self.restarts,
+            on_restart=lambda failure, count: None,
             on_report=lambda rank, event: reports.append((rank, event)),
-        )  # fmt: skip
+        )
         return Evidence(results=results, arguments=arguments, reports=tuple(reports))
 
 

@@ -107,9 +107,8 @@ def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, ti
     communication = union(intervals(messages.values()))
     last = max((event.end for event in done.values() if event.kind == GRADIENT), default=step[0].start)
     sent = [
-        event for ref, event in messages.items()
-        if event.kind in (BUCKET, COLLECTIVE) and not is_inside(ref, timeline)
-    ]  # fmt: skip
+        event for ref, event in messages.items() if event.kind in (BUCKET, COLLECTIVE) and not is_inside(ref, timeline)
+    ]
     return Overlap(
         rank=rank,
         step=number,

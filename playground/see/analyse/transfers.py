@@ -83,9 +83,12 @@ def volume_of(call: CollectiveCall, expected: Counts, inside: dict[Ref, list[Eve
         for rank in call.group
     ]
     return Volume(
-        call=call, nbytes=whole_bytes(call), messages=tuple(map(len, sends)), sent=tuple(map(sum, sends)),
+        call=call,
+        nbytes=whole_bytes(call),
+        messages=tuple(map(len, sends)),
+        sent=tuple(map(sum, sends)),
         expected=expected,
-    )  # fmt: skip
+    )
 
 
 def expected_of(call: CollectiveCall, recording: Recording) -> Counts | None:

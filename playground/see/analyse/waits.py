@@ -206,8 +206,9 @@ class Blamer:
         recorded = union(clip([(event.start, event.end) for event in events], start, end))
         if name != MAIN and total(recorded) < (end - start) / 2:
             return self.keeper((rank, MAIN), start, until)
-        computed = [event for event in events if event.kind == COMPUTE
-                    and length(within(event, start, end)) > (end - start) / 2]  # fmt: skip
+        computed = [
+            event for event in events if event.kind == COMPUTE and length(within(event, start, end)) > (end - start) / 2
+        ]
         return Busy(rank, start, end, computed[-1] if computed else self.longest_awaited(lane, start, end, until))
 
     def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:

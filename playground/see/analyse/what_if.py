@@ -250,9 +250,13 @@ def what_if(waits: Waits) -> WhatIfs:
     if work.rank is not None:
         changes.append(WhatIf(change=f"rank {work.rank} no straggler", seconds=replay.seconds(Change(work=work))))
     return WhatIfs(
-        recorded=replay.recorded, replayed=replay.seconds(), by_links=replay.seconds(Change(by_links=True)),
-        changes=tuple(changes), straggler=work.rank, link=links.get(MESSAGES, Link(0.0, 0.0, nbytes=0)),
-    )  # fmt: skip
+        recorded=replay.recorded,
+        replayed=replay.seconds(),
+        by_links=replay.seconds(Change(by_links=True)),
+        changes=tuple(changes),
+        straggler=work.rank,
+        link=links.get(MESSAGES, Link(0.0, 0.0, nbytes=0)),
+    )
 
 
 class Straggler:
@@ -310,13 +314,16 @@ def more_ranks(recording: Recording, link: Link) -> list[Scaling]:
         found[algorithm_of(volume.call), volume.nbytes, len(volume.call.group)].append(volume)
     return [
         Scaling(
-            algorithm=name, nbytes=nbytes, size=size, recorded=median(map(seconds_of, calls)),
+            algorithm=name,
+            nbytes=nbytes,
+            size=size,
+            recorded=median(map(seconds_of, calls)),
             predicted=predict(name, nbytes, size, machines[0]),
             shared={} if machines[1].cores is None else predict(name, nbytes, size, machines[1]),
         )
         for (name, nbytes, size), calls in found.items()
         if has_cost(name)
-    ]  # fmt: skip
+    ]
 
 
 def has_cost(algorithm: str) -> bool:

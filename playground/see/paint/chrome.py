@@ -32,10 +32,12 @@ def to_chrome(recording: Recording) -> str:
         "traceEvents": [*entries(recording)],
         "displayTimeUnit": "ns",
         "otherData": {
-            "command": " ".join(recording.command), "backend": recording.backend, **recording.versions,
+            "command": " ".join(recording.command),
+            "backend": recording.backend,
+            **recording.versions,
             "dropped": str(sum(rank.dropped for rank in recording.ranks)),
         },
-    }  # fmt: skip
+    }
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -134,10 +136,13 @@ def end_of(event: Event, number: int) -> Entry:
     """The slice at which the arrow of a message begins or ends: its `id` says which arrow."""
     is_send = event.kind == SEND
     return {
-        "name": "sent" if is_send else "arrived", "cat": "message", "ph": "X", "id": number,
+        "name": "sent" if is_send else "arrived",
+        "cat": "message",
+        "ph": "X",
+        "id": number,
         "ts": microseconds(event.start if is_send else event.end),
         "dur": round(min(event.seconds, SENT) * 1e6, 3) if is_send else 0,
-    }  # fmt: skip
+    }
 
 
 def arrow_end(entry: Entry) -> Entry:

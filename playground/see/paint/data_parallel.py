@@ -82,12 +82,16 @@ class Devices:
         copies = [*gather_copies(events)]
         return [
             Move(
-                source=0 if from_host else number_of(each.source), target=number_of(each.target),
-                text=format_bytes(each.bytes) if each is copies[-1] else "", title=each.title,
-                start=each.events[0].start, end=each.events[-1].end, event=ref_of(each.events[0]),
+                source=0 if from_host else number_of(each.source),
+                target=number_of(each.target),
+                text=format_bytes(each.bytes) if each is copies[-1] else "",
+                title=each.title,
+                start=each.events[0].start,
+                end=each.events[-1].end,
+                event=ref_of(each.events[0]),
             )
             for each in copies
-        ]  # fmt: skip
+        ]
 
     def forwards(self, turn: int = 0) -> list[Event]:
         """What each device's thread computed when it was called for the first time in the step, or later."""
@@ -207,9 +211,12 @@ def forward(run: Evidence) -> Scene:
         devices.row(devices.only_first("loss"), "value", devices.moved(devices.moves("targets"), from_host=True)),
     ]
     panels = [
-        devices.scatter(), devices.replicate(), devices.forward(), Panel(title="gather the logits", rows=gather),
+        devices.scatter(),
+        devices.replicate(),
+        devices.forward(),
+        Panel(title="gather the logits", rows=gather),
         Panel(title="loss, reduced on device 0", rows=loss),
-    ]  # fmt: skip
+    ]
     return panels_scene(
         "DataParallel: a forward pass",
         panels,
@@ -229,9 +236,11 @@ def backward(run: Evidence) -> Scene:
     backwards = devices.stay([devices.compute("backward")] * devices.count)
     compute = [devices.row(devices.on_all("grad")), devices.row(devices.on_all("grads"), "backward", backwards)]
     panels = [
-        Panel(title="scatter the loss's gradient", rows=scatter), Panel(title="backward", rows=compute),
-        devices.reduce(), devices.optimizer_step(),
-    ]  # fmt: skip
+        Panel(title="scatter the loss's gradient", rows=scatter),
+        Panel(title="backward", rows=compute),
+        devices.reduce(),
+        devices.optimizer_step(),
+    ]
     return panels_scene(
         "DataParallel: backward and step",
         panels,
@@ -246,10 +255,11 @@ def loss_in_forward(run: Evidence) -> Scene:
     losses = devices.stay(devices.forwards())
     first = [devices.row(devices.outputs()), devices.row(devices.on_all("loss"), "value", losses)]
     panels = [
-        devices.scatter("scatter inputs and targets"), devices.forward(),
+        devices.scatter("scatter inputs and targets"),
+        devices.forward(),
         Panel(title="reduction 1: mean on each device", rows=first),
         devices.losses_gathered("reduction 2: mean over devices"),
-    ]  # fmt: skip
+    ]
     return panels_scene(
         "DataParallel with the loss inside forward",
         panels,
@@ -274,12 +284,15 @@ def parallel_criterion(run: Evidence) -> Scene:
         devices.row(devices.on_all("grad"), "backward", devices.moved(devices.moves(part))),
     ]
     panels = [
-        devices.scatter("scatter the inputs", devices.count), devices.replicate(),
-        devices.forward("forward: outputs stay"), Panel(title="scatter the targets", rows=targets),
+        devices.scatter("scatter the inputs", devices.count),
+        devices.replicate(),
+        devices.forward("forward: outputs stay"),
+        Panel(title="scatter the targets", rows=targets),
         Panel(title="criterion on each device", rows=criterion),
-        devices.losses_gathered("gather the losses"), Panel(title="backward from each loss", rows=back),
+        devices.losses_gathered("gather the losses"),
+        Panel(title="backward from each loss", rows=back),
         devices.reduce(),
-    ]  # fmt: skip
+    ]
     return panels_scene(
         "DataParallelModel and DataParallelCriterion",
         panels,

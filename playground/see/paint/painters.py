@@ -208,8 +208,12 @@ class Painter:
         self.draw.rectangle(corners, fill=colour, outline=border)
         if mark.meant:
             left, top, right, bottom = x, y, x + mark.w, y + mark.h
-            for ends in ((left, top, right, top), (right, top, right, bottom), (right, bottom, left, bottom),
-                         (left, bottom, left, top)):  # fmt: skip
+            for ends in (
+                (left, top, right, top),
+                (right, top, right, bottom),
+                (right, bottom, left, bottom),
+                (left, bottom, left, top),
+            ):
                 self.paint_line(*ends, STYLES["muted"].light, dashed=True)
 
     def paint_arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str, dashed: bool) -> None:

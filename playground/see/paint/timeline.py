@@ -37,8 +37,12 @@ MOST_BARS, MOST_ARROWS = 400, 150
 """More would be neither readable nor a small file."""
 ALL = "a page (.html) has all"
 STYLE_OF_KIND = {
-    COLLECTIVE: "communication", BUCKET: "communication", MOVE: "communication", WAIT: "wait", PHASE: "phase",
-}  # fmt: skip
+    COLLECTIVE: "communication",
+    BUCKET: "communication",
+    MOVE: "communication",
+    WAIT: "wait",
+    PHASE: "phase",
+}
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
 SPANS, PIECES = (PHASE, COLLECTIVE, BUCKET), (COMPUTE, WAIT, MOVE)
 """Kinds that others lie in, and those that lie in them: all that are bars, from back to front."""

@@ -193,9 +193,13 @@ def filling(run: Evidence) -> Scene:
         add_bucket(drawing, bucket, axis)
     drawing.add(TEXT, NAMES, drawing.bottom + CELL[1], text="0 ms", align="start", style="muted")
     drawing.add(
-        TEXT, axis.x + axis.w, drawing.bottom, text=f"backward over: {backward.seconds * 1e3:.2f} ms", align="end",
+        TEXT,
+        axis.x + axis.w,
+        drawing.bottom,
+        text=f"backward over: {backward.seconds * 1e3:.2f} ms",
+        align="end",
         style="muted",
-    )  # fmt: skip
+    )
     return drawing.scene(
         f"Rank 0 of {len(backwards)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
         "Below: each bucket from when it leaves until its sum is there.",
@@ -256,9 +260,13 @@ def add_process(drawing: Drawing, rank: int, backward: Backward, x: float, width
         drawing.add(TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
         for place, number in enumerate(bucket.parameters):
             drawing.add(
-                BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], width - 4 * CELL[0], 2 * CELL[1],
+                BOX,
+                x + 2 * CELL[0],
+                y + (2 + 2.5 * place) * CELL[1],
+                width - 4 * CELL[0],
+                2 * CELL[1],
                 text=shorten(f"param {number}: {backward.names[number]}", width - 4 * CELL[0]),
-            )  # fmt: skip
+            )
         y += height + CELL[1]
 
 

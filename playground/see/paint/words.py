@@ -54,8 +54,9 @@ def summary_texts(timeline: Timeline) -> list[Text]:
 def missing_texts(recording: Recording) -> list[Text]:
     """What the recording lacks."""
     unmatched = match_messages(recording).unmatched
-    lines = [f"rank {rank.rank}: no room for {plural(rank.dropped, 'event')}" for rank in recording.ranks if
-             rank.dropped]  # fmt: skip
+    lines = [
+        f"rank {rank.rank}: no room for {plural(rank.dropped, 'event')}" for rank in recording.ranks if rank.dropped
+    ]
     lines += [f"rank {rank.rank}: cut off" for rank in recording.ranks if rank.is_cut_off]
     if unmatched:
         lines.append(
@@ -82,10 +83,13 @@ def wait_texts(waits: Waits) -> list[Text]:
     causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
     with_lanes = any(lane != MAIN for _, lane in lanes)
     table = Table(
-        RANK_COLUMN, *([Column("thread")] if with_lanes else []), Column("waits", right=True),
+        RANK_COLUMN,
+        *([Column("thread")] if with_lanes else []),
+        Column("waits", right=True),
         *(Column(cause.replace(" ", "\n", 1), "ms", right=True) for cause in causes),
-        Column("all", "ms", right=True), Column("of run", "%", right=True),
-    )  # fmt: skip
+        Column("all", "ms", right=True),
+        Column("of run", "%", right=True),
+    )
     for (rank, lane), seconds in sums.items():
         cells = [milliseconds(seconds[cause]) for cause in causes]
         whole = sum(seconds.values())
@@ -104,11 +108,12 @@ def chain_texts(waits: Waits) -> list[Text]:
     first = chain.waits[0]
     return [
         prose(
-            heading("Longest wait for another rank"), f": rank {first.event.rank} at {line_text(waits, first.event)}, ",
+            heading("Longest wait for another rank"),
+            f": rank {first.event.rank} at {line_text(waits, first.event)}, ",
             f"{format_seconds(first.seconds)}, of which {format_seconds(first.late)} until the other came",
         ),
         *link_lines(chain, waits),
-    ]  # fmt: skip
+    ]
 
 
 def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
@@ -232,9 +237,12 @@ def scaling_texts(found: Sequence[Scaling], link: Link) -> list[Text]:
         return []
     sizes = sorted({size for scaling in found for size in scaling.predicted})
     table = Table(
-        Column("algorithm", wraps=True), Column("tensor", right=True), Column("recorded", "us", right=True),
-        Column("cores", right=True), *(Column(f"{size:,} ranks", "us", right=True) for size in sizes),
-    )  # fmt: skip
+        Column("algorithm", wraps=True),
+        Column("tensor", right=True),
+        Column("recorded", "us", right=True),
+        Column("cores", right=True),
+        *(Column(f"{size:,} ranks", "us", right=True) for size in sizes),
+    )
     for scaling in found:
         what = (scaling.algorithm, format_bytes(scaling.nbytes), format_digits(1e6 * scaling.recorded))
         for cores, predicted in (("own", scaling.predicted), ("shared", scaling.shared)):

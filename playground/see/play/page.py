@@ -133,9 +133,7 @@ def to_waits(recording: Recording, places: dict[Ref, int]) -> dict[str, object]:
 
 def to_wait(wait: Wait, places: dict[Ref, int]) -> list[int | None]:
     """The event that waits, the one waited for on another rank, the cause, and nanoseconds until that one began."""
-    return [
-        places[ref_of(wait.event)], place_of(wait.peer, places), CAUSES.index(wait.cause), round(wait.late * 1e9)
-    ]  # fmt: skip
+    return [places[ref_of(wait.event)], place_of(wait.peer, places), CAUSES.index(wait.cause), round(wait.late * 1e9)]
 
 
 def to_chain(chain: Chain, places: dict[Ref, int]) -> list[object]:
@@ -235,9 +233,11 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
             "cutOff": rank.is_cut_off, "bound": nanoseconds(rank.clock_bound), "packed": pack(columns),
         })  # fmt: skip
     return {
-        "end": max(0, nanoseconds(recording.end) - first), "steps": round(max(steps.values(), default=0)),
-        "ranks": ranks, "whats": whats.things,
-    }  # fmt: skip
+        "end": max(0, nanoseconds(recording.end) - first),
+        "steps": round(max(steps.values(), default=0)),
+        "ranks": ranks,
+        "whats": whats.things,
+    }
 
 
 def pack(thing: Mapping[str, object]) -> str:
@@ -317,8 +317,10 @@ def render_page(*recordings: Recording) -> str:
         policy=f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         title=html.escape(" | ".join(" ".join(recording.command) for recording in recordings)),
-        style=style, script=script, data=to_json([to_columns(recording) for recording in recordings]),
-    )  # fmt: skip
+        style=style,
+        script=script,
+        data=to_json([to_columns(recording) for recording in recordings]),
+    )
 
 
 def to_json(data: object) -> str:

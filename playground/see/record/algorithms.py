@@ -171,9 +171,13 @@ class AlgorithmHooks:
                 return real(call, group, async_op, whole, share)
             tensor = call.args[1] if share is not None else call.args[0]
             number = recorder.begin(
-                COLLECTIVE, name_of(call.func.__self__), bytes_of(tensor), tensor.shape, self.groups.ranks_of(group),
+                COLLECTIVE,
+                name_of(call.func.__self__),
+                bytes_of(tensor),
+                tensor.shape,
+                self.groups.ranks_of(group),
                 source=recorder.sources.find(),
-            )  # fmt: skip
+            )
             work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
             return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
 
@@ -216,9 +220,13 @@ class AlgorithmHooks:
 
             def recorded_add(mine: torch.Tensor, theirs: torch.Tensor) -> None:
                 number = recorder.begin(
-                    COMPUTE, "add", mine.nbytes, mine.shape, offset=transport.offset_of(mine),
+                    COMPUTE,
+                    "add",
+                    mine.nbytes,
+                    mine.shape,
+                    offset=transport.offset_of(mine),
                     source=recorder.sources.find(),
-                )  # fmt: skip
+                )
                 add(mine, theirs)
                 recorder.end(number)
                 if mine.numel() <= MAX_VALUES:

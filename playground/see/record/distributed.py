@@ -76,9 +76,12 @@ def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
     """In this block, calls of torch.distributed are recorded."""
     hooks = DistributedHooks(recorder, groups)
     wraps: dict[str, Wrap] = {
-        "send": hooks.wrap_send, "isend": hooks.wrap_send, "recv": hooks.wrap_receive, "irecv": hooks.wrap_receive,
+        "send": hooks.wrap_send,
+        "isend": hooks.wrap_send,
+        "recv": hooks.wrap_receive,
+        "irecv": hooks.wrap_receive,
         "batch_isend_irecv": hooks.wrap_batch,
-    }  # fmt: skip
+    }
     for name, arguments in COLLECTIVES.items():
         if hasattr(dist, name):
             wraps[name] = functools.partial(hooks.wrap_collective, arguments)
@@ -221,10 +224,14 @@ class DistributedHooks:
         ranks = self.groups.ranks_of(group)
         only = tensors[0] if len(tensors) == 1 else None
         return self.recorder.begin(
-            COLLECTIVE, name, sum(map(bytes_of, tensors)) if only is None else bytes_of(only),
-            () if only is None else only.shape, ranks, root_of(bound, root, ranks) if root else NONE,
+            COLLECTIVE,
+            name,
+            sum(map(bytes_of, tensors)) if only is None else bytes_of(only),
+            () if only is None else only.shape,
+            ranks,
+            root_of(bound, root, ranks) if root else NONE,
             source=self.recorder.sources.find(3),
-        )  # fmt: skip
+        )
 
     def is_part_or_nothing(self, group: Any) -> bool:
         """Whether a call with this group is not to be recorded: it is part of one that is, or does nothing."""

@@ -147,10 +147,13 @@ def read_tables(content: bytes) -> RankTables:
 
 def read_about(value: Mapping[str, object]) -> RankAbout:
     return RankAbout(
-        time=expect_float(value["time"], 0, YEAR_10000 - 1), clock=expect_int(value["clock"]),
-        host=expect_text(value["host"]), host_id=expect_text(value["host_id"]), device=expect_text(value["device"]),
+        time=expect_float(value["time"], 0, YEAR_10000 - 1),
+        clock=expect_int(value["clock"]),
+        host=expect_text(value["host"]),
+        host_id=expect_text(value["host_id"]),
+        device=expect_text(value["device"]),
         cores=expect_int(value["cores"], 1),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -289,9 +292,11 @@ def merge_files(members: Members) -> Recording:
         command=tuple(map(expect_text, expect_list(run.get("command", [])))),
         backend=expect_text(run.get("backend", "")),
         versions={expect_text(name): expect_text(each) for name, each in expect_dict(run.get("versions", {})).items()},
-        began=next(rank.about.time for rank in ranks if rank.about), ranks=merge_ranks(ranks, sources, members),
-        sources=tuple(sources), texts=texts_in(files),
-    )  # fmt: skip
+        began=next(rank.about.time for rank in ranks if rank.about),
+        ranks=merge_ranks(ranks, sources, members),
+        sources=tuple(sources),
+        texts=texts_in(files),
+    )
 
 
 def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:

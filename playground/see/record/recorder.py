@@ -287,8 +287,9 @@ class Recorder:
         with contextlib.suppress(OSError, ValueError):  # nobody can be told
             print(
                 f"--see: no more can be written to {self.folder} ({reason}): rank {self.rank} goes on unrecorded",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
 
     def end(self, number: int) -> None:
         """It is over, now."""

@@ -32,7 +32,7 @@ PHASE = "phase"
 VALUES = "values"
 """An instant: what the rank holds, in `values`."""
 MOVE = "move"
-"""A copy of a tensor from one device to another of the same process (see moves.py)."""
+"""A copy of a tensor from one device to another of the same process: see `Move`."""
 KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES, MOVE)
 MAIN, BACKGROUND, DEVICE = "main", "background", "device"
 """Lanes of a rank: its main thread, its other threads, its GPU (on the GPU's own clock, put onto ours)."""

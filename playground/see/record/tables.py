@@ -79,10 +79,13 @@ PACKAGE = os.path.join(os.path.abspath(ROOT), OURS)
 MACHINERY = tuple(
     os.path.join(PACKAGE, *parts)
     for parts in (
-        ("see", "record", ""), ("remote", ""), ("runtime", ""), ("testing", ""),
+        ("see", "record", ""),
+        ("remote", ""),
+        ("runtime", ""),
+        ("testing", ""),
         *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py", "process_group.py")),
     )
-)  # fmt: skip
+)
 """What of ours runs a program, carries out an algorithm or records it, and is neither program nor algorithm."""
 INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "purelib", "platlib"))
 """Where Python's own modules are, and those of other packages."""

@@ -28,9 +28,13 @@ from playground.training.overlap import OverlappedAverage
 HOOK_ID = 20170
 """Of our hooks of a process group, among others'."""
 CALLED = {
-    "ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "ALLGATHER": "all_gather", "BARRIER": "barrier",
-    "ALLGATHER_BASE": "all_gather_into_tensor", "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
-}  # fmt: skip
+    "ALLREDUCE": "all_reduce",
+    "BROADCAST": "broadcast",
+    "ALLGATHER": "all_gather",
+    "BARRIER": "barrier",
+    "ALLGATHER_BASE": "all_gather_into_tensor",
+    "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+}
 """What DistributedDataParallel calls in C++, by the names of its Python functions."""
 
 
@@ -122,12 +126,15 @@ class BucketHooks:
             number = self.begin(tensors[0])
         else:
             number = recorder.begin(
-                COLLECTIVE, CALLED[call.name.name], sum(map(bytes_of, tensors)),
-                tensors[0].shape if len(tensors) == 1 else (), self.groups.ranks_of(group),
+                COLLECTIVE,
+                CALLED[call.name.name],
+                sum(map(bytes_of, tensors)),
+                tensors[0].shape if len(tensors) == 1 else (),
+                self.groups.ranks_of(group),
                 NONE if call.root < 0 else self.groups.ranks_of(group)[call.root],
                 source=recorder.sources.find(1),  # there may be no other frame: threads of torch's come here
                 parent=around,
-            )  # fmt: skip
+            )
         self.under_way[id(group), call.op_id] = number
 
     def after_call(self, group: Any, call: Any) -> None:
