@@ -1,9 +1,8 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
     lessons/      the path, a folder for each chapter, from hello to pipeline
-    tools/        commands beside the path: bench, scale, snapshots, chaos, see
-    figures/      what is drawn of a recorded run; player/, the page that plays one
-    analysis/     who waited for whom and why, what overlapped, what if; recording/, what a run did, as it happened
+    tools/        commands beside the path: bench, scale, snapshots, chaos
+    see/          a recorded run: record, analyse, paint and play it; the figures of the tutorials
     remote/       remote calls by send and recv
     algorithms/   our own all-reduce, an algorithm a file, and what carries its messages
     training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation

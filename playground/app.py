@@ -12,15 +12,18 @@ from typing import Any, NoReturn
 
 import click
 
-from playground.console import terminal
+from playground import tools
+from playground.console import session, terminal
 from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
 from playground.runtime import server, signals, streams, torchelastic
 from playground.runtime.errors import PlaygroundError
+from playground.runtime.remote import remote
 from playground.runtime.untrusted import printable
-from playground.tools import TOOLS
+from playground.see import SEE
 
+TOOLS = {**tools.TOOLS, SEE.name: SEE}
 COMMANDS = [*LESSONS, *TOOLS]
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
@@ -32,6 +35,8 @@ STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+session.record_with(remote("playground.see.files:Recordings"))
 
 
 class UnreadOutput(Exception):

@@ -63,9 +63,9 @@ class Format:
 
 def make_recording() -> Files:
     """What two ranks on two hosts have recorded: a ring, a step of training with a bucket, a GPU's lane."""
-    from playground.recording.layout import LANE_CODES, RUN
-    from playground.recording.recorder import Recorder
-    from playground.recording.recording import (
+    from playground.see.record.layout import LANE_CODES, RUN
+    from playground.see.record.recorder import Recorder
+    from playground.see.record.recording import (
         BUCKET,
         COLLECTIVE,
         COMPUTE,
@@ -77,8 +77,8 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.recording.run import describe_run
-    from playground.recording.tables import CLOCK
+    from playground.see.record.run import describe_run
+    from playground.see.record.tables import CLOCK
 
     with tempfile.TemporaryDirectory() as name:
         folder, group = Path(name), (0, 1)
@@ -122,14 +122,14 @@ def make_recording() -> Files:
             recorder.tables.write(CLOCK, 10**6, 7, 100)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.recording.container import read_members
+        from playground.see.record.layout import read_members
 
         return dict(read_members(folder).files)
 
 
 def write_recording(folder: Path, files: Files) -> None:
     """The members as one file."""
-    from playground.recording.container import Members, write_file
+    from playground.see.record.layout import Members, write_file
 
     write_file(folder / "run.playground", Members(files))
 
@@ -144,10 +144,9 @@ def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
     from playground.console.json import to_document
     from playground.console.rendering import render
-    from playground.console.see import describe
-    from playground.figures.paint import PAINTED, paint, paint_steps
-    from playground.tools.see.command import document_of, read
-    from playground.tools.see.report import recording_texts
+    from playground.see.command import document_of, read
+    from playground.see.files import PAINTED, describe, paint, paint_steps
+    from playground.see.paint.words import recording_texts
 
     recording = read(file)
     describe(recording)

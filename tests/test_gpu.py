@@ -22,7 +22,6 @@ from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.analysis.volumes import volumes
 from playground.lessons.data_parallel.parallel_apply import parallel_apply
 from playground.lessons.ladder.results import PARTS
 from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, ServerSettings
@@ -32,10 +31,14 @@ from playground.lessons.pipeline.settings import BLOCKS
 from playground.lessons.pipeline.stopwatch import Stopwatch
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.recording.merge import read_recording
-from playground.recording.ping_pong import compare_clocks
-from playground.recording.recorded import Recorded
-from playground.recording.recording import (
+from playground.remote.agents import AGENTS
+from playground.runtime import RankFailed, RankTimeout, device, report
+from playground.runtime.backends import BACKENDS
+from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
+from playground.see.analyse.transfers import volumes
+from playground.see.record.merge import read_recording
+from playground.see.record.rank import compare_clocks
+from playground.see.record.recording import (
     BACKGROUND,
     BUCKET,
     COLLECTIVE,
@@ -46,10 +49,7 @@ from playground.recording.recording import (
     Event,
     RankRecording,
 )
-from playground.remote.agents import AGENTS
-from playground.runtime import RankFailed, RankTimeout, device, report
-from playground.runtime.backends import BACKENDS
-from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
+from playground.see.record.run import Recorded
 from playground.testing import World
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS

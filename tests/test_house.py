@@ -13,10 +13,10 @@ import pytest
 
 import playground
 from playground.algorithms import ALGORITHMS
+from playground.app import TOOLS
 from playground.console.lesson import Lesson
 from playground.lessons import PATH
 from playground.runtime.remote import Remote, remote
-from playground.tools import TOOLS
 from playground.training.grad_syncs import GRAD_SYNCS
 
 ROOT = Path(playground.__file__).parent
@@ -38,59 +38,68 @@ def nodes_of(module: str) -> list[ast.AST]:
 
 @cache
 def imports(module: str) -> set[str]:
-    """What a module imports, wherever in it, and whether it is a name or a module: both are there."""
+    """What a module imports, wherever in it: at its top, in a function, for a type checker; and whether it is a name or
+    a module: both are there."""
     found = set()
     for node in nodes_of(module):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{module} imports relatively"
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
+@cache
+def named(module: str) -> set[str]:
+    """Our modules that its strings name: "playground.room.module:function", as `remote` takes them, or a path."""
+    strings = (
+        node.value for node in nodes_of(module) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    found = (name for string in strings for name in re.findall(r"^playground(?:[./]\w+)+", string))
+    return {name.replace("/", ".") for name in found}
+
+
 def room(module: str) -> str:
-    return module.split(".")[1] if module.count(".") else ""
+    """The room that a module is in; those of `see` are rooms of their own."""
+    found = re.match(r"playground\.(see\.(?:record|analyse|paint|play)\b|\w+)", module)
+    return found[1] if found else ""
 
 
 ALLOWED = {
-    "runtime": {"runtime"},
-    "algorithms": {"algorithms", "runtime"},
-    "training": {"training", "algorithms", "runtime"},
-    "measurement": {"measurement", "runtime"},
-    "remote": {"remote", "runtime"},
-    "analysis": {"analysis", "recording", "algorithms"},
-    "figures": {
-        "figures",
-        "player",
-        "analysis",
-        "recording",
+    "runtime": set(),
+    "algorithms": {"runtime"},
+    "training": {"algorithms", "runtime"},
+    "measurement": {"runtime"},
+    "remote": {"runtime"},
+    "testing": {"runtime"},
+    "console": {"training", "algorithms", "runtime"},
+    "lessons": {"console", "training", "algorithms", "measurement", "remote", "runtime"},
+    "tools": {"console", "training", "algorithms", "measurement", "runtime"},
+    "see.record": {"training", "algorithms", "remote", "runtime"},
+    "see.analyse": {"see.record", "algorithms"},
+    "see.paint": {
+        "see.analyse",
+        "see.record",
         "lessons",
-        "training",
-        "algorithms",
-        "measurement",
-        "runtime",
-    },
-    "player": {"player", "figures", "analysis", "recording", "runtime"},
-    "recording": {"recording", "training", "algorithms", "remote", "runtime"},
-    "console": {"console", "recording", "figures", "training", "algorithms", "runtime"},
-    "lessons": {"lessons", "console", "training", "algorithms", "measurement", "remote", "runtime"},
-    "tools": {
-        "tools",
         "console",
         "training",
         "algorithms",
         "measurement",
-        "recording",
-        "analysis",
-        "figures",
-        "player",
         "runtime",
     },
-    "testing": {"testing", "runtime"},
-    "": {"runtime", "console"},
+    "see.play": {"see.paint", "see.analyse", "see.record", "runtime"},
+    "see": {"see.play", "see.paint", "see.analyse", "see.record", "tools", "lessons", "console", "training", "runtime"},
+    "app": {"see", "tools", "lessons", "console", "runtime"},
+    "": {"console", "runtime"},
     "__main__": {"app"},
 }
-"""Lower rooms first: nothing below imports what is above it, and nobody but the program's entry imports `app`."""
+"""Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a name in a string."""
+EXCEPTIONS = {
+    "playground.console.lesson": {"playground.lessons"},  # a lesson's folder is found by its name
+}
+"""What else is imported or named, by module."""
+
 
 MAKE_PROCESSES = {
     *(f"playground.runtime.{name}" for name in ("server", "fork_client", "fork_server")), "playground.training.loader"
@@ -99,10 +108,10 @@ MAKE_PROCESSES = {
 
 def out_of_bounds(module: str) -> set[str]:
     """What this module imports and must not."""
-    imported = imports(module)
-    ours = {name for name in imported if name.startswith("playground.") and room(name)}
-    wrong = {name for name in ours if room(name) not in ALLOWED[room(module)]} if room(module) in ALLOWED else set()
-    processes = {name for name in imported if name.startswith(("multiprocessing", "torch.multiprocessing"))}
+    ours = {name for name in imports(module) | named(module) if name.startswith("playground.") and room(name)}
+    rooms = {room(module), *ALLOWED[room(module)]}
+    wrong = {name for name in ours if room(name) not in rooms} - EXCEPTIONS.get(module, set())
+    processes = {name for name in imports(module) if name.startswith(("multiprocessing", "torch.multiprocessing"))}
     if module not in MAKE_PROCESSES:  # others may talk to them
         wrong |= {name for name in processes if not name.startswith("multiprocessing.connection")}
     return wrong
@@ -110,6 +119,37 @@ def out_of_bounds(module: str) -> set[str]:
 
 def test_imports_stay_within_bounds() -> None:
     assert {module: wrong for module in MODULES if (wrong := out_of_bounds(module))} == {}
+
+
+def test_what_is_excepted_is_there() -> None:
+    for module, names in EXCEPTIONS.items():
+        assert names <= imports(module) | named(module)
+
+
+def test_every_room_has_its_place() -> None:
+    """And none is above itself: a room that imports another comes after it."""
+    assert {room(module) for module in MODULES} == set(ALLOWED)
+    order = [name for name in ALLOWED if name]
+    assert all(order.index(below) < place for place, name in enumerate(order) for below in ALLOWED[name])
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f():\n    from playground.see import files", {"playground.see", "playground.see.files"}),
+        ("if TYPE_CHECKING:\n    import playground.lessons.sgd", {"playground.lessons.sgd"}),
+        ("RECORD = remote('playground.see.record.rank:recorded')", {"playground.see.record.rank"}),
+        ("path = f'playground/lessons/{name}'", {"playground.lessons"}),
+    ],
+)
+def test_the_guard_sees_imports_of_every_kind(
+    source: str, found: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "guarded.py"
+    file.write_text(source)
+    module = f"playground.runtime.{tmp_path.name}"  # another name each time: what is known of a module is kept
+    monkeypatch.setitem(MODULES, module, file)
+    assert out_of_bounds(module) == found
 
 
 FOLDERS = sorted({module.rsplit(".", 1)[0] for module in MODULES if re.search(r"\.(lessons|tools)\.\w+\.", module)})
@@ -133,14 +173,21 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
             assert "click" not in imports(module)
 
 
-def test_there_are_no_circles() -> None:
-    graph = {module: {name for name in at_import(module) if name in MODULES} - {module} for module in MODULES}
+def test_of_what_looks_at_recordings_only_the_command_and_the_option_speak_to_the_terminal() -> None:
+    speaking = {name for name in MODULES if name.startswith("playground.see") and "click" in imports(name)}
+    assert speaking == {"playground.see.command", "playground.see.files"}
+
+
+def test_no_files_import_each_other() -> None:
+    """Not even where that works: in a function, or for a type checker. (A table that names what it lists by `remote`
+    is above it and below it.)"""
+    graph = {module: {*imported_files(module)} - {module} for module in MODULES}
     done: set[str] = set()
 
     def visit(module: str, way: tuple[str, ...]) -> None:
-        assert module not in way, f"{' → '.join([*way, module])}"
+        assert module not in way, f"{' → '.join([*way[way.index(module) :], module])}"
         if module not in done:
-            for name in graph[module]:
+            for name in graph[module] - {"playground"}:
                 visit(name, (*way, module))
             done.add(module)
 
@@ -148,16 +195,14 @@ def test_there_are_no_circles() -> None:
         visit(module, ())
 
 
-def at_import(module: str) -> Iterator[str]:
-    """What is imported when the module is: not what a function imports later, or a type checker reads."""
-    for node in tree_of(module).body:
+def imported_files(module: str) -> Iterator[str]:
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
-            names = {alias.name for alias in node.names}
-            yield from submodules
-            if len(submodules) < len(names):
+            yield from {alias.name for alias in node.names} & set(MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names & set(MODULES)
+            if node.module in MODULES and names - set(MODULES):
                 yield node.module
 
 

@@ -17,9 +17,9 @@ import pytest
 from processes import ENOUGH, session_ends
 from widths import too_wide
 
+from playground.app import TOOLS
 from playground.console.lesson import Lesson
 from playground.lessons import PATH
-from playground.tools import TOOLS
 
 pytest_plugins = ["pytester"]
 
@@ -271,7 +271,8 @@ def test_make_has_what_the_readmes_ask_it_for() -> None:
 
 @pytest.mark.parametrize("lesson", [*PATH, *TOOLS.values()], ids=lambda lesson: lesson.name)
 def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
-    folder = ROOT / (lesson.path if isinstance(lesson, Lesson) else f"playground/tools/{lesson.name}")
+    module = lesson.module() if isinstance(lesson, Lesson) else lesson.command.module
+    folder = ROOT.joinpath(*module.split(".")[:-1])
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert f"$ python -m playground {lesson.name}" in text
     exercises = text.split("## Try this")[1].split("\n## ")[0]

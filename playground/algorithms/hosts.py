@@ -1,25 +1,13 @@
-"""Which ranks of a group share a host: found out once per group, by exchanging what tells hosts apart.
+"""Which ranks of a group share a host.
 
 Ranks of one host reach each other through its memory, ranks of two only through the link between these.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-from playground.runtime.host import host_id
-
-if TYPE_CHECKING:
-    import torch
-
-    from playground.algorithms.transport import Transport
-
-DIGEST_SIZE = 8
-"""Bytes of the number that stands for a host."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +42,3 @@ class Hosts:
     @cached_property
     def _by_rank(self) -> dict[int, tuple[int, ...]]:
         return {rank: host for host in self.members for rank in host}
-
-
-def exchange_hosts(transport: Transport, device: torch.device) -> Hosts:
-    """Which ranks of the transport's group share a host. All of them must call this at the same point.
-
-    Digests go once round a ring, as messages of the group like an algorithm's own: a collective of the backend could
-    meet one that the user has started meanwhile. `device` is where the group's messages lie.
-    """
-    import torch
-
-    rank, size = transport.rank, transport.size
-    digest = hashlib.blake2b(host_id().encode(), digest_size=DIGEST_SIZE).digest()
-    digests = torch.zeros(size, dtype=torch.int64, device=device)
-    digests[rank] = int.from_bytes(digest, "little", signed=True)
-    slots = digests.split(1)
-    for step in range(size - 1):
-        outgoing, incoming = slots[(rank - step) % size], slots[(rank - step - 1) % size]
-        started = transport.start([(outgoing, (rank + 1) % size)], [(incoming, (rank - 1) % size)])
-        started.received()
-        started.sent()
-    return Hosts.from_ids(digests.tolist())

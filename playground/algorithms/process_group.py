@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,12 +15,15 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from playground.algorithms.hosts import Hosts, exchange_hosts
-from playground.algorithms.transport import Addressed
+from playground.algorithms.hosts import Hosts
+from playground.algorithms.transport import Addressed, Transport
 from playground.runtime.backends import Backend, backend_of
+from playground.runtime.host import host_id
 
 TAG = 2017
 """Of our messages, so that none is taken for one the user has under way between the same two ranks."""
+DIGEST_SIZE = 8
+"""Bytes of the number that stands for a host."""
 _backends: WeakKeyDictionary[Any, Backend] = WeakKeyDictionary()
 """Of the groups seen so far, because torch takes a microsecond to say, which would be spent at every collective."""
 _hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
@@ -68,3 +72,22 @@ class ProcessGroupTransport:
         batch = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=rank) for tensor, rank in send]
         batch += [dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=rank) for tensor, rank in receive]
         return Works([], dist.batch_isend_irecv(batch) if batch else [])
+
+
+def exchange_hosts(transport: Transport, device: torch.device) -> Hosts:
+    """Which ranks of the transport's group share a host. All of them must call this at the same point.
+
+    Digests go once round a ring, as messages of the group like an algorithm's own: a collective of the backend could
+    meet one that the user has started meanwhile. `device` is where the group's messages lie.
+    """
+    rank, size = transport.rank, transport.size
+    digest = hashlib.blake2b(host_id().encode(), digest_size=DIGEST_SIZE).digest()
+    digests = torch.zeros(size, dtype=torch.int64, device=device)
+    digests[rank] = int.from_bytes(digest, "little", signed=True)
+    slots = digests.split(1)
+    for step in range(size - 1):
+        outgoing, incoming = slots[(rank - step) % size], slots[(rank - step - 1) % size]
+        started = transport.start([(outgoing, (rank + 1) % size)], [(incoming, (rank - 1) % size)])
+        started.received()
+        started.sent()
+    return Hosts.from_ids(digests.tolist())

@@ -53,6 +53,6 @@ class Transport(Protocol):
     def hosts(self, device: torch.device) -> Hosts:
         """Which ranks of the group share a host; `device` is where its messages lie.
 
-        All ranks must call this at the same point. What it takes to find out, it must keep: `exchange_hosts` does it.
+        All ranks must call this at the same point. What it takes to find out, it must keep: see `exchange_hosts`.
         """
         ...

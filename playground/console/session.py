@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -13,8 +14,15 @@ from playground.console.options import RunOptions
 from playground.console.progress import Bar
 from playground.console.tables import Column, Rows, Table
 from playground.console.text import Prose
-from playground.runtime.entry import World
+from playground.runtime.entry import Around, World
 from playground.runtime.errors import UsageError
+
+_recorders: list[Callable[[Path], Around]] = []
+
+
+def record_with(recorder: Callable[[Path], Around]) -> None:
+    """Install what `--see FILE` does: `recorder(file)` returns what every run of a world happens in."""
+    _recorders[:] = [recorder]
 
 
 class Session:
@@ -32,9 +40,7 @@ class Session:
             init_method=run.init_method, restarts=restarts,
         )  # fmt: skip
         if run.see:
-            from playground.console.see import Recordings
-
-            self.world.around = Recordings(run.see).around
+            self.world.around = _recorders[-1](run.see)
 
     def say(self, *texts: str | Prose | Table) -> None:
         """Print each on lines of its own, if this process is the one that shows results and text is wanted."""

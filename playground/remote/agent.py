@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from playground.remote.messages import Envelope, Messages, decode, encode
-from playground.remote.references import References, RemoteReference
+from playground.remote.references import References, RemoteReference, owners
 from playground.runtime.errors import UsageError
 
 REQUEST = 0
@@ -98,7 +98,7 @@ class Agent:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(timeout=NO_LIMIT, backend="gloo")
         self.requests = itertools.count()
-        self.references = References(self)
+        self.references = References(self.rank, self.size, self.call)
         self.outstanding: set[Future] = set()
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.threads: list[threading.Thread] = []
@@ -118,6 +118,7 @@ class Agent:
 
     def __enter__(self) -> Agent:
         agents.append(self)
+        owners.append(self.references)
         for rank in self.others:
             self.start_thread(rank)
         return self
@@ -126,6 +127,7 @@ class Agent:
         if kind is None:
             self.close()
         agents.remove(self)
+        owners.remove(self.references)
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         """What `function(*args)` returns on that rank. Raises what it raises there.

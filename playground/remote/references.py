@@ -12,39 +12,40 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from playground.remote.agent import Agent
+owners: list[References] = []
+"""What this process owns, while its agent is open."""
 
 
 class RemoteReference:
     """An object on rank `owner`, under a number that the owner gave it."""
 
     def __init__(self, references: References, owner: int, number: int) -> None:
-        self.agent, self.owner, self.number = references.agent, owner, number
+        self.references, self.owner, self.number = references, owner, number
         weakref.finalize(self, references.drop, owner, number).atexit = False
 
     def to_here(self) -> Any:
         """A copy of it."""
-        return self.agent.call(self.owner, read, self)
+        return self.references.call(self.owner, read, self)
 
     def call(self, method: str, *args: Any) -> Any:
         """What this method of the object returns, on the owner's rank."""
-        return self.agent.call(self.owner, call_method, self, method, args)
+        return self.references.call(self.owner, call_method, self, method, args)
 
     def local_value(self) -> Any:
         """The object itself. Only its owner has it."""
-        return self.agent.references.objects[self.number]
+        return self.references.objects[self.number]
 
 
 class References:
     """The objects that this rank owns, how many references to each there are, and those that were dropped here."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
+    def __init__(self, rank: int, size: int, call: Callable[..., Any]) -> None:
+        """`call(rank, function, *args)` returns what the function returns on that rank."""
+        self.rank, self.size, self.call = rank, size, call
         self.numbers, self.lock = itertools.count(), threading.RLock()
         self.objects: dict[int, Any] = {}
         self.counts: dict[int, int] = {}
@@ -53,7 +54,7 @@ class References:
 
     def create(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
         """A reference to what the function returns on that rank."""
-        return RemoteReference(self, rank, self.agent.call(rank, keep, function, args))
+        return RemoteReference(self, rank, self.call(rank, keep, function, args))
 
     def keep(self, value: Any) -> int:
         """Own an object, to which there is one reference."""
@@ -80,16 +81,16 @@ class References:
         if not isinstance(obj, RemoteReference):
             return NotImplemented
         if rank != obj.owner:
-            if obj.owner == self.agent.rank:
+            if obj.owner == self.rank:
                 self.count(obj.number, 1)
             else:
-                self.agent.call(obj.owner, count, obj.number, 1)
+                self.call(obj.owner, count, obj.number, 1)
             lent.append((obj.owner, obj.number))
         return borrow, (obj.owner, obj.number)
 
     def drop(self, owner: int, number: int) -> None:
         """A reference is no more. This may happen in the middle of anything, so another owner is told later."""
-        if owner == self.agent.rank:
+        if owner == self.rank:
             self.count(number, -1)
         else:
             self.dropped.append((owner, number))
@@ -102,7 +103,7 @@ class References:
             except IndexError:  # other threads take some too
                 return
             with contextlib.suppress(dist.DistNetworkError):  # the owner is lost, and the object with it
-                self.agent.call(owner, count, number, -1)
+                self.call(owner, count, number, -1)
 
 
 def keep(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
@@ -128,15 +129,13 @@ def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) 
 def borrow(owner: int, number: int) -> RemoteReference:
     """On any rank: the reference that has arrived."""
     references = owned()
-    if owner not in range(references.agent.size):
-        raise ValueError(f"a reference to an object on rank {owner}: there are ranks 0 to {references.agent.size - 1}")
-    if owner == references.agent.rank:
+    if owner not in range(references.size):
+        raise ValueError(f"a reference to an object on rank {owner}: there are ranks 0 to {references.size - 1}")
+    if owner == references.rank:
         references.count(number, 1)
     return RemoteReference(references, owner, number)
 
 
 def owned() -> References:
     """What this rank owns."""
-    from playground.remote.agent import current_agent
-
-    return current_agent().references
+    return owners[-1]

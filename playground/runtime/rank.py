@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
-NOT_THEIRS = (*(os.path.join(PACKAGE, room, "") for room in ("runtime", "testing", "recording")), "<frozen importlib")
+MACHINERY = ("runtime", "testing", os.path.join("see", "record"))
+NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), "<frozen importlib")
 """Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]

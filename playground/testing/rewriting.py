@@ -12,15 +12,23 @@ from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from itertools import accumulate
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pytest
 from _pytest import assertion
 from _pytest._io import TerminalWriter
 from _pytest.assertion import rewrite, util
 
-if TYPE_CHECKING:
-    from playground.testing.ranks import PytestSettings
+
+class Settings(Protocol):
+    """What is needed of the configuration of the run of pytest: see `PytestSettings`."""
+
+    @property
+    def rewritten(self) -> frozenset[str]: ...
+    @property
+    def options(self) -> dict[str, object]: ...
+    @property
+    def verbosity(self) -> int: ...
 
 
 def rewritten_modules(config: pytest.Config) -> frozenset[str]:
@@ -29,7 +37,7 @@ def rewritten_modules(config: pytest.Config) -> frozenset[str]:
     return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
 
 
-def install(settings: PytestSettings) -> None:
+def install(settings: Settings) -> None:
     """From now on, rewrite the asserts of the modules that `settings` names as they are imported.
 
     In a process that has done so before, only add the names.
@@ -72,7 +80,7 @@ class RankHook(rewrite.AssertionRewritingHook):
 class RankConfig:
     """As much of pytest's `Config` as the rewriting and the comparing of values ask for."""
 
-    def __init__(self, settings: PytestSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.trace = SimpleNamespace(root=SimpleNamespace(get=lambda name: ignore))
         self.pluginmanager = SimpleNamespace(has_plugin=lambda name: False)

@@ -39,10 +39,5 @@ TOOLS = {
             purpose="kill processes of a training at random, and compare its end with an undisturbed one",
             command=remote("playground.tools.chaos.command:command"),
         ),
-        Tool(
-            name="see",
-            purpose="look at a recorded run, and draw the figures of tutorials from runs of your own",
-            command=remote("playground.tools.see.command:command"),
-        ),
     )
 }

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from widths import too_wide
 
+from playground.app import TOOLS
 from playground.lessons import LESSONS
-from playground.tools import TOOLS
 
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [

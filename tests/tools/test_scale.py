@@ -23,8 +23,8 @@ from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.testing import World
 from playground.tools.scale import command, fit, plan, predict, report as show, settings
-from playground.tools.scale.predict import COSTS
-from playground.tools.scale.results import Point, Sample
+from playground.tools.scale.plan import COSTS, Sample
+from playground.tools.scale.results import Point
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]

@@ -16,7 +16,7 @@ from playground.algorithms.hosts import Hosts
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.tools.scale import command, fit, plan, report as show
-from playground.tools.scale.results import Sample
+from playground.tools.scale.plan import Sample
 
 Run = Callable[..., Any]
 CORES = 4

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.tools.scale import predict
-from playground.tools.scale.plan import Plan
-from playground.tools.scale.predict import COSTS
-from playground.tools.scale.results import Point, Predictions, Sample, ScaleResult, fit_of
+from playground.tools.scale.plan import COSTS, Plan, Sample
+from playground.tools.scale.results import Point, Predictions, ScaleResult, fit_of
 
 SWEEPS = 2000
 """Enough for five parameters to settle to their last digits, in a fraction of a second."""

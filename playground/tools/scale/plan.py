@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 
 from playground.algorithms import ALGORITHMS
+from playground.algorithms.cost_model import Cost, Task
 from playground.algorithms.hosts import Hosts
 from playground.runtime.errors import UsageError
-from playground.tools.scale.predict import COSTS
-from playground.tools.scale.results import Sample
 from playground.tools.scale.settings import MAX_RANKS, MIN_RANKS
 
+COSTS: dict[str, Callable[[Task], Cost]] = {
+    name: spec.cost.load() for name, spec in ALGORITHMS.items() if spec.cost is not None
+}
+"""Every algorithm that has a cost, by name."""
 FITTED_SIZES = (4, 2 << 10, 32 << 10, 512 << 10, 4 << 20, 16 << 20)
 HELD_OUT_SIZES = (256, 8 << 10, 128 << 10, 1 << 20, 8 << 20)
 """Bytes. The sizes held out lie between those fitted on."""
@@ -20,6 +23,19 @@ FITTED_BETWEEN = (4, 2 << 10, 1 << 20, 4 << 20)
 HELD_OUT_BETWEEN = (256, 32 << 10, 2 << 20)
 """The same where they go from host to host. A link may be slow, so they are few; what it swallows at once, in its
 buffers, must be little beside the large ones."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one algorithm took."""
+
+    algorithm: str
+    size: int
+    """Ranks in the group."""
+    nbytes: int
+    seconds: float
+    node: int = field(default=1, kw_only=True)
+    """How many of the group share a host, where hosts are told apart."""
 
 
 @dataclass(frozen=True)

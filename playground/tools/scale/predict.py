@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Cost, Machine, Task
+from playground.algorithms.cost_model import Machine, Task
+from playground.tools.scale.plan import COSTS
 from playground.tools.scale.results import Prediction, Predictions, ScaleResult
 
-COSTS: dict[str, Callable[[Task], Cost]] = {
-    name: spec.cost.load() for name, spec in ALGORITHMS.items() if spec.cost is not None
-}
-"""Every algorithm that has a cost, by name."""
 SIZES = [4 << 2 * step for step in range(15)]
 """Bytes: 4 B to 1 GiB."""
 HOST = [2**power for power in range(1, 8)]

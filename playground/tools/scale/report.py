@@ -13,8 +13,7 @@ from playground.console import plots
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
-from playground.tools.scale.plan import Plan
-from playground.tools.scale.predict import COSTS
+from playground.tools.scale.plan import COSTS, Plan
 from playground.tools.scale.results import Fit, Point, Prediction, ScaleResult
 
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}

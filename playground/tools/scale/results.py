@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from playground.algorithms.cost_model import Machine
-
-if TYPE_CHECKING:
-    from playground.tools.scale.plan import Plan
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What one algorithm took."""
-
-    algorithm: str
-    size: int
-    """Ranks in the group."""
-    nbytes: int
-    seconds: float
-    node: int = field(default=1, kw_only=True)
-    """How many of the group share a host, where hosts are told apart."""
+from playground.tools.scale.plan import Plan, Sample
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,247 @@
+"""Where ranks stood still, because of whom, and what kept that one: back to a rank that was busy.
+
+A wait for a message that had not been sent yet is the sender's doing, up to the moment when it is sent; what remains is
+the transfer. So it is with a receiver that comes late, and with the last rank to come to a collective.
+Source: Geimer et al.: The Scalasca performance toolset architecture (2010), where these wait states are Late Sender,
+Late Receiver and Wait at N x N
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from playground.see.analyse.messages import CollectiveCall, match_collectives, match_messages
+from playground.see.analyse.timeline import Interval, Lane, Lookup, Ref, Timeline, clip, ref_of, total, union
+from playground.see.record.recording import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
+
+LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
+TRANSFER = "transfer"
+"""Everyone was there: what was waited for is the messages themselves."""
+UNKNOWN = "unknown"
+"""Nothing is recorded of what it waited for."""
+UNTOLD = "cannot be told on GPUs, where wait() returns once work is issued; the device's lane shows when it was done"
+"""Of waits, and of what is derived from them."""
+CAUSES = (LATE_SENDER, LATE_RECEIVER, LAST_TO_COME, TRANSFER, UNKNOWN)
+LATE = {SEND: LATE_RECEIVER, RECEIVE: LATE_SENDER, COLLECTIVE: LAST_TO_COME}
+"""What keeps an event of this kind waiting, if its peer is late."""
+FROM_ROOT = ("broadcast", "scatter")
+"""Collectives in which ranks wait for the root alone."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank's standing still."""
+
+    event: Event
+    """The wait; or the call, if that waited itself."""
+    awaited: Event | None
+    """What it waited for; of several, that whose peer came last. None if of its peers nothing is recorded."""
+    peer: Event | None
+    """The other end of `awaited`: the event on another rank that had to begin first. None if there was no such."""
+    late: float
+    """Seconds until `peer` began."""
+
+    @property
+    def seconds(self) -> float:
+        return self.event.seconds
+
+    @property
+    def transfer(self) -> float:
+        """The remaining seconds."""
+        return self.seconds - self.late
+
+    @property
+    def cause(self) -> str:
+        """Of most of the time."""
+        if self.awaited is None:
+            return UNKNOWN
+        return LATE[self.awaited.kind] if self.late > self.transfer else TRANSFER
+
+    def by_cause(self) -> dict[str, float]:
+        """Its seconds: those of the peer that was late, and the remaining ones."""
+        if self.awaited is None:
+            return {UNKNOWN: self.seconds}
+        return {LATE[self.awaited.kind]: self.late, TRANSFER: self.transfer}
+
+
+class Waits:
+    """All waits of a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.timeline = Timeline(recording)
+        self.ends: dict[Ref, Event] = {}
+        """The other end of every message."""
+        for message in match_messages(recording).matched:
+            self.ends[ref_of(message.send)] = message.receive
+            self.ends[ref_of(message.receive)] = message.send
+        self.calls: dict[Ref, CollectiveCall] = {
+            ref_of(event): call for call in match_collectives(recording) for event in call.by_rank.values()
+        }
+        self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]
+        """Rank by rank, in the order in which they began."""
+
+    def longest(self) -> list[Wait]:
+        """The longest first."""
+        return sorted(self.all, key=lambda wait: (-wait.seconds, ref_of(wait.event)))
+
+    def explain(self, event: Event) -> Wait:
+        """Whom it waited for: of all whose coming it could have waited for, the last to come."""
+        known = [awaited for awaited in self.timeline.awaited(event) if self.has_peers(awaited)]
+        pairs = [(awaited, peer) for awaited in known for peer in self.peers(awaited)]
+        causes = [pair for pair in pairs if pair[1].start <= event.end]
+        if not causes:
+            return Wait(event, known[0] if known else None, None, 0.0)
+        awaited, peer = max(causes, key=lambda pair: (pair[1].start, pair[1].rank))
+        return Wait(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
+
+    def has_peers(self, event: Event) -> bool:
+        """Whether something is recorded of the other ranks that take part in it, if there are any."""
+        if event.kind != COLLECTIVE:
+            return ref_of(event) in self.ends
+        return len(self.calls[ref_of(event)].by_rank) > 1 or len(event.group) == 1
+
+    def peers(self, event: Event) -> Iterator[Event]:
+        """The events on other ranks that had to begin before this one could be over."""
+        if event.kind != COLLECTIVE:
+            if (end := self.ends.get(ref_of(event))) is not None:
+                yield end
+            return
+        for rank, other in self.calls[ref_of(event)].by_rank.items():
+            if rank != event.rank and (event.name not in FROM_ROOT or rank == event.peer):
+                yield other
+
+
+def seconds_by_cause(waits: Sequence[Wait]) -> dict[str, float]:
+    """Of these waits together: for every cause, in the order of `CAUSES`."""
+    sums = dict.fromkeys(CAUSES, 0.0)
+    for wait in waits:
+        for cause, seconds in wait.by_cause().items():
+            sums[cause] += seconds
+    return sums
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A rank's own work, between two waits."""
+
+    rank: int
+    start: float
+    end: float
+    event: Event
+    """What was computed for most of the time, if that is recorded; else, of what the rank did then, that for which it
+    took the longest time to come to it."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether `event` is what the rank was busy with, and not what came after it."""
+        return self.event.kind == COMPUTE and self.event.start < self.end
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Waits, each caused by the next one, and what caused the last."""
+
+    waits: tuple[Wait, ...]
+    busy: Busy | None
+    """None where the last wait was for the transfer itself, or for something that is not recorded."""
+
+    @property
+    def rank(self) -> int:
+        """Where the chain ends."""
+        return self.waits[-1].event.rank if self.busy is None else self.busy.rank
+
+
+class Blamer:
+    """Follows waits to their causes."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits_of = {ref_of(wait.event): wait for wait in waits.all}
+        by_lane: dict[Lane, list[Event]] = defaultdict(list)
+        for wait in waits.all:
+            by_lane[wait.event.rank, wait.event.lane].append(wait.event)
+        self.waits = {lane: Lookup(events) for lane, events in by_lane.items()}
+        self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
+
+    def blame(self, wait: Wait) -> Chain:
+        """From this wait to what caused it.
+
+        While a rank waits for another's event, that one was kept from it by waits of its own, which the chain follows,
+        or by its work, which ends the chain: by the one that took it longest.
+        """
+        chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
+        while wait.peer is not None and wait.cause in LATE.values():
+            kept = self.keeper((wait.peer.rank, wait.peer.lane), start, wait.peer)
+            if isinstance(kept, Busy):
+                return Chain(tuple(chain), kept)
+            if kept is None or ref_of(kept.event) in seen:
+                break
+            wait, start = kept, max(start, kept.event.start)
+            seen.add(ref_of(wait.event))
+            chain.append(wait)
+        return Chain(tuple(chain), None)
+
+    def keeper(self, lane: Lane, start: float, until: Event) -> Wait | Busy | None:
+        """What kept this lane from `until` for the longest time since `start`; None if that is when `until` began."""
+        waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
+        first, last = max(gaps_between(waits, start, until.start), key=length, default=(start, start))
+        longest = max(waits, key=lambda event: length(within(event, start, until.start)), default=None)
+        if longest is not None and length(within(longest, start, until.start)) > last - first:
+            return self.waits_of[ref_of(longest)]
+        return self.work(lane, first, last, until) if first < last else None
+
+    def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | Wait | None:
+        """What the rank did between two waits of this lane, before `until`.
+
+        A thread beside the main one that did nothing for most of the time had nothing to do yet: then the main one kept
+        it.
+        """
+        rank, name = lane
+        events = self.events[lane].during(start, end)
+        recorded = union(clip([(event.start, event.end) for event in events], start, end))
+        if name != MAIN and total(recorded) < (end - start) / 2:
+            return self.keeper((rank, MAIN), start, until)
+        computed = [
+            event for event in events if event.kind == COMPUTE and length(within(event, start, end)) > (end - start) / 2
+        ]
+        return Busy(rank, start, end, computed[-1] if computed else self.longest_awaited(lane, start, end, until))
+
+    def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:
+        """The event of this lane, up to the first after `end`, whose beginning was the longest time after whatever
+        happened before it."""
+        following = self.events[lane].after(end) or until
+        events = [event for event in self.events[lane].during(start, end) if event.start > start]
+        last, found = start, []
+        for event in [*events, following]:
+            found.append((event.start - last, event))
+            last = max(last, event.start, *(other.end for other in events if other.end <= event.start))
+        return max(found, key=lambda pair: pair[0])[1]
+
+
+def gaps_between(waits: Sequence[Event], start: float, end: float) -> list[Interval]:
+    """What of the time from `start` to `end` lies in none of these."""
+    edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), end]
+    return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]
+
+
+def within(event: Event, start: float, end: float) -> Interval:
+    """What of an event lies between `start` and `end`."""
+    return max(event.start, start), min(event.end, end)
+
+
+def length(interval: Interval) -> float:
+    return interval[1] - interval[0]
+
+
+def blame(recording: Recording, wait: Event) -> Chain:
+    """From a wait of this recording to what caused it. For many of them, keep one `Blamer`.
+
+    Raises `KeyError` if this event is none of its waits.
+    """
+    blamer = Blamer(Waits(recording))
+    return blamer.blame(blamer.waits_of[ref_of(wait)])

@@ -1,0 +1,230 @@
+"""What ranks run for figures that no lesson's run shows: small, and the same every time but for its speed."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.algorithms import load_all_reduce
+from playground.lessons.bert.settings import BUCKETS
+from playground.lessons.collectives import lesson as collectives
+from playground.lessons.data_parallel.devices import resolve_devices
+from playground.lessons.data_parallel.language import new_model_and_batch, new_optimizer
+from playground.lessons.data_parallel.lesson import LOSSES, track_step
+from playground.lessons.data_parallel.parallel_apply import parallel_apply
+from playground.lessons.data_parallel.replicate import replicate
+from playground.lessons.data_parallel.scatter import scatter
+from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings
+from playground.lessons.sgd.lesson import average_gradients
+from playground.runtime import device
+from playground.see.paint.results import Backward, BucketSent, Change, DataParallelStep, SgdStep
+from playground.training.bert import Model
+from playground.training.bert_config import CLASSES, BertConfig
+from playground.training.net import Net
+from playground.training.replicas import broadcast_parameters, largest_difference
+from playground.training.step import mean_loss_part, training_step
+from playground.training.sync import new_grad_sync
+
+SEED, LR, BATCH = 1234, 0.1, 24
+VOCABULARY, TOKENS = 59, 32
+"""Of the sentence pairs that the lesson bert generates: words, and the length of a pair."""
+SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
+"""The collectives that every tutorial has."""
+
+
+def six_collectives(rank: int, size: int) -> dict[str, Change]:
+    """Each of `SIX`, as the lesson runs it."""
+    changes = {}
+    for name in SIX:
+        outcome = getattr(collectives, name)(rank, size)
+        changes[name] = Change(before=held(outcome["before"]), after=held(outcome["after"]))
+    return changes
+
+
+def held(value: object) -> tuple[float, ...]:
+    """A number, a list of numbers or nothing, as a tuple."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (float(str(value)),)
+
+
+def all_reduce(rank: int, size: int, algorithm: str) -> Change:
+    """An all-reduce of ours; rank r has 2r + 1 in as many elements as there are ranks."""
+    tensor = torch.full((size,), 2.0 * rank + 1, device=device())
+    before = tuple(tensor.tolist())
+    dist.barrier()
+    load_all_reduce(algorithm)(tensor)
+    return Change(before=before, after=tuple(tensor.tolist()))
+
+
+def send_to_last(rank: int, size: int) -> Change:
+    """Rank 0 sends a number to the last rank; those between have no part in it."""
+    tensor = torch.full((1,), float(rank == 0), device=device())
+    before = tuple(tensor.tolist())
+    if rank == 0:
+        dist.send(tensor, dst=size - 1)
+    elif rank == size - 1:
+        dist.recv(tensor, src=0)
+    return Change(before=before, after=tuple(tensor.tolist()))
+
+
+def sgd_step(rank: int, size: int) -> SgdStep:
+    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank."""
+    model, inputs, labels = new_net(rank, size)
+    broadcast_parameters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    param = next(model.parameters())
+
+    def first(tensor: torch.Tensor) -> float:
+        return tensor.flatten()[0].item()
+
+    weight = first(param)
+    optimizer.zero_grad()
+    mean_loss_part(model(inputs), labels, BATCH / size).backward()
+    gradient = first(param.grad)
+    average_gradients(model)
+    average = first(param.grad)
+    optimizer.step()
+    return SgdStep(
+        weight=weight, gradient=gradient, average=average, new_weight=first(param), lr=LR, samples=len(inputs),
+        parameters=sum(each.numel() for each in model.parameters()),
+        replicas_max_difference=largest_difference(model),
+    )  # fmt: skip
+
+
+def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor, torch.Tensor]:
+    """A new `Net`, and this rank's part of a batch of random images and labels."""
+    torch.manual_seed(SEED)
+    model = Net().to(device())
+    images, labels = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
+    return model, images.tensor_split(size)[rank].to(device()), labels.tensor_split(size)[rank].to(device())
+
+
+def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int = 4) -> None:
+    """Steps with gradients averaged in this way, one of `GRAD_SYNCS`."""
+    model, inputs, labels = new_net(rank, size, batch)
+    broadcast_parameters(model)
+    grad_sync = new_grad_sync(sync, model, load_all_reduce("backend"), bucket_cap=52_428)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for _ in range(steps):
+        dist.barrier()
+        training_step(optimizer, [lambda: mean_loss_part(model(inputs), labels, batch / size)], grad_sync)
+
+
+def bert_steps(rank: int, size: int, steps: int = 4) -> None:
+    """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four buckets."""
+    torch.manual_seed(SEED)
+    config = BertConfig(vocabulary=VOCABULARY)
+    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=4 * config.parameters / BUCKETS / 2**20)
+    optimizer = torch.optim.Adam(ddp.parameters(), fused=True)
+    tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device())
+    labels = torch.randint(CLASSES, (BATCH,), device=device())
+    for _ in range(steps):
+        dist.barrier()
+        optimizer.zero_grad()
+        logits = ddp(tokens, torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool))
+        F.cross_entropy(logits, labels).backward()
+        optimizer.step()
+
+
+class FourParameters(nn.Module):
+    """Two layers of a weight and a bias each: parameters 0 to 3."""
+
+    WIDTH = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(self.WIDTH, self.WIDTH), nn.Linear(self.WIDTH, self.WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(inputs)))
+
+
+def ddp_backward(rank: int, size: int, model_name: str) -> Backward:
+    """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters."""
+    if model_name == "four":
+        torch.manual_seed(SEED)
+        model: nn.Module = FourParameters().to(device())
+        inputs, cap = torch.randn(8, FourParameters.WIDTH, device=device()), model.first.weight.nbytes
+    else:
+        model, inputs, _ = new_net(rank, size, 256)
+        cap = 52_428
+    ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
+    watch = BackwardWatch(ddp)
+    for _ in range(BACKWARDS):
+        dist.barrier()
+        loss = ddp(inputs).square().mean()
+        watch.start()
+        loss.backward()
+        watch.stop()
+    return watch.result()
+
+
+BACKWARDS = 3
+"""After the first, DDP arranges its buckets anew."""
+
+
+class BackwardWatch:
+    """Takes the time of what happens in a backward of a DistributedDataParallel. Knows of the last one."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        params = dict(ddp.module.named_parameters())
+        self.names = tuple(params)
+        self.numbers = {param: number for number, param in enumerate(params.values())}
+        for param in self.numbers:
+            param.register_post_accumulate_grad_hook(self.note_ready)
+        ddp.register_comm_hook(None, lambda state, bucket: self.send(bucket))  # torch would refuse our annotations
+
+    def start(self) -> None:
+        self.ready: list[tuple[int, float]] = []
+        self.sent: list[tuple[int, int, tuple[int, ...], float]] = []
+        self.done: dict[int, float] = {}
+        self.began = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.began
+
+    def stop(self) -> None:
+        self.seconds = self.now()
+
+    def note_ready(self, param: torch.Tensor) -> None:
+        self.ready.append((self.numbers[param], self.now()))
+
+    def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """A communication hook that sends the bucket as DDP would, and takes the time."""
+        parameters = tuple(sorted(self.numbers[param] for param in bucket.parameters()))
+        self.sent.append((bucket.index(), bucket.buffer().nbytes, parameters, self.now()))
+        return allreduce_hook(None, bucket).then(partial(self.note_done, bucket.index()))
+
+    def note_done(self, number: int, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        self.done[number] = self.now()
+        return future.value()
+
+    def result(self) -> Backward:
+        sent = tuple(
+            BucketSent(number=number, bytes=nbytes, parameters=parameters, left=left, done=self.done[number])
+            for number, nbytes, parameters, left in self.sent
+        )
+        return Backward(names=self.names, ready=tuple(self.ready), sent=sent, seconds=self.seconds)
+
+
+def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[DataParallelStep]:
+    """A step of DataParallel by each way to the loss, on account: so that it is known which device what lies on."""
+    devices = resolve_devices(settings.devices)
+    model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
+    for way in WAYS:
+        loss = partial(LOSSES[way], model, tokens, targets, devices, devices[0])
+        track_step(model, new_optimizer(model, settings.optimizer), loss, devices)
+    chunks = scatter((tokens,), devices)
+    outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
+    shapes = [tuple(chunk.shape) for (chunk,) in chunks], [tuple(output.shape) for output in outputs]
+    return [
+        DataParallelStep(gather=way, batch=tuple(tokens.shape), chunks=shapes[0], outputs=shapes[1]) for way in WAYS
+    ]

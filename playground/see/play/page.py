@@ -1,0 +1,347 @@
+"""The page that plays a recording: a template, a style sheet, a script and the recording, all in one file.
+
+The page has a recording as numbers in columns, small because what repeats is written once. Times are nanoseconds since
+the first event and units of logical time. What begins is written as the difference to what began before it on the same
+rank. An event is known by its place among the events of all ranks, rank by rank.
+
+What every rank holds, and since when, is derived from recorded values alone. `VALUES` and the end of a collective tell
+all of a tensor. Inside a collective, a chunk of it is known where that is sent or has been computed. (What is received
+there may be kept or be added to a chunk: it shows when that is sent on.)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import zlib
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf, isfinite, isnan
+from pathlib import Path
+from string import Template
+from typing import Generic, TypeVar
+
+from playground.see.analyse.messages import logical_times, match_messages
+from playground.see.analyse.timeline import Ref, Timeline, ref_of
+from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
+from playground.see.paint.scene import INK, PAPER, STYLES, Drawing
+from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
+from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
+
+MAX_EVENTS = 250_000
+"""For so many a page has room: with them it has about 3 MB, and is read in less than a second."""
+
+
+def beginning_of(recording: Recording) -> tuple[Recording, int]:
+    """The events up to the moment from which on there is no room for them, and how many there are after it.
+
+    What is not over by then is shown as not over.
+    """
+    starts = sorted(event.start for event in recording.events())
+    if len(starts) <= MAX_EVENTS:
+        return recording, 0
+    until = starts[MAX_EVENTS]
+    shown = replace(recording, ranks=tuple(cut(rank, until) for rank in recording.ranks))
+    return shown, len(starts) - sum(len(rank.events) for rank in shown.ranks)
+
+
+def cut(rank: RankRecording, until: float) -> RankRecording:
+    """What a rank did before `until`."""
+    return replace(rank, events=tuple(so_far(event, until) for event in rank.events if event.start < until))
+
+
+def so_far(event: Event, until: float) -> Event:
+    """An event as far as it had come by `until`."""
+    return event if event.end <= until else replace(event, end=inf)
+
+
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the beginning, or from the end, of this event on, the rank holds these values."""
+
+    event: Event
+    at_end: bool
+    values: Vector
+
+
+def changes_of(rank: RankRecording) -> Iterator[Change]:
+    """Whenever what this rank holds becomes another, in the order of time."""
+    parts = parts_of_collectives(rank)
+    held: Vector = ()
+    for event, at_end in moments_with_values(rank):
+        values = event.values or ()
+        if event.number in parts:
+            if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
+                continue
+            values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
+        if values != held:
+            held = values
+            yield Change(event, at_end, held)
+
+
+def moments_with_values(rank: RankRecording) -> list[tuple[Event, bool]]:
+    """What is sent was there before; everything else has its values when it is over.
+
+    Of what happens at the same moment a collective comes last: it ends around its messages.
+    """
+    found = [
+        (event, event.kind != SEND)
+        for event in rank.events
+        if event.values is not None and (event.kind == SEND or isfinite(event.end))
+    ]
+    return sorted(
+        found,
+        key=lambda each: (each[0].end if each[1] else each[0].start, each[0].kind == COLLECTIVE, each[0].number),
+    )
+
+
+def parts_of_collectives(rank: RankRecording) -> set[int]:
+    """The numbers of what happens inside collectives to chunks of their tensors."""
+    inside: set[int] = set()
+    parts: set[int] = set()
+    collectives = {event.number for event in rank.events if event.kind == COLLECTIVE}
+    for event in rank.events:
+        if event.parent in collectives or event.parent in inside:
+            inside.add(event.number)
+            if event.kind not in (COLLECTIVE, VALUES):
+                parts.add(event.number)
+    return parts
+
+
+MAX_WAITS, MAX_CHAINS = 5_000, 300
+"""Of so many waits, the longest, the page says for whom and why, and of so many what caused them."""
+
+
+def to_waits(recording: Recording, places: dict[Ref, int]) -> dict[str, object]:
+    """The waits, the longest first, and the chains of the first of them."""
+    waits = Waits(recording)
+    longest, blamer = waits.longest(), Blamer(waits)
+    return {
+        "causes": CAUSES,
+        "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],
+        "chains": [to_chain(blamer.blame(wait), places) for wait in longest[:MAX_CHAINS]],
+        "waitCount": len(longest),
+        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else "No rank waited",
+    }
+
+
+def to_wait(wait: Wait, places: dict[Ref, int]) -> list[int | None]:
+    """The event that waits, the one waited for on another rank, the cause, and nanoseconds until that one began."""
+    return [places[ref_of(wait.event)], place_of(wait.peer, places), CAUSES.index(wait.cause), round(wait.late * 1e9)]
+
+
+def to_chain(chain: Chain, places: dict[Ref, int]) -> list[object]:
+    """The events of the waits after the first; and what ends the chain: a rank's work, from when to when, and whether
+    that is recorded, or only what came after it."""
+    busy = chain.busy
+    waits = [to_wait(wait, places) for wait in chain.waits[1:]]
+    if busy is None:
+        return [waits]
+    return [waits, places[ref_of(busy.event)], round(busy.start * 1e9), round(busy.end * 1e9), int(busy.is_recorded)]
+
+
+def place_of(event: Event | None, places: dict[Ref, int]) -> int | None:
+    return None if event is None else places[ref_of(event)]
+
+
+MAX_NUMBERS = 10_000
+"""Numbers for which a page has room. Beyond them it shows shapes."""
+NEVER = -1
+"""The duration of what was not over when its rank was gone."""
+
+
+Thing = TypeVar("Thing", bound=Hashable)
+
+
+class Table(Generic[Thing]):
+    """Things that are written once and known by their place."""
+
+    def __init__(self) -> None:
+        self.places: dict[Thing, int] = {}
+
+    def place(self, thing: Thing) -> int:
+        return self.places.setdefault(thing, len(self.places))
+
+    @property
+    def things(self) -> list[Thing]:
+        return [*self.places]
+
+
+class Vectors(Table[Vector]):
+    """Tensors' values, as far as there is room for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+        self.left_out: set[Vector] = set()
+
+    def add(self, values: Vector) -> int | None:
+        """The place of these values; None if there was no room."""
+        if values not in self.places:
+            if self.numbers + len(values) > MAX_NUMBERS:
+                self.left_out.add(values)
+                return None
+            self.numbers += len(values)
+        return self.place(values)
+
+
+def to_columns(recording: Recording) -> dict[str, object]:
+    """All that the page shows of a recording: of a very long one its beginning."""
+    recording, later = beginning_of(recording)
+    places = {ref_of(event): place for place, event in enumerate(recording.events())}
+    lanes, vectors = add_lanes(Drawing(""), recording), Vectors()
+    held = [[*held_by(rank, places, vectors)] for rank in recording.ranks]
+    return {
+        "command": " ".join(recording.command), "backend": recording.backend, "versions": recording.versions,
+        "began": datetime.fromtimestamp(recording.began, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **to_events(recording, lanes), **lanes_of(lanes), "arrows": to_arrows(recording, places), "holdings": held,
+        "valuesOf": [*values_of(recording, places, vectors)], "vectors": [*map(to_numbers, vectors.things)],
+        "leftOut": len(vectors.left_out), "later": later, **to_waits(recording, places),
+        "sources": [[source.file, source.line, source.function] for source in recording.sources],
+        "texts": pack({source.file: recording.texts.get(source.file, "") for source in recording.sources}),
+    }  # fmt: skip
+
+
+def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
+    """Every rank and its events: when, in logical time too, what, and in which other event."""
+    steps = logical_times(recording)
+    waited_for = Timeline(recording).waited_for
+    whats: Table[tuple[Hashable, ...]] = Table()
+    first = nanoseconds(min((event.start for event in recording.events()), default=0.0))
+    ranks = []
+    for rank in recording.ranks:
+        columns: dict[str, list[int]] = {"start": [], "long": [], "step": [], "steps": [], "up": [], "what": []}
+        now, then = first, 0
+        for event in rank.events:
+            start, at = nanoseconds(event.start), round(steps.get((ref_of(event), False), then))
+            step_end = steps.get((ref_of(event), True))
+            columns["start"].append(start - now)
+            columns["long"].append(nanoseconds(event.end) - start if isfinite(event.end) else NEVER)
+            columns["step"].append(at - then)
+            columns["steps"].append(NEVER if step_end is None else round(step_end) - at)
+            columns["up"].append(0 if event.parent is None else event.number - event.parent)
+            columns["what"].append(whats.place(what_of(event, lanes, ref_of(event) in waited_for)))
+            now, then = start, at
+        ranks.append({
+            "rank": rank.rank, "host": rank.host, "device": rank.device, "dropped": rank.dropped,
+            "cutOff": rank.is_cut_off, "bound": nanoseconds(rank.clock_bound), "packed": pack(columns),
+        })  # fmt: skip
+    return {
+        "end": max(0, nanoseconds(recording.end) - first),
+        "steps": round(max(steps.values(), default=0)),
+        "ranks": ranks,
+        "whats": whats.things,
+    }
+
+
+def pack(thing: Mapping[str, object]) -> str:
+    """In as few characters as may be: browsers can inflate what zlib has deflated."""
+    return base64.b64encode(zlib.compress(json.dumps(thing, separators=(",", ":")).encode(), 9)).decode()
+
+
+def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[Hashable, ...]:
+    """What events that are repeated have in common; the script has names for these places (run.js)."""
+    is_bar = event.kind in SPANS + PIECES
+    style, top = (style_of(event), lanes.bar(event)[0]) if is_bar else ("", 0.0)
+    return (event.kind, event.name, event.lane, style, top, int(is_waited_for), event.peer, event.nbytes, event.shape,
+            event.source)  # fmt: skip
+
+
+def lanes_of(lanes: Lanes) -> dict[str, object]:
+    """Where the lanes are, from the top, as in the figure of the recording, and how high a bar is."""
+    rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
+    return {"lanes": rows, "bar": ROW, "height": max((top + height for _, _, top, height in rows), default=0.0)}
+
+
+def to_arrows(recording: Recording, places: dict[Ref, int]) -> list[int]:
+    """Of each message where its send is, as the difference to the one before, and how far after that its receive."""
+    arrows: list[int] = []
+    last = 0
+    for message in match_messages(recording).matched:
+        sent, received = places[ref_of(message.send)], places[ref_of(message.receive)]
+        arrows += [sent - last, received - sent]
+        last = sent
+    return arrows
+
+
+def held_by(rank: RankRecording, places: dict[Ref, int], vectors: Vectors) -> Iterator[tuple[int, int, int | None]]:
+    """Whenever what a rank holds becomes another: the event, whether at its end, and the vector.
+
+    The vector is None where there was no room for it, and until the next one for which there is.
+    """
+    last: int | None = NEVER
+    for change in changes_of(rank):
+        vector = vectors.add(change.values)
+        if vector is not None or last is not None:
+            yield places[ref_of(change.event)], int(change.at_end), vector
+        last = vector
+
+
+def values_of(recording: Recording, places: dict[Ref, int], vectors: Vectors) -> Iterator[tuple[int, int]]:
+    """The events whose values the page has, and which vector that is."""
+    for event in recording.events():
+        if event.values is not None and (place := vectors.add(event.values)) is not None:
+            yield places[ref_of(event)], place
+
+
+def to_numbers(vector: Vector) -> list[float | int | str]:
+    """As JSON has them, and short. It knows neither NaN nor infinity; the script reads them from strings."""
+    special = {inf: "Infinity", -inf: "-Infinity"}
+    return [
+        "NaN"
+        if isnan(value)
+        else special.get(value, int(value) if value.is_integer() and abs(value) < 2**53 else value)
+        for value in vector
+    ]
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "player")
+"""The parts of the script, in the order in which they define what the others use."""
+
+
+def render_page(*recordings: Recording) -> str:
+    """The whole file. It loads nothing, and the browser is told to let it load nothing."""
+    style = colours() + read("page.css")
+    script = '"use strict";\n' + "".join(read(f"script/{name}.js") for name in SCRIPTS)
+    return Template(read("page.html")).substitute(
+        policy=f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
+        "base-uri 'none'; form-action 'none'",
+        title=html.escape(" | ".join(" ".join(recording.command) for recording in recordings)),
+        style=style,
+        script=script,
+        data=to_json([to_columns(recording) for recording in recordings]),
+    )
+
+
+def to_json(data: object) -> str:
+    """As it may stand in a script element: nothing in it can end that, or begin a comment."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def digest(text: str) -> str:
+    """What allows exactly this style sheet or script in a content security policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def colours() -> str:
+    """The palette of the figures as variables of CSS: `--wait` is what fills the bar of a wait."""
+    palette = {"paper": PAPER, "ink": INK, **STYLES}
+    light, dark = (
+        "".join(f"--{name.replace(' ', '-')}:{getattr(colour, surroundings)};" for name, colour in palette.items())
+        for surroundings in ("light", "dark")
+    )
+    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+
+
+def read(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -1,0 +1,156 @@
+/** What all events that are repeated have in common has these places (page.py). */
+const KIND = 0, NAME = 1, LANE = 2, STYLE = 3, TOP = 4, WAITED_FOR = 5, PEER = 6, BYTES = 7, SHAPE = 8, SOURCE = 9;
+
+/** The place of the last of `count` ascending numbers that is not above `limit`; -1 if all are. */
+function lastUpTo(count, at, limit) {
+  let low = 0, high = count;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (at(middle) <= limit) low = middle + 1; else high = middle;
+  }
+  return low - 1;
+}
+
+/** The JSON that was deflated and written in base64. */
+async function inflate(packed) {
+  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+}
+
+/** A recorded run, in arrays by event. There are two clocks: `real`, in nanoseconds, and `logical`, in steps. */
+class Run {
+  /** A run from what the page has of it (page.py). */
+  static async read(data) {
+    const columns = await Promise.all(data.ranks.map((rank) => inflate(rank.packed)));
+    return new Run({...data, texts: await inflate(data.texts)}, columns);
+  }
+
+  constructor(data, columns) {
+    Object.assign(this, data);
+    this.size = columns.reduce((sum, {what}) => sum + what.length, 0);
+    const times = () => ({real: new Float64Array(this.size), logical: new Float64Array(this.size)});
+    this.begin = times();
+    this.finish = times();
+    this.rankOf = new Uint32Array(this.size);
+    this.up = new Int32Array(this.size);
+    this.whatOf = new Uint32Array(this.size);
+    this.firsts = [];
+    this.main = data.ranks.map(() => []);
+    let place = 0;
+    columns.forEach((each, index) => { place = this.unpack(each, index, place); });
+    this.vectors = data.vectors.map((vector) => vector.map(Number));
+    this.valuesOf = new Map(data.valuesOf);
+    this.waitOf = new Map(data.waits.map((wait, index) => [wait[0], index]));
+    this.unpackArrows(data.arrows);
+    this.length = {real: data.end, logical: data.steps + 1};
+  }
+
+  unpack(columns, index, place) {
+    let start = 0, step = 0;
+    this.firsts.push(place);
+    for (let i = 0; i < columns.what.length; i++, place++) {
+      start += columns.start[i];
+      step += columns.step[i];
+      this.rankOf[place] = index;
+      this.whatOf[place] = columns.what[i];
+      this.up[place] = columns.up[i] ? place - columns.up[i] : -1;
+      this.begin.real[place] = start;
+      this.begin.logical[place] = step;
+      this.finish.real[place] = columns.long[i] < 0 ? Infinity : start + columns.long[i];
+      this.finish.logical[place] = columns.steps[i] < 0 ? Infinity : step + columns.steps[i];
+      if (this.what(place)[LANE] === "main") this.main[index].push(place);
+    }
+    return place;
+  }
+
+  unpackArrows(differences) {
+    this.sent = [];
+    this.received = [];
+    let place = 0;
+    for (let i = 0; i < differences.length; i += 2) {
+      place += differences[i];
+      this.sent.push(place);
+      this.received.push(place + differences[i + 1]);
+    }
+    this.arrows = {};
+    this.longestArrow = {};
+    for (const clock of ["real", "logical"]) {
+      const began = (arrow) => this.begin[clock][this.sent[arrow]];
+      this.arrows[clock] = Uint32Array.from(this.sent.keys()).sort((a, b) => began(a) - began(b));
+      this.longestArrow[clock] = this.sent.reduce((most, _, arrow) => Math.max(most, this.arrived(clock, arrow) - began(arrow)), 0);
+    }
+  }
+
+  what(place) { return this.whats[this.whatOf[place]]; }
+
+  arrived(clock, arrow) { return this.finish[clock][this.received[arrow]]; }
+
+  /** The arrows of messages that are under way at some time between these. */
+  arrowsBetween(clock, from, to) {
+    const arrows = this.arrows[clock], began = (index) => this.begin[clock][this.sent[arrows[index]]];
+    const found = [];
+    for (let i = lastUpTo(arrows.length, began, to); i >= 0 && began(i) >= from - this.longestArrow[clock]; i--) {
+      if (this.arrived(clock, arrows[i]) > from) found.push(arrows[i]);
+    }
+    return found.reverse();
+  }
+
+  isActive(clock, place, time) {
+    return this.begin[clock][place] <= time && time < this.finish[clock][place];
+  }
+
+  /** What the rank's main thread began last; -1 before it began anything. */
+  lastBegun(clock, rank, time) {
+    const places = this.main[rank];
+    const index = lastUpTo(places.length, (i) => this.begin[clock][places[i]], time);
+    return index < 0 ? -1 : places[index];
+  }
+
+  /** What the rank's main thread is in, the innermost first. What another event waits for is not what it is in. */
+  stack(clock, rank, time) {
+    const found = [];
+    for (let place = this.lastBegun(clock, rank, time); place >= 0; place = this.up[place]) {
+      if (this.isActive(clock, place, time) && !this.what(place)[WAITED_FOR]) found.push(place);
+    }
+    return found;
+  }
+
+  /** What the rank holds: numbers, null where there was no room for them, undefined where nothing is known. */
+  held(clock, rank, time) {
+    const changes = this.holdings[rank];
+    const index = lastUpTo(changes.length, (i) => (changes[i][1] ? this.finish : this.begin)[clock][changes[i][0]], time);
+    if (index < 0) return undefined;
+    return changes[index][2] === null ? null : this.vectors[changes[index][2]];
+  }
+
+  /** The values of an event, or undefined. */
+  values(place) {
+    const vector = this.valuesOf.get(place);
+    return vector === undefined ? undefined : this.vectors[vector];
+  }
+
+  /** The place of the line at which a rank is: that of the innermost event that has one. */
+  sourceAt(clock, rank, time) {
+    const around = this.stack(clock, rank, time).find((place) => this.what(place)[SOURCE] !== null);
+    if (around !== undefined) return this.what(around)[SOURCE];
+    for (let place = this.lastBegun(clock, rank, time); place >= this.firsts[rank]; place--) {
+      if (this.what(place)[SOURCE] !== null) return this.what(place)[SOURCE];
+    }
+    return null;
+  }
+
+  /** The collectives of the backend that ranks are in: each with its name, its bytes and those ranks. */
+  collectives(clock, time) {
+    const found = new Map();
+    this.ranks.forEach((_, rank) => {
+      for (const place of this.stack(clock, rank, time)) {
+        const [kind, name, , , , , , bytes] = this.what(place);
+        if (kind !== "collective") continue;
+        const key = `${name} ${bytes}`;
+        if (!found.has(key)) found.set(key, {name, bytes, ranks: []});
+        found.get(key).ranks.push(rank);
+      }
+    });
+    return [...found.values()];
+  }
+}

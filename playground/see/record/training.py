@@ -1,0 +1,320 @@
+"""Training: forward, backward and the optimizer's step, gradients as they get ready, buckets as they leave, and copies
+between the devices of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from playground.see.record.algorithms import RecordedCollectiveWork
+from playground.see.record.hooks import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
+from playground.see.record.layout import LANE_CODES, NONE
+from playground.see.record.recorder import Recorder
+from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
+from playground.training import device_work, gradients
+from playground.training.overlap import OverlappedAverage
+
+HOOK_ID = 20170
+"""Of our hooks of a process group, among others'."""
+CALLED = {
+    "ALLREDUCE": "all_reduce",
+    "BROADCAST": "broadcast",
+    "ALLGATHER": "all_gather",
+    "BARRIER": "barrier",
+    "ALLGATHER_BASE": "all_gather_into_tensor",
+    "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+}
+"""What DistributedDataParallel calls in C++, by the names of its Python functions."""
+
+
+class BucketHooks:
+    def __init__(self, recorder: Recorder, groups: Groups) -> None:
+        self.recorder, self.groups = recorder, groups
+        self.left = 0
+        """How many buckets have left since backward began."""
+        self.listened_to: list[Any] = []
+        self.under_way: dict[tuple[int, int], int] = {}
+        """Numbers of the events of calls that are being issued: by group and operation."""
+        self.issued = IssuedWorks(recorder)
+
+    @contextlib.contextmanager
+    def during_backward(self, number: int) -> Iterator[None]:
+        """In this block, what leaves in any of autograd's threads is a bucket of that backward pass."""
+        backwards = self.recorder.backwards
+        if not backwards:
+            self.left = 0
+        backwards.append(number)
+        try:
+            yield
+        finally:
+            backwards.remove(number)
+            self.issued.finish_done()
+
+    def begin(self, flat: torch.Tensor) -> int:
+        """The next bucket leaves."""
+        index, self.left = self.left, self.left + 1
+        return self.recorder.begin(
+            BUCKET, f"bucket {index}", bytes_of(flat), flat.shape, self.groups.ranks_of(None),
+            source=self.recorder.sources.find(), parent=self.recorder.around(),
+        )  # fmt: skip
+
+    def wrap_start_next(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of `OverlappedAverage`: starts the all-reduce of a bucket."""
+
+        @functools.wraps(real)
+        def start_next(average: Any) -> None:
+            number = self.begin(average.remaining[0].flat)
+            self.recorder.open(number)
+            real(average)
+            self.recorder.leave(number)
+            work = average.works[-1]
+            if isinstance(work, RecordedCollectiveWork):
+                work.work.future.add_done_callback(lambda _: self.recorder.end(number))
+            elif isinstance(work, RecordedWork):
+                work.pending = [*work.pending, (number, ())]
+            else:  # an all-reduce that was bound before the recording began
+                average.works[-1] = RecordedWork(self.recorder, work, [(number, ())])
+
+        return start_next
+
+    def wrap_average_together(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Averages the gradients of one bucket, and waits for it."""
+
+        @functools.wraps(real)
+        def average_together(grads: Any, all_reduce: Any) -> None:
+            flat = torch.empty(sum(grad.numel() for grad in grads), dtype=grads[0].dtype, device="meta")
+            number = self.recorder.open(self.begin(flat))
+            real(grads, all_reduce)
+            self.recorder.close(number)
+
+        return average_together
+
+    def listen(self, group: Any) -> None:
+        """Hear of what is called in C++, as DistributedDataParallel does. (Older versions of torch do not tell.)"""
+        if group in self.listened_to or not hasattr(group, "register_pre_hook"):
+            return
+        self.listened_to.append(group)
+        group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
+        group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+
+    def remove(self) -> None:
+        """Listen no more."""
+        self.issued.finish_done()
+        for group in self.listened_to:
+            with contextlib.suppress(RuntimeError):  # it may have been destroyed
+                group.unregister_pre_hook(HOOK_ID)
+                group.unregister_post_hook(HOOK_ID)
+        self.listened_to.clear()
+
+    def before_call(self, group: Any, call: Any) -> None:
+        recorder = self.recorder
+        if recorder.thread.is_inside or call.name.name not in CALLED:
+            return  # of a function that is recorded as it is called, or a message of our algorithms
+        tensors, around = call.input_tensors, recorder.around()
+        if around in recorder.backwards and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
+            number = self.begin(tensors[0])
+        else:
+            number = recorder.begin(
+                COLLECTIVE,
+                CALLED[call.name.name],
+                sum(map(bytes_of, tensors)),
+                tensors[0].shape if len(tensors) == 1 else (),
+                self.groups.ranks_of(group),
+                NONE if call.root < 0 else self.groups.ranks_of(group)[call.root],
+                source=recorder.sources.find(1),  # there may be no other frame: threads of torch's come here
+                parent=around,
+            )
+        self.under_way[id(group), call.op_id] = number
+
+    def after_call(self, group: Any, call: Any) -> None:
+        """The call has been issued; it is over when its future is."""
+        number = self.under_way.pop((id(group), call.op_id), None)
+        if number is None:
+            return
+        if call.work is None:
+            self.recorder.end(number)
+        else:
+            self.issued.add(call.work, (number, ()))
+
+
+FRAMES = 5
+"""Frames between `find` and who copies: the hook, who reports the copy, and twice what enters a context manager."""
+
+
+@contextlib.contextmanager
+def recorded_devices(recorder: Recorder) -> Iterator[None]:
+    """In this block, they are recorded."""
+    hooks = DeviceHooks(recorder)
+    with (
+        replaced(device_work, "moving", hooks.wrap_moving),
+        replaced(device_work, "working_for", hooks.wrap_working_for),
+    ):
+        yield
+
+
+class DeviceHooks:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def wrap_moving(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record each tensor's copy; they begin and end together."""
+        recorder = self.recorder
+
+        @contextlib.contextmanager
+        def moving(
+            part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
+        ) -> Iterator[None]:
+            source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
+            numbers = [
+                recorder.begin(
+                    MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape, source=source,
+                    start=now, parent=around,
+                )
+                for device, tensor in tensors
+            ]  # fmt: skip
+            try:
+                yield
+            finally:
+                recorder.end_all(numbers)
+
+        return moving
+
+    def wrap_working_for(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record it as a phase with the name of the device. The main thread works for all of them."""
+        recorder = self.recorder
+
+        def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
+            is_main = recorder.thread.lane == LANE_CODES[MAIN]
+            return real(device) if is_main else recorder.working_for(device)
+
+        return working_for
+
+
+class TrainingHooks:
+    """A training step begins with a forward pass that is to be followed by a backward one, and ends with the
+    optimizer's step; on a rank that takes none, with the next forward pass before which `zero_grad` was called."""
+
+    def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
+        self.recorder, self.buckets = recorder, buckets
+        self.here = threading.local()
+        """`forward`: whether this thread is in the forward pass of some module; `step`: the number of the training step
+        that it is in; `gradients`: whether there has been a backward pass in that."""
+        self.models: WeakSet[nn.Module] = WeakSet()
+        """Those whose gradients are watched."""
+        self.handles: list[Any] = []
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with (
+            replaced(nn.Module, "__call__", self.wrap_forward),
+            replaced(torch.autograd, "backward", self.wrap_backward),
+            replaced(DistributedDataParallel, "__init__", self.wrap_new_replica),
+            replaced(OverlappedAverage, "__init__", self.wrap_new_replica),
+            replaced(OverlappedAverage, "start_next", self.buckets.wrap_start_next),
+            replaced(gradients, "average_together", self.buckets.wrap_average_together),
+        ):
+            self.handles += [
+                register_optimizer_step_pre_hook(self.before_step),
+                register_optimizer_step_post_hook(self.after_step),
+            ]
+            try:
+                yield
+            finally:
+                for handle in self.handles:
+                    handle.remove()
+                self.buckets.remove()
+
+    def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record calls of modules that are not part of another one's."""
+        recorder, here = self.recorder, self.here
+
+        @functools.wraps(real)
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if getattr(here, "forward", False):
+                return real(module, *args, **kwargs)
+            learns = module.training and torch.is_grad_enabled()
+            if learns:
+                self.begin_step(module)
+                self.watch_gradients(module)
+            here.forward = True
+            try:
+                with recorder.span(COMPUTE, "forward" if learns else "inference"):
+                    return real(module, *args, **kwargs)
+            finally:
+                here.forward = False
+
+        return forward
+
+    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self.here.gradients = True
+            with self.recorder.span(COMPUTE, "backward") as number, self.buckets.during_backward(number):
+                return real(*args, **kwargs)
+
+        return backward
+
+    def wrap_new_replica(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What sends gradients while backward computes others: hear of a gradient before it does."""
+
+        @functools.wraps(real)
+        def init(replica: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+            self.watch_gradients(model)
+            if isinstance(replica, DistributedDataParallel):
+                self.buckets.listen(kwargs.get("process_group") or dist.group.WORLD)
+            real(replica, model, *args, **kwargs)
+
+        return init
+
+    def begin_step(self, module: nn.Module) -> None:
+        """A forward pass of this module begins: and with it a training step, unless there is one that goes on."""
+        recorder, here = self.recorder, self.here
+        if recorder.thread.lane != LANE_CODES[MAIN]:
+            return  # a replica of DataParallel: its caller takes the step; or a remote call: its caller learns
+        step = getattr(here, "step", None)
+        if step is not None and step == recorder.thread.parent and here.gradients and has_no_gradients(module):
+            recorder.close(step)
+        if step is None or not recorder.is_open(step):
+            number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
+            here.step, here.gradients = recorder.open(number), False
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        source = self.recorder.sources.find()
+        self.here.optimizer = self.recorder.open(self.recorder.begin(COMPUTE, "step", source=source))
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.recorder.close(self.here.optimizer)
+        if getattr(self.here, "step", None) is not None:
+            self.recorder.close(self.here.step)
+            self.here.step = None
+
+    def watch_gradients(self, model: nn.Module) -> None:
+        """From now on, record when gradients of this model's parameters are ready."""
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        if model in self.models:
+            return
+        self.models.update(model.modules())  # a loss that wraps the model is no other model
+        for name, param in model.named_parameters():
+            if param.requires_grad and param.is_leaf:
+                hook = functools.partial(self.note_gradient, name)
+                self.handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def note_gradient(self, name: str, param: torch.Tensor) -> None:
+        recorder = self.recorder
+        recorder.instant(GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around())
+
+
+def has_no_gradients(module: nn.Module) -> bool:
+    """Whether `zero_grad` has been called and backward has not. (A module without parameters, a loss, says nothing.)"""
+    return {param.grad is None for param in module.parameters()} == {True}

@@ -1,0 +1,110 @@
+"""How much of the communication was hidden, by both definitions."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, strategies as st
+from recordings import on_gpus, recording_of, ring, training
+
+from playground.see.analyse.overlap import overlaps, passes_of
+from playground.see.analyse.timeline import clip, subtract, total, union
+from playground.see.record.recording import DEVICE, Event
+
+moments = st.floats(0, 10)
+spans = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))), max_size=8)
+
+
+@given(spans, moments, moments)
+def test_a_union_counts_every_moment_once(intervals: list[tuple[float, float]], one: float, other: float) -> None:
+    joined = union(intervals)
+    assert all(first[1] < second[0] for first, second in itertools.pairwise(joined))
+    assert total(joined) <= total(intervals) + 1e-9
+    inside = total(clip(joined, min(one, other), max(one, other)))
+    assert -1e-9 <= inside <= min(total(joined), abs(one - other)) + 1e-9
+    for first, last in intervals:
+        assert total(clip(joined, first, last)) == pytest.approx(last - first)
+
+
+def test_both_definitions_of_a_step() -> None:
+    """2 ms of backward beside an all-reduce of 3 ms, whose end is 1 ms after the last gradient."""
+    found = overlaps(training(2, exposed=1e-3, hidden=2e-3, steps=3))
+    assert [(each.rank, each.step) for each in found] == [(rank, step) for rank in range(2) for step in range(3)]
+    for each in found:
+        assert each.compute == pytest.approx(5.5e-3, abs=1e-5)
+        assert each.communication == pytest.approx(3e-3, abs=1e-5)
+        assert each.overlap == pytest.approx(2e-3, abs=1e-5)
+        assert each.exposed == pytest.approx(1e-3, abs=1e-5)
+        assert each.hidden() == pytest.approx(2 / 3, abs=1e-2)
+        assert each.hidden(alone=2e-3) == pytest.approx(1 / 2, abs=1e-2)
+
+
+def test_without_a_backward_there_is_no_training_step() -> None:
+    assert overlaps(ring(4)) == []
+
+
+DEVICE_STEP = [
+    ("compute", "forward", 0.0, 1.0),
+    ("compute", "backward", 1.0, 3.0),
+    ("collective", "all_reduce", 2.0, 4.0),
+    ("gradient", "weight", 3.0, 3.0),
+    ("compute", "step", 4.0, 5.0),
+]
+"""What a device does, and when."""
+NAMES = ["forward", "backward", "forward", "backward", "step"]
+
+
+def test_a_pass_without_the_optimizer_is_no_step() -> None:
+    """Gradients that are accumulated, or averaged alone."""
+    events = [Event(at, 0, "compute", name, float(at), at + 1.0) for at, name in enumerate(NAMES)]
+    events.append(Event(5, 0, "collective", "all_reduce", 3.5, 3.75, nbytes=8))
+    recording = recording_of([events])
+    assert [[event.name for event in part] for part in passes_of(recording.ranks[0])] == [
+        ["forward", "backward"],
+        ["forward", "backward", "all_reduce", "step"],
+    ]
+    (found,) = overlaps(recording)
+    assert found.compute == 3 - 0.25  # less what the all-reduce stood still for
+    assert (found.communication, found.union, found.overlap) == (0.25, 3.0, 0.0)
+
+
+def test_a_barrier_is_no_communication_and_what_comes_after_the_step_is_no_part_of_it() -> None:
+    events = [Event(at, 0, "compute", name, float(at), at + 1.0) for at, name in enumerate(NAMES)]
+    events.append(Event(5, 0, "collective", "barrier", 3.5, 3.75))
+    events.append(Event(6, 0, "collective", "all_gather", 6.0, 7.0, nbytes=8))
+    assert overlaps(recording_of([events])) == []
+
+
+def test_where_the_device_has_told_its_times_they_count() -> None:
+    """The host issues in no time what the device does for seconds: two steps, before the device has begun the first."""
+    host: list[Event] = []
+    device: list[Event] = []
+    for step in range(2):
+        begun = step / 10
+        for number, (kind, name, start, end) in enumerate(DEVICE_STEP):
+            ref, at = len(host), begun + number / 100
+            nbytes = 8 if kind == "collective" else 0
+            host.append(Event(ref, 0, kind, name, at, inf if nbytes else at + 0.001, nbytes=nbytes))
+            late = 1 + 5 * step
+            device.append(Event(0, 0, kind, name, late + start, late + end, DEVICE, ref, nbytes=nbytes))
+    device = [replace(event, number=number) for number, event in enumerate(device, len(host))]
+    for number, event in enumerate(host[:5], 2 * len(host)):  # what the host waits for has nothing to do with it
+        device.append(replace(event, number=number, kind="wait", start=event.start + 1, end=event.start + 2))
+        device.append(replace(device[-1], number=number + 5, kind="send", nbytes=8))
+    first, second = overlaps(on_gpus(recording_of([[*host, *device]])))
+    for found in (first, second):
+        assert (found.overlap, found.compute, found.communication) == (1.0, 4.0, 2.0)
+        assert (found.exposed, found.sent, found.early) == (1.0, 1, 1)
+    assert overlaps(on_gpus(recording_of([host]))) == []
+
+
+@given(spans, spans)
+def test_what_is_subtracted_is_gone(intervals: list[tuple[float, float]], others: list[tuple[float, float]]) -> None:
+    left = subtract(intervals, others)
+    assert total(left) <= total(union(intervals)) + 1e-9
+    assert total(union([*left, *others])) == pytest.approx(total(union([*intervals, *others])))
+    for first, last in others:
+        assert clip(left, first, last) == []

@@ -1,0 +1,80 @@
+"""Real runs: who is blamed for a rank that was slow, and how well they are replayed."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from playground.algorithms import load_all_reduce
+from playground.see.analyse.messages import match_messages
+from playground.see.analyse.transfers import volumes
+from playground.see.analyse.waits import Waits, blame
+from playground.see.analyse.what_if import Replay
+from playground.see.record.recording import COLLECTIVE, Recording
+from playground.see.record.run import record_run
+
+DELAY, STRAGGLER, SIZE = 0.2, 2, 3
+"""The delay is larger than what a busy machine does to a rank within an all-reduce."""
+LAST = 1000
+"""Elements of the last all-reduce, for which the straggler is late."""
+
+
+def all_reduce_late(rank: int, size: int) -> None:
+    """Several rings, of several sizes; before the last of them, when the others are there, one rank is late."""
+    all_reduce, store = load_all_reduce("ring"), dist.distributed_c10d._get_default_store()
+    for numel in (16, 4096, 65_536, LAST):
+        dist.barrier()
+        if numel == LAST and rank == STRAGGLER:
+            store.wait([f"{other} is there" for other in range(size) if other != rank])
+            time.sleep(DELAY)
+        elif numel == LAST:
+            store.set(f"{rank} is there", "")
+        all_reduce(torch.ones(numel))
+
+
+def all_reduce_in_background(rank: int, size: int) -> None:
+    """All-reduces in a thread of their own, several under way at once, and the backend's."""
+    all_reduce = load_all_reduce("ring")
+    works = [all_reduce(torch.ones(1000), async_op=True) for _ in range(3)]
+    work = dist.all_reduce(torch.ones(8), async_op=True)
+    for each in (*works, work):
+        each.wait()
+
+
+@lru_cache
+def straggling() -> Recording:
+    _, recording = record_run(all_reduce_late, SIZE)
+    return recording
+
+
+def test_the_rank_and_the_line_of_a_straggler_are_blamed() -> None:
+    recording = straggling()
+    waits = Waits(recording)
+    begun = {event.rank: event.start for event in recording.events(COLLECTIVE) if event.nbytes == 4 * LAST}
+    in_last = [wait for wait in waits.all if wait.event.start >= begun[wait.event.rank]]
+    longest = max(in_last, key=lambda wait: wait.late)
+    chain = blame(recording, longest.event)
+    assert chain.rank == STRAGGLER
+    assert chain.busy is not None
+    source = waits.timeline.source(chain.busy.event)
+    assert source is not None
+    assert source.function == "all_reduce_late"
+    assert source.file.endswith("test_recorded_runs.py")
+    assert chain.busy.seconds > DELAY / 2
+
+
+def test_all_messages_are_matched_and_as_many_as_they_should_be() -> None:
+    recording = straggling()
+    assert match_messages(recording).unmatched == ()
+    assert [volume.agrees for volume in volumes(recording)] == [True] * 4
+
+
+@pytest.mark.parametrize("run", [all_reduce_late, all_reduce_in_background])
+def test_a_real_run_replayed_unchanged_takes_as_long(run: object) -> None:
+    recording = straggling() if run is all_reduce_late else record_run(all_reduce_in_background, SIZE)[1]
+    replay = Replay(Waits(recording))
+    assert replay.seconds() == pytest.approx(replay.recorded, rel=0.02)

@@ -1,0 +1,85 @@
+"""Chrome traces: every event is there, slices of a thread never overlap half, arrows lead from slice to slice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from recordings import Receive, Send, Wait, play, ring, training
+
+from playground.see.paint.chrome import rows_of, to_chrome
+from playground.see.record.recording import Recording
+
+
+def trace(recording: Recording) -> list[dict[str, Any]]:
+    return list(json.loads(to_chrome(recording))["traceEvents"])
+
+
+def slices_by_thread(entries: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    threads = defaultdict(list)
+    for entry in entries:
+        if entry["ph"] == "X":
+            threads[entry["pid"], entry["tid"]].append((entry["ts"], entry["ts"] + entry["dur"]))
+    return threads
+
+
+def overlap_half(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    (first, first_end), (second, second_end) = sorted([one, other], key=lambda each: (each[0], -each[1]))
+    return first < second < first_end < second_end
+
+
+def assert_nested(slices: list[tuple[float, float]]) -> None:
+    for place, one in enumerate(slices):
+        assert not [other for other in slices[:place] if overlap_half(one, other)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10))))
+def test_slices_of_a_row_lie_in_each_other_or_beside(spans: list[tuple[int, int]]) -> None:
+    rows = rows_of([{"ts": start, "dur": length} for start, length in spans])
+    found = [
+        [(float(str(each["ts"])), float(str(each["ts"])) + float(str(each["dur"]))) for each in row] for row in rows
+    ]
+    for row in found:
+        assert_nested(row)
+    assert sorted(span for row in found for span in row) == sorted((start, start + length) for start, length in spans)
+
+
+@pytest.mark.parametrize("recording", [ring(4, straggler=1), training(2)], ids=["ring", "training"])
+def test_every_event_is_there_once(recording: Recording) -> None:
+    entries = trace(recording)
+    for rank in recording.ranks:
+        numbers = [each["args"]["number"] for each in entries if each["ph"] in "Xi" and each["pid"] == rank.rank
+                   and "args" in each]  # fmt: skip
+        assert sorted(numbers) == [event.number for event in rank.events]
+    for slices in slices_by_thread(entries).values():
+        assert_nested(slices)
+
+
+def test_every_message_is_an_arrow_between_slices() -> None:
+    entries = trace(ring(4))
+    ends = {(each["ph"], each["id"]): each for each in entries if each["ph"] in "sf"}
+    assert Counter(phase for phase, _ in ends) == {"s": 24, "f": 24}
+    slices = {(each["pid"], each["tid"], each["ts"]) for each in entries if each["name"] in ("sent", "arrived")}
+    for end in ends.values():
+        assert (end["pid"], end["tid"], end["ts"]) in slices
+    for number in range(24):
+        assert ends["s", number]["ts"] <= ends["f", number]["ts"]
+
+
+def test_processes_are_ranks_and_ids_are_whole_numbers() -> None:
+    entries = trace(ring(3))
+    names = {each["pid"]: each["args"]["name"] for each in entries if each["name"] == "process_name"}
+    assert names == {rank: f"rank {rank} (here, cpu)" for rank in range(3)}
+    threads = [(each["pid"], each["tid"]) for each in entries if each["name"] == "thread_name"]
+    assert len({*threads}) == len(threads)
+    assert all(isinstance(each[key], int) for each in entries for key in ("pid", "tid"))
+
+
+def test_what_never_ended_and_what_is_no_number_is_still_json() -> None:
+    entries = trace(play([[Send(1, 8, (float("nan"), float("inf"))), Wait()], [Receive(0, 8), Receive(0, 8), Wait()]]))
+    sent = next(each for each in entries if each["name"] == "isend")
+    assert sent["args"]["values"] == ["nan", "inf"]
+    assert [each["args"].get("cut off") for each in entries if each["name"] == "irecv"] == [True, True]

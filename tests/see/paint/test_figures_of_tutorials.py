@@ -1,0 +1,224 @@
+"""The figures of tutorials: each from a run, with what it must mark; the chapters' pictures are as a run draws them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from playground.runtime.remote import ROOT
+from playground.see.analyse.timeline import ref_of
+from playground.see.atlas import ALL, FIGURES, RUNS, all_files, chapter_files
+from playground.see.paint.painters import to_svg
+from playground.see.paint.ranks import SIX
+from playground.see.paint.results import Evidence
+from playground.see.paint.scene import ARROW, BAR, BOX, Mark, Scene
+from playground.see.paint.training import steps_of_attempts
+from playground.see.record.recording import COMPUTE, MOVE
+
+QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")
+"""Runs of a few milliseconds."""
+
+
+@pytest.fixture(scope="session")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a run gave; each is made once."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def make(run: str) -> Evidence:
+        return RUNS[run].make(folder)
+
+    return make
+
+
+def scene_of(name: str, evidence: Any) -> Scene:
+    return ALL[name].draw(evidence(ALL[name].run))
+
+
+def of_kind(scene: Scene, kind: str) -> list[Mark]:
+    return [mark for mark in scene.marks if mark.kind == kind]
+
+
+def texts(scene: Scene) -> list[str]:
+    return [mark.text for mark in scene.marks if mark.text]
+
+
+def by_speed(names: Any) -> list[Any]:
+    """Figures as parameters, those of longer runs for `make stress`."""
+    return [pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK)) for name in sorted(names)]
+
+
+def test_there_are_21_and_every_run_is_used() -> None:
+    assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
+    assert {figure.run for figure in ALL.values()} == RUNS.keys()
+    assert len({*all_files(Path())}) == len({figure.file for figure in FIGURES.values()}) == 21
+
+
+@pytest.mark.parametrize("name", by_speed(ALL))
+def test_a_figure_is_small_and_has_words(name: str, evidence: Any) -> None:
+    scene = scene_of(name, evidence)
+    svg = to_svg(scene)
+    assert len(svg.encode()) <= 100_000
+    assert svg == to_svg(scene_of(name, evidence))
+    assert scene.caption
+    assert all(0 <= mark.x <= scene.width and 0 <= mark.y <= scene.height for mark in scene.marks)
+    assert all(mark.x + mark.w <= scene.width for mark in scene.marks if mark.kind in (BOX, BAR))
+
+
+def test_reduce_then_broadcast_goes_through_the_root(evidence: Any) -> None:
+    scene = scene_of("F7", evidence)
+    arrows = of_kind(scene, ARROW)
+    assert len(arrows) == 6
+    assert not any(mark.meant for mark in arrows)
+    assert all(mark.event is not None for mark in arrows)
+    boxes = [mark.text.split("\n")[1] for mark in of_kind(scene, BOX)]
+    assert boxes == ["1", "3", "5", "7", "16", "3", "5", "7", "16", "16", "16", "16"]
+    assert "Rank 0 receives 48 B and sends 48 B" in scene.caption[0]
+
+
+def test_all_to_all_has_an_arrow_for_every_pair(evidence: Any) -> None:
+    scene = scene_of("F8", evidence)
+    assert len(of_kind(scene, ARROW)) == 12
+    assert "4 x 3 = 12" in scene.caption[0]
+
+
+def test_a_chunk_goes_round_in_six_hops(evidence: Any) -> None:
+    hops = of_kind(scene_of("F9", evidence), ARROW)
+    assert [hop.text for hop in hops] == ["1: 1", "2: 4", "3: 9", "4: 16", "5: 16", "6: 16"]
+    ways = [re.findall(r"rank (\d)", hop.title) for hop in hops]
+    assert ways == [["0", "1"], ["1", "2"], ["2", "3"], ["3", "0"], ["0", "1"], ["1", "2"]]
+    assert [hop.start for hop in hops] == sorted(hop.start for hop in hops)
+    svg = to_svg(scene_of("F9", evidence))
+    assert re.findall(r'class="arrow (\w+) turn turn-(\d)"', svg) == [
+        *(("chunk", str(turn)) for turn in range(3)), *(("message", str(turn)) for turn in range(3, 6)),
+    ]  # fmt: skip
+    assert "prefers-reduced-motion:no-preference" in svg
+    assert [hop.style for hop in hops] == ["chunk"] * 3 + ["message"] * 3
+
+
+def test_inside_a_backend_arrows_are_dashed_and_values_are_those_of_the_run(evidence: Any) -> None:
+    scene = scene_of("F21", evidence)
+    assert all(mark.meant for mark in of_kind(scene, ARROW))
+    values = [mark.text.split("\n")[1] for mark in of_kind(scene, BOX)]
+    assert values[:8] == ["1 2 3 4", "-", "-", "-", "1", "2", "3", "4"]
+    assert [text for text in texts(scene) if "\n" not in text] == [*SIX]
+    assert "T = t0 + t1 + t2 + t3 = 10" in texts(scene_of("F6", evidence))
+
+
+def test_ranks_between_have_no_part_in_a_message(evidence: Any) -> None:
+    scene = scene_of("F20", evidence)
+    [arrow] = of_kind(scene, ARROW)
+    assert arrow.title == "rank 0 → rank 3, 4 B: [1]"
+    assert [mark.style for mark in of_kind(scene, BOX)] == ["plain", "idle", "idle", "plain", "value", "idle", "idle",
+                                                           "value"]  # fmt: skip
+
+
+def test_all_ranks_take_the_same_step(evidence: Any) -> None:
+    scene = scene_of("F10", evidence)
+    steps = {mark.text for mark in of_kind(scene, BOX) if mark.style == "optimizer"}
+    own = {mark.text for mark in of_kind(scene, BOX) if mark.style == "backward"}
+    assert (len(steps), len(own)) == (1, 4)
+    assert any("differ by 0 at most" in line for line in scene.caption)
+    labels = [text for text in texts(scene_of("F11", evidence)) if re.match(r"\d ", text)]
+    assert labels == ["1 samples", "2 model", "3 gradient", "4 average", "5 step"]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", ["F1", "F2", "F5", "F17"])
+def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> None:
+    arrows = of_kind(scene_of(name, evidence), ARROW)
+    assert len(arrows) >= 11
+    assert all(mark.event is not None and not mark.meant for mark in arrows)
+    recorded = {ref_of(event): event for event in evidence("data-parallel").recorded.events()}
+    kinds = {recorded[mark.event].kind for mark in arrows if mark.event}
+    assert kinds == {MOVE, COMPUTE}
+
+
+@pytest.mark.stress
+def test_averaging_begins_in_backward_only_where_it_overlaps(evidence: Any) -> None:
+    for name, overlaps in (("F12", False), ("F13", True)):
+        bars = of_kind(scene_of(name, evidence), BAR)
+        for rank in range(2):
+            its = [mark for mark in bars if mark.event and mark.event[0] == rank]
+            backward_ends = max(mark.end for mark in its if mark.style == "backward")
+            averaging_starts = min(mark.start for mark in its if mark.style == "communication")
+            assert (averaging_starts < backward_ends) is overlaps
+
+
+@pytest.mark.stress
+def test_both_ranks_have_the_same_buckets(evidence: Any) -> None:
+    scene = scene_of("F19", evidence)
+    labels = [text for text in texts(scene) if text.startswith(("bucket", "param"))]
+    half = len(labels) // 2
+    assert labels[:half] == labels[half:]
+    assert [text[:8] for text in labels[:half]] == [
+        "bucket 0",
+        "param 2:",
+        "param 3:",
+        "bucket 1",
+        "param 0:",
+        "param 1:",
+    ]
+    assert "the same on all" in " ".join(scene.caption)
+
+
+@pytest.mark.stress
+def test_device_0_is_the_fullest_where_logits_are_gathered(evidence: Any) -> None:
+    assert any(line.startswith("Device 0 holds") for line in scene_of("F18", evidence).caption)
+    panels = [text for text in texts(scene_of("F17", evidence)) if re.match(r"\d [a-z]", text)]
+    assert [text[0] for text in panels] == [*"12345678"]
+
+
+def structure(svg: str) -> list[tuple[str, str]]:
+    """What is drawn and written, whatever the numbers are: the classes of shapes, and texts with # for numbers."""
+    found = []
+    for element in ElementTree.fromstring(svg).iter():
+        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
+        if text != "#" and "muted" not in element.get("class", "").split():
+            found.append((element.get("class", ""), text))
+    return found
+
+
+TIMELINES = ("F12", "F13", "bert")
+"""Here what is drawn as a bar of its own, and which names have room, depends on how long it took; so does a wait."""
+
+
+def outline(name: str, svg: str) -> object:
+    """What of a picture is the same in every run."""
+    found = structure(svg)
+    if name not in TIMELINES:
+        return found
+    return {(kind, text) for kind, text in found if kind != "middle" and "wait" not in kind and text != "wait"}
+
+
+@pytest.mark.parametrize("name", by_speed(chapter_files()))
+def test_the_picture_of_a_chapter_is_what_a_run_draws(name: str, evidence: Any) -> None:
+    """If this fails because a figure has changed: python -m playground see --chapters."""
+    file = chapter_files()[name]
+    assert outline(name, file.read_text(encoding="utf-8")) == outline(name, to_svg(scene_of(name, evidence)))
+
+
+def test_every_picture_is_in_its_readme() -> None:
+    assert {*chapter_files().values()} == {*ROOT.glob("playground/**/figures/*")}
+    for file in chapter_files().values():
+        shown = rf"^!\[.{{20,}}\]\(figures/{file.name}\)$"
+        assert re.search(shown, (file.parents[1] / "README.md").read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.stress
+def test_after_each_kill_the_training_goes_on_from_a_snapshot(evidence: Any) -> None:
+    run = evidence("elastic")
+    steps, starts, ends = steps_of_attempts(run)
+    assert (steps, starts[0], ends) == (20, 0, [7, 14, 20])
+    assert all(start % 4 == 0 and start <= end for start, end in zip(starts[1:], ends, strict=False))
+    assert starts == sorted(starts)
+
+
+def test_the_world_is_one(evidence: Any) -> None:
+    boxes = texts(scene_of("hello", evidence))
+    assert [text.split("\n")[1:] for text in boxes if text.startswith("rank ")][-3:] == [["heard from", "0 1 2"]] * 3

@@ -1,0 +1,163 @@
+"""The figure of any recording: what it shows, in seconds and in logical time, and what it says is not shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
+
+from playground.see.analyse.messages import match_messages, to_logical_time
+from playground.see.paint.scene import ARROW, BAR, LANE, Scene
+from playground.see.paint.timeline import MOST_ARROWS, ROW, format_values, group_short, lay_out
+from playground.see.record.recording import BACKGROUND, COMPUTE, PHASE, WAIT, Event
+
+
+def count(scene: Scene) -> Counter[str]:
+    return Counter(mark.kind for mark in scene.marks)
+
+
+def test_a_ring_has_a_lane_a_rank_and_an_arrow_a_message() -> None:
+    scene = lay_out(ring(4))
+    assert count(scene)[LANE] == 4
+    assert count(scene)[ARROW] == 4 * 6
+    assert {mark.title for mark in scene.marks if mark.kind == ARROW} >= {"rank 0 → rank 1, 4 B: [1]"}
+
+
+def test_no_arrow_goes_backwards_and_every_mark_is_inside() -> None:
+    scene = lay_out(ring(4, straggler=2))
+    for mark in scene.marks:
+        assert mark.kind != ARROW or mark.w >= 0
+        assert 0 <= mark.x <= scene.width
+        assert mark.kind not in (BAR, LANE) or mark.x + mark.w <= scene.width
+        assert 0 <= mark.y <= scene.height
+
+
+def test_bars_are_where_and_when_their_events_are() -> None:
+    recording = training(2)
+    scene = lay_out(recording)
+    events = {(event.rank, event.number): event for event in recording.events()}
+    assert scene.axis is not None
+    for mark in scene.marks:
+        if mark.event and mark.kind == BAR:
+            event = events[mark.event]
+            assert (mark.start, mark.end) == (event.start, event.end)
+            assert mark.x == pytest.approx(scene.axis.at(event.start), abs=0.1)
+
+
+def test_overlapping_collectives_lie_in_rows_of_their_own() -> None:
+    call = Call("all_reduce", 4096, blocking=False)
+    both: list[Action] = [call, call, Pause(0.001), Wait()]
+    scene = lay_out(play([both, both]))
+    bars = [mark for mark in scene.marks if mark.kind == BAR and mark.style == "communication" and mark.event]
+    rank_0 = {mark.y for mark in bars if mark.event and mark.event[0] == 0}
+    assert len(rank_0) == 2
+
+
+def test_what_is_missing_is_said() -> None:
+    recording = ring(2)
+    first = replace(recording.ranks[0], dropped=7, is_cut_off=True)
+    scene = lay_out(replace(recording, ranks=(first, recording.ranks[1])))
+    assert "7 events were dropped: there was no room for them." in scene.caption
+    assert "Cut off before its end: rank 0." in scene.caption
+
+
+def test_of_too_many_messages_some_are_drawn_and_it_is_said() -> None:
+    sends = [Send(1, 8) for _ in range(400)]
+    receives = [Receive(0, 8) for _ in range(400)]
+    scene = lay_out(play([[*sends, Wait()], [*receives, Wait()]]))
+    assert count(scene)[ARROW] == MOST_ARROWS
+    assert any(line.startswith(f"{MOST_ARROWS} of 400 messages are drawn") for line in scene.caption)
+
+
+def test_an_empty_recording_has_a_scene() -> None:
+    assert count(lay_out(play([[], []])))[LANE] == 2
+
+
+@given(st.integers(2, 6))
+@settings(max_examples=5)
+def test_logical_steps_of_a_ring(size: int) -> None:
+    """Computing takes one, each of 2(N - 1) messages one, and each of N - 1 additions one."""
+    logical = to_logical_time(ring(size))
+    assert logical.end == 1 + 2 * (size - 1) + (size - 1)
+    assert len(list(logical.events())) == len(list(ring(size).events()))
+
+
+def test_logical_time_does_not_depend_on_speed() -> None:
+    one, other = (to_logical_time(ring(4, alpha=alpha, straggler=late)) for alpha, late in ((1e-4, 1), (1e-2, 1)))
+    assert [(event.start, event.end) for event in one.events()] == [
+        (event.start, event.end) for event in other.events()
+    ]
+
+
+def test_in_logical_time_nothing_arrives_before_it_was_sent() -> None:
+    logical = to_logical_time(ring(4, straggler=2))
+    for message in match_messages(logical).matched:
+        assert message.receive.end >= message.send.start + 1
+    assert all(event.seconds == 1 for event in logical.events(COMPUTE))
+    assert any(event.seconds > 0 for event in logical.events(WAIT))
+
+
+def test_what_waits_for_ever_has_no_logical_end() -> None:
+    logical = to_logical_time(play([[Compute(0.1), Receive(1, 8), Wait()], [Compute(0.1)]]))
+    assert {event.name: event.end for event in logical.events() if event.rank == 0} == {
+        "add": 1.0, "irecv": float("inf"),
+    }  # fmt: skip
+
+
+def test_of_values_that_are_too_large_the_shape_is_told() -> None:
+    scene = lay_out(play([[Send(1, 4000), Wait()], [Receive(0, 4000), Wait()]]))
+    [arrow] = [mark for mark in scene.marks if mark.kind == ARROW]
+    assert arrow.title == "rank 0 → rank 1, 3.906 KiB of shape 1000"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [((), "[]"), ((1.0, 2.5), "[1, 2.5]"), ((1.0,) * 9, "[1, 1, 1, 1, …]")]
+)
+def test_values_as_text(values: tuple[float, ...], expected: str) -> None:
+    assert format_values(values) == expected
+
+
+def test_short_events_are_drawn_together_where_they_are() -> None:
+    """In a long run nothing is a pixel wide, and yet it is seen what ranks do, everywhere."""
+    recording = training(2, steps=500)
+    scene = lay_out(recording)
+    assert scene.axis is not None
+    pieces = [mark for mark in scene.marks if mark.kind == BAR and mark.style in ("forward", "backward", "optimizer")]
+    covered = sum(mark.w for mark in pieces if mark.y == min(each.y for each in pieces))
+    assert covered > 0.9 * scene.axis.w
+    assert any("narrower than a pixel are drawn together" in line for line in scene.caption)
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), st.sampled_from(["wait", "compute"])), max_size=60))
+def test_groups_hold_every_short_event_once_and_do_not_overlap(short: list[tuple[float, str]]) -> None:
+    events = list(ring(2).events(COMPUTE))[:1] * len(short)
+    groups = group_short((left, left + 0.5, style, event) for (left, style), event in zip(short, events, strict=True))
+    assert sum(len(group.events) for group in groups) == len(short)
+    for group, following in pairwise(groups):
+        assert group.left <= group.right
+        assert group.right <= following.left + 0.5
+
+
+def test_threads_that_work_at_once_are_below_each_other() -> None:
+    """Each in a row of its own, and what it computes in the same; the main thread's lane is as high as ever."""
+    alone = ring(2)
+    first = len(alone.ranks[0].events)
+    threads = [
+        Event(
+            number=first + 2 * thread + inner, rank=0, kind=COMPUTE if inner else PHASE, name=f"cpu:{thread}",
+            start=0.01 * thread + 0.001 * inner, end=0.1, lane=BACKGROUND, parent=first + 2 * thread if inner else None,
+        )
+        for thread in range(3)
+        for inner in range(2)
+    ]  # fmt: skip
+    rank = replace(alone.ranks[0], events=(*alone.ranks[0].events, *threads))
+    scene = lay_out(replace(alone, ranks=(rank, alone.ranks[1])))
+    bars = {mark.event: mark.y for mark in scene.marks if mark.kind == BAR and mark.event}
+    tops = [bars[0, event.number] for event in threads]
+    assert tops[::2] == tops[1::2] == [tops[0], tops[0] + ROW, tops[0] + 2 * ROW]
+    lanes, before = ([mark.h for mark in each.marks if mark.kind == LANE] for each in (scene, lay_out(alone)))
+    assert lanes == [before[0], 3 * ROW, before[1]]

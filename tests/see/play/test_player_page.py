@@ -1,0 +1,271 @@
+"""The page in a real browser: what it shows is what was recorded, at every step, and it needs nothing but itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from browser import MISSING, Browser, browser
+from recordings import on_gpus, ring, training
+
+from playground.algorithms import load_all_reduce
+from playground.see.analyse.messages import match_messages, to_logical_time
+from playground.see.analyse.timeline import Timeline, ref_of
+from playground.see.files import write_page
+from playground.see.play.page import changes_of
+from playground.see.record.merge import read_recording
+from playground.see.record.recording import COLLECTIVE, COMPUTE, Recording
+from playground.see.record.run import Recorded
+from playground.testing import World
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+KEYS = {"right": "\ue014", "left": "\ue012", "home": "\ue011", "end": "\ue010", "tab": "\ue004", "enter": "\ue007"}
+READ = """
+return [...document.querySelectorAll('tbody tr')].map((row) =>
+  [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value)));
+"""
+WALK = """
+const shown = [], press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', {key}));
+const look = () => shown.push({
+  time: Number(document.getElementById('position').value),
+  held: [...document.querySelectorAll('tbody tr')].map((row) =>
+    [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value))),
+  lit: [...document.querySelectorAll('[data-arrow]')].map((arrow) => Number(arrow.dataset.arrow)).sort((a, b) => a - b),
+});
+press('Home');
+look();
+for (const key of ['ArrowRight', 'ArrowLeft']) {
+  for (let before = -1; before !== shown.at(-1).time;) { before = shown.at(-1).time; press(key); look(); }
+}
+return shown;
+"""
+"""Step to the end and back. What is shown at every step."""
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def show(window: Browser, tmp_path: Path) -> Iterator[Callable[..., Browser]]:
+    """Opens the page of a recording; in the end nothing else may have been asked for, and nothing complained of."""
+    page = tmp_path / "page.html"
+
+    def open_page(recording: Recording, other: Recording | None = None, **media: Any) -> Browser:
+        write_page(recording, page, other=other)
+        window.open(page, **media)
+        window.wait_for("#status", "of")
+        return window
+
+    yield open_page
+    assert window.requests() == [page.as_uri()]
+    assert window.complaints() == []
+
+
+def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[float]], list[int]]:
+    """What ranks hold, and which messages are under way, by the recording. Times are rounded as the page has them."""
+    timed, unit = (recording, 1e-9) if clock == "real" else (to_logical_time(recording), 1.0)
+    time += round(min(event.start for event in timed.events()) / unit)
+    held: list[list[float]] = [[] for _ in timed.ranks]
+    for rank in timed.ranks:
+        for change in changes_of(rank):
+            if round((change.event.end if change.at_end else change.event.start) / unit) <= time:
+                held[rank.rank] = [*change.values]
+    events = Timeline(timed).by_ref
+    ways = [(events[ref_of(m.send)].start, events[ref_of(m.receive)].end) for m in match_messages(recording).matched]
+    return held, [
+        number for number, (sent, arrived) in enumerate(ways) if round(sent / unit) <= time < round(arrived / unit)
+    ]
+
+
+def reduce_by_ring(rank: int, size: int) -> None:
+    load_all_reduce("ring")(torch.full((size + 1,), 0.1 * 10.0**rank))
+
+
+def reduce_by_tutorial_ring(rank: int, size: int) -> None:
+    load_all_reduce("tutorial-ring")(torch.full((size + 1,), 0.1 * 10.0**rank))
+
+
+@pytest.fixture(scope="module")
+def recorded(world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("recorded")
+    world(3).run(Recorded(reduce_by_ring, folder))
+    return read_recording(folder / "0")
+
+
+@pytest.mark.parametrize("clock", ["logical", "real"])
+@pytest.mark.parametrize("which", ["by hand", "of a run"])
+def test_every_step_shows_what_was_recorded(
+    which: str, clock: str, recorded: Recording, show: Callable[..., Browser]
+) -> None:
+    recording = ring(4, straggler=1) if which == "by hand" else recorded
+    window = show(recording)
+    if clock == "real":
+        window.press("t")
+    shown = window.ask(WALK)
+    for each in shown:
+        assert (each["held"], each["lit"]) == states_at(recording, clock, each["time"])
+    times = [each["time"] for each in shown]
+    there = times.index(max(times)) + 1
+    assert times[:there] == sorted(set(times))
+    assert [*dict.fromkeys(times[there:])] == times[:there][::-1]
+    ends = [[*event.values] for event in recording.events(COLLECTIVE) if event.values is not None]
+    assert shown[there - 1]["held"] == ends
+
+
+def calm(recording: Recording) -> Recording:
+    """Without anything that a rank could wait in."""
+    ranks = tuple(
+        replace(rank, events=tuple(event for event in rank.events if event.kind == COMPUTE)) for rank in recording.ranks
+    )
+    return replace(recording, ranks=ranks)
+
+
+def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[..., Browser]) -> None:
+    """By keyboard alone: the longest wait, then from link to link of its chain."""
+    window = show(ring(4, straggler=1))
+    window.press("w", KEYS["tab"])
+    last = 0
+    for _ in range(window.ask("return document.querySelectorAll('.chain li').length") - 1):
+        window.press(KEYS["tab"])
+        last += 1
+    assert last >= 1
+    window.press(KEYS["enter"])
+    assert window.ask("return document.activeElement.textContent").startswith("rank 1 was busy for")
+    assert window.text("h3:has(+ pre)") == "Rank 1: lesson.py:11 in run"
+    assert window.ask("return document.querySelector('tr[aria-current] th').innerText") == "1"
+
+
+@pytest.mark.parametrize(("change", "heading"), [(on_gpus, "Waits cannot be told on GPUs"), (calm, "No rank waited")])
+def test_why_there_are_no_waits(
+    change: Callable[[Recording], Recording], heading: str, show: Callable[..., Browser]
+) -> None:
+    assert show(change(ring(4, straggler=1))).text("h3:has(+ .waits)").startswith(heading)
+
+
+def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None:
+    window = show(ring(2))
+    seen = []
+    for _ in range(14):
+        window.press(KEYS["tab"])
+        seen.append(window.ask("return document.activeElement.id || document.activeElement.tagName"))
+    controls = ["first", "back", "play", "forward", "last", "clock", "speed", "narrower", "wider", "whole", "position"]
+    assert seen[: len(controls)] == controls
+    assert "BUTTON" in seen[len(controls) :]
+    window.press(KEYS["end"])
+    assert window.text("#status").startswith("Step")
+    assert (
+        window.ask("return document.querySelectorAll('button:not([aria-label]):empty, [tabindex=\"1\"]').length") == 0
+    )
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_widths_in_light_and_dark(width: int, scheme: str, show: Callable[..., Browser]) -> None:
+    window = show(training(), width=width, color_scheme=scheme)
+    assert window.ask("return document.documentElement.scrollWidth") <= width
+    for control in ("first", "play", "last", "clock", "whole", "position"):
+        left, right = window.ask(f"const b = {control}.getBoundingClientRect(); return [b.left, b.right]")
+        assert left >= 0
+        assert right <= width
+    brightness = window.ask("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (sum(brightness) > 384) == (scheme == "light")
+
+
+def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Browser]) -> None:
+    window = show(ring(2), reduced_motion="reduce")
+    window.ask("document.getElementById('speed').value = '16'")
+    begun = window.ask("return Number(document.getElementById('position').value)")
+    window.press(" ")
+    times = window.ask_later(
+        "const found = new Set(), look = (end) => { found.add(Number(position.value));"
+        "if (play.textContent === 'Play') end([...found]); else requestAnimationFrame(() => look(end)); }; look(done);"
+    )
+    assert len(times) > 2
+    assert all((time - begun) % 1 == 0 for time in times[:-1])
+
+
+def test_two_runs_on_one_clock(show: Callable[..., Browser]) -> None:
+    slow, fast = ring(4, straggler=1), ring(4)
+    window = show(slow, fast)
+    assert "the second was" in window.text("#verdict")
+    window.press("t", KEYS["end"])
+    for _ in range(3):
+        window.press(KEYS["left"])
+    assert window.ask(READ)[4:] == [[1111.0] * 4] * 4
+    assert window.ask("return document.querySelectorAll('.run').length") == 2
+
+
+@pytest.fixture(scope="module")
+def other_recorded(world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("other")
+    world(3).run(Recorded(reduce_by_tutorial_ring, folder))
+    return read_recording(folder / "0")
+
+
+@pytest.mark.parametrize("clock", ["logical", "real"])
+def test_two_algorithms_race(
+    clock: str, recorded: Recording, other_recorded: Recording, show: Callable[..., Browser]
+) -> None:
+    runs = recorded, other_recorded
+    window = show(*runs)
+    if clock == "real":
+        window.press("t")
+    shown = window.ask(WALK)
+    for each in shown:
+        assert each["held"] == [held for run in runs for held in states_at(run, clock, each["time"])[0]]
+    last = max(shown, key=lambda each: each["time"])["held"]
+    assert last == [[*event.values] for run in runs for event in run.events(COLLECTIVE) if event.values]
+    seconds = [run.end - min(event.start for event in run.events()) for run in runs]
+    faster = "first" if seconds[0] < seconds[1] else "second"
+    assert f"the {faster} was" in window.text("#verdict")
+    assert re.search(r"Run 1: .+ Run 2: ", window.text("#status"))
+
+
+@pytest.mark.parametrize(("width", "beside"), [(360, False), (1600, True)])
+def test_runs_that_race_are_side_by_side_where_there_is_room(
+    width: int, beside: bool, recorded: Recording, other_recorded: Recording, show: Callable[..., Browser]
+) -> None:
+    window = show(recorded, other_recorded, width=width)
+    one, two = window.ask("return [...document.querySelectorAll('.run')].map((run) => run.getBoundingClientRect())")
+    assert (one["top"] == two["top"]) == beside
+    assert (one["right"] <= two["left"]) == beside
+    assert window.ask("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+def test_every_number_has_room_in_its_cell(width: int, show: Callable[..., Browser]) -> None:
+    """However long it is: as many are shown as there is room for."""
+    run = ring(2)
+    ranks = (
+        replace(
+            rank,
+            events=tuple(
+                replace(event, values=event.values and tuple(-0.00681234 * value for value in event.values))
+                for event in rank.events
+            ),
+        )
+        for rank in run.ranks
+    )
+    window = show(replace(run, ranks=tuple(ranks)), width=width)
+    window.press(KEYS["end"])
+    widths = window.ask(
+        "return [...document.querySelectorAll('.cell')].map((cell) => [cell, cell.nextSibling])"
+        ".map((pair) => pair.map((each) => each.getBoundingClientRect().width))"
+    )
+    assert len(widths) >= 2
+    assert all(text <= cell for cell, text in widths)
+
+
+def test_a_program_is_shown_as_text(show: Callable[..., Browser]) -> None:
+    """Whatever it contains, it is neither run nor does it end the data."""
+    text = '</script><script>alert("1")</script><!--&amp;\n' * 40
+    window = show(replace(ring(2), texts={"lesson.py": text}))
+    assert window.ask("return document.querySelector('pre div').lastChild.textContent") == text.split("\n")[0]

@@ -1,0 +1,220 @@
+"""The lane of a GPU: what it did, and when, on the host's clock. The GPU here is a clock and how late it is."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from playground.see.record.device import PATIENCE, DeviceRecorder
+from playground.see.record.merge import read_recording
+from playground.see.record.recording import (
+    BACKGROUND,
+    BUCKET,
+    COLLECTIVE,
+    COMPUTE,
+    DEVICE,
+    GRADIENT,
+    MAIN,
+    PHASE,
+    Event,
+)
+
+ABOUT = {"host": "here", "host_id": "here 1", "device": "cuda:0", "cores": 1}
+MILLISECOND = 1_000_000
+DEVICES = [torch.device("cuda", number) for number in range(2)]
+
+
+class HostClock:
+    """Stands still but for what a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 5 * MILLISECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class FakeMark:
+    """A moment of a GPU's own clock, in milliseconds. As CUDA's, times between two of them are float32, and there are
+    none between those of two GPUs."""
+
+    def __init__(self, device: torch.device, at: float, is_there: bool) -> None:
+        self.device, self.at, self.is_there = device, at, is_there
+
+    def query(self) -> bool:
+        return self.is_there
+
+    def elapsed_time(self, end: FakeMark) -> float:
+        assert self.device == end.device
+        [milliseconds] = struct.unpack("f", struct.pack("f", end.at - self.at))
+        return float(milliseconds)
+
+
+class FakeGpu:
+    """Gets to every mark `late` milliseconds after it was left, the second one `later` after that; their clocks have
+    other zeros, and another speed."""
+
+    device, later = DEVICES[0], 7.0
+
+    def __init__(self, clock: HostClock, speed: float = 1.0) -> None:
+        self.clock, self.speed, self.late, self.stands_still, self.breaks = clock, speed, 0.0, False, False
+
+    def mark(self, device: torch.device) -> FakeMark:
+        if self.breaks:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        zero, late = 1234.5, self.late
+        if device != self.device:
+            zero, late = 98.7, late and late + self.later
+        return FakeMark(device, zero + self.speed * (self.clock.now / MILLISECOND + late), not self.stands_still)
+
+
+def new_recorder(folder: Path, gpu: FakeGpu, **more: int) -> DeviceRecorder:
+    return DeviceRecorder(folder, 0, gpu=gpu, clock=gpu.clock, **more, **ABOUT)  # type: ignore[arg-type]
+
+
+def lanes(folder: Path) -> tuple[list[Event], list[Event]]:
+    """The events of the rank and those of its GPU."""
+    events = read_recording(folder).ranks[0].events
+    return [event for event in events if event.lane == MAIN], [event for event in events if event.lane == DEVICE]
+
+
+def record_forward(recorder: DeviceRecorder, gpu: FakeGpu) -> int:
+    """A forward that takes 1 ms to issue, and that the GPU begins 2 ms later and is at for 4 ms."""
+    gpu.late = 2.0
+    number = recorder.begin(COMPUTE, "forward", nbytes=12, shape=(3,))
+    gpu.clock.now += MILLISECOND
+    gpu.late = 5.0
+    recorder.end(number)
+    gpu.clock.now += 8 * MILLISECOND
+    gpu.late = 0.0
+    return number
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.0001, 0.9])
+def test_the_gpu_s_times_are_put_onto_the_host_s_clock(tmp_path: Path, speed: float) -> None:
+    gpu = FakeGpu(HostClock(), speed)
+    recorder = new_recorder(tmp_path, gpu)
+    record_forward(recorder, gpu)
+    recorder.stop()
+    [forward], [done] = lanes(tmp_path)
+    assert done.start - forward.start == pytest.approx(2e-3, abs=1e-8)
+    assert done.seconds == pytest.approx(4e-3, abs=1e-8)
+    assert (done.kind, done.name, done.nbytes, done.shape) == (COMPUTE, "forward", 12, (3,))
+    assert done.parent == forward.number
+
+
+def test_which_events_the_gpu_has(tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock())
+    recorder = new_recorder(tmp_path, gpu)
+    with recorder.span(PHASE, "training step"):
+        numbers = [recorder.begin(kind, "x") for kind in (COMPUTE, BUCKET, COLLECTIVE)]
+        wait = recorder.begin_wait(numbers, -1)
+        recorder.end_all([*numbers, wait])
+        recorder.instant(GRADIENT, "weight", values=[1.0])
+    gpu.clock.now += MILLISECOND
+    recorder.stop()
+    host, device = lanes(tmp_path)
+    assert [event.kind for event in device] == [COMPUTE, BUCKET, COLLECTIVE, GRADIENT]
+    assert device[-1].seconds == 0
+    assert [event for event in device if event.values is not None] == []
+    assert [event.awaits for event in host if event.kind == "wait"] == [tuple(numbers[0] + k for k in range(3))]
+
+
+def test_a_call_that_goes_on_after_it_returned_ends_when_its_work_does(tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock())
+    recorder = new_recorder(tmp_path, gpu)
+    number = recorder.begin(COLLECTIVE, "all_reduce")
+    recorder.end(number)
+    recorder.resume(number)
+    gpu.clock.now += 3 * MILLISECOND
+    recorder.end_all([number])
+    recorder.stop()
+    assert lanes(tmp_path)[1][0].seconds == pytest.approx(3e-3, abs=1e-8)
+
+
+def test_what_the_gpu_does_not_get_to_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.see.record.device.PATIENCE", PATIENCE / 100)
+    gpu = FakeGpu(HostClock())
+    recorder = new_recorder(tmp_path, gpu)
+    record_forward(recorder, gpu)
+    recorder.begin(COMPUTE, "backward")
+    gpu.stands_still = True  # in a collective whose other ranks are gone
+    recorder.end(recorder.begin(COLLECTIVE, "all_reduce"))
+    recorder.stop()
+    host, device = lanes(tmp_path)
+    assert [event.name for event in host] == ["forward", "backward", "all_reduce"]
+    assert [event.name for event in device] == ["forward"]
+
+
+def test_a_gpu_that_fails_takes_only_its_own_times_along(tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock())
+    recorder = new_recorder(tmp_path, gpu)
+    record_forward(recorder, gpu)
+    gpu.breaks = True
+    recorder.stop()
+    host, device = lanes(tmp_path)
+    assert ([event.name for event in host], device) == (["forward"], [])
+    assert not read_recording(tmp_path).ranks[0].is_cut_off
+
+
+@pytest.mark.parametrize("forwards", [2, 3, 5])
+def test_every_event_that_found_room_has_some_on_the_gpu(forwards: int, tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock())
+    recorder = new_recorder(tmp_path, gpu, capacity=3)
+    for _ in range(forwards):
+        record_forward(recorder, gpu)
+    recorder.stop()
+    host, device = lanes(tmp_path)
+    assert [event.parent for event in device] == [event.number for event in host]
+    assert (len(host), read_recording(tmp_path).ranks[0].dropped) == (min(forwards, 3), max(forwards - 3, 0))
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.0001])
+def test_times_are_as_exact_after_an_hour_as_in_the_first_second(speed: float, tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock(), speed)
+    recorder = new_recorder(tmp_path, gpu)
+    for _ in range(3600):
+        record_forward(recorder, gpu)
+        gpu.clock.now += 987_654_321
+    recorder.stop()
+    host, device = lanes(tmp_path)
+    for issued, done in zip(host, device, strict=True):
+        assert done.start - issued.start == pytest.approx(2e-3, abs=4e-6)
+        assert done.seconds == pytest.approx(4e-3, abs=1e-8)
+    between = [after.start - before.start for before, after in pairwise(device)]
+    assert between == pytest.approx([0.996654321] * 3599, abs=1e-7)
+
+
+def test_what_a_thread_does_for_another_gpu_has_the_times_of_that(tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock())
+    recorder = new_recorder(tmp_path, gpu)
+    record_forward(recorder, gpu)
+    begun: list[int] = []
+
+    def begin_as_a_replica() -> None:
+        with recorder.working_for(DEVICES[1]):
+            gpu.late = 2.0
+            begun.append(recorder.begin(COMPUTE, "forward"))
+
+    thread = threading.Thread(target=begin_as_a_replica)
+    thread.start()
+    thread.join()
+    gpu.clock.now += MILLISECOND
+    gpu.late = 5.0
+    recorder.end(begun[0])  # as it is over in a thread that torch calls back in
+    gpu.clock.now += 20 * MILLISECOND
+    gpu.late = 0.0
+    recorder.stop()
+    events = read_recording(tmp_path).ranks[0].events
+    device = [event for event in events if event.lane == DEVICE]
+    issued = [events[event.parent] for event in device if event.parent is not None]
+    assert [event.lane for event in issued] == [MAIN, BACKGROUND]
+    late = [done.start - event.start for done, event in zip(device, issued, strict=True)]
+    assert late == pytest.approx([2e-3, 2e-3 + gpu.later / 1e3], abs=1e-8)
+    assert [event.seconds for event in device] == pytest.approx([4e-3, 4e-3], abs=1e-8)
+    assert [event.name for event in events if event.kind == PHASE] == ["cuda:1"]

@@ -1,0 +1,229 @@
+"""The recorder: events in a file, whole whenever it is read, whatever threads wrote them and however many."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from playground.see.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
+from playground.see.record.merge import merge, read_recording
+from playground.see.record.recorder import Recorder
+from playground.see.record.recording import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
+from playground.see.record.run import pack
+
+ABOUT = {"host": "here", "host_id": "here 1", "device": "cpu", "cores": 1}
+
+
+def new_recorder(folder: Path, capacity: int = 100, **more: int) -> Recorder:
+    folder.mkdir(exist_ok=True)
+    return Recorder(folder, 0, capacity=capacity, **more, **ABOUT)  # type: ignore[arg-type]
+
+
+def read(folder: Path) -> RankRecording:
+    return read_recording(folder).ranks[0]
+
+
+def test_an_event_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path)
+    phase = recorder.open(recorder.begin(PHASE, "all-gather"))
+    sent = recorder.begin(SEND, "isend", 12, (3,), (0, 2), 2, 7, 5, 9, recorder.sources.find(1))
+    recorder.put_values(sent, [1.0, -2.5, 1e300])
+    arrived = recorder.begin(RECEIVE, "recv", 4)
+    wait = recorder.begin_wait([sent, arrived], recorder.sources.find(1))
+    for number in (wait, sent):
+        recorder.end(number)
+    recorder.note_sender(arrived, 3, 1)
+    recorder.close(phase)
+    recorder.stop()
+    recording = read_recording(tmp_path)
+    events = recording.ranks[0].events
+    assert [(event.kind, event.name, event.parent) for event in events] == [
+        (PHASE, "all-gather", None), (SEND, "isend", 0), (RECEIVE, "recv", 0), (WAIT, "wait", 0)
+    ]  # fmt: skip
+    message = events[1]
+    assert (message.nbytes, message.shape, message.group, message.peer) == (12, (3,), (0, 2), 2)
+    assert (message.message, message.tag, message.offset, message.values) == (7, 5, 9, (1.0, -2.5, 1e300))
+    assert recording.sources[message.source or 0].function == "test_an_event_comes_back_as_it_was_recorded"
+    assert (events[2].peer, events[2].message, events[2].end) == (3, 1, float("inf"))
+    assert events[3].awaits == (1, 2)
+    assert 0 <= events[0].start <= message.start <= events[3].end <= message.end <= events[0].end
+    assert not recording.ranks[0].is_cut_off
+
+
+def test_what_is_not_over_is_whole_all_the_same(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path)
+    recorder.begin(COMPUTE, "forward")
+    rank = read(tmp_path)  # as if the process had been killed here
+    assert (rank.is_cut_off, [event.end for event in rank.events]) == (True, [float("inf")])
+    recorder.stop()
+
+
+def test_events_for_which_there_is_no_room_are_counted(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path, capacity=5)
+    for number in range(8):
+        recorder.end(recorder.begin(COMPUTE, f"number {number}"))
+    assert [event.name for event in read(tmp_path).events] == [f"number {number}" for number in range(5)]
+    recorder.stop()
+    assert read(tmp_path).dropped == 3
+
+
+FILL = """
+import sys
+from pathlib import Path
+from playground.see.record.layout import MAX_VALUES
+from playground.see.record.merge import read_recording
+from playground.see.record.recorder import Recorder
+from playground.see.record.recording import COMPUTE, VALUES
+
+folder, what = Path(sys.argv[1]), sys.argv[2]
+recorder = Recorder(folder, 0, host="here", host_id="here 1", device="cpu", cores=1)
+for number in range(100_000):
+    if what == "events":
+        recorder.end(recorder.begin(COMPUTE, "forward"))
+    elif what == "values":
+        recorder.instant(VALUES, "holds", [float(number)] * MAX_VALUES)
+    else:
+        recorder.end(recorder.begin(COMPUTE, f"{number} {'long ' * 30}"))
+recorder.stop()
+(rank,) = read_recording(folder).ranks
+print(len(rank.events), rank.dropped)
+"""
+
+
+def on_a_small_disk(folder: Path) -> list[str]:
+    """What a command begins with that is to have a disk of 4 MB there."""
+    words = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("a small disk is a mount in a namespace, and there can be none here")
+    return [*words, "sh", "-c", f'mount -t tmpfs -o size=4m tmpfs "{folder}" && exec "$@"', "sh"]
+
+
+def with_small_files(folder: Path) -> list[str]:
+    """The same where no file may have more than 2 MB."""
+    limit = f"import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({2**21}, {resource.RLIM_INFINITY}))"
+    return [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
+
+
+@pytest.mark.parametrize("what", ["events", "values", "names"])
+@pytest.mark.parametrize("surroundings", [on_a_small_disk, with_small_files])
+def test_a_full_disk_ends_the_recording_and_not_the_run(
+    surroundings: Callable[[Path], list[str]], what: str, tmp_path: Path
+) -> None:
+    """Whether it is an event, a value or a name that finds no room."""
+    command = [*surroundings(tmp_path), sys.executable, "-c", FILL, str(tmp_path), what]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"--see: no more can be written to {tmp_path} (")
+    assert line.endswith("): rank 0 goes on unrecorded")
+    events, dropped = map(int, ended.stdout.split())
+    if surroundings is on_a_small_disk:
+        assert events > 2_000
+        assert events + dropped == 100_000
+    else:
+        assert (events, dropped) == (0, 0)  # a file of 21 MB may not even be made
+
+
+def test_threads_have_lanes_and_spans_of_their_own(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path, capacity=3000)
+
+    def work() -> None:
+        outer = recorder.open(recorder.begin(PHASE, "background"))
+        for _ in range(500):
+            recorder.end(recorder.begin(COMPUTE, "inside background"))
+        recorder.close(outer)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    outer = recorder.open(recorder.begin(PHASE, "main"))
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        recorder.end(recorder.begin(COMPUTE, "inside main"))
+    for thread in threads:
+        thread.join()
+    recorder.close(outer)
+    recorder.stop()
+    events = read(tmp_path).events
+    assert len(events) == 4 * 501
+    for event in events:
+        if event.parent is not None:
+            assert event.name == f"inside {events[event.parent].name}"
+            assert event.lane == events[event.parent].lane == event.name.split()[-1]
+
+
+def test_what_comes_after_the_end_is_lost_and_does_no_harm(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path)
+    numbers = [recorder.begin(COMPUTE, "late") for _ in range(3)]
+    recorder.stop()
+    recorder.end(numbers[2])
+    recorder.set_lane(numbers[2], 1)
+    recorder.put_values(recorder.begin(VALUES, "never heard of"), [1.0])
+    assert [event.end for event in read(tmp_path).events] == [float("inf")] * 3
+
+
+def test_a_forked_process_leaves_the_recording_alone(tmp_path: Path) -> None:
+    from playground.see.record import rank
+
+    recorder = new_recorder(tmp_path)
+    rank._recorders.append(recorder)
+    child = os.fork()
+    if not child:
+        recorder.instant(GRADIENT, "of the child")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    recorder.instant(GRADIENT, "of the rank")
+    rank._recorders.clear()
+    recorder.stop()
+    assert [event.name for event in read(tmp_path).events] == ["of the rank"]
+
+
+@given(st.data())
+def test_whatever_is_missing_what_is_read_is_the_beginning(data: st.DataObject) -> None:
+    """Events that were cut off anywhere: those before are all there, as they were."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        recorder = new_recorder(Path(name))
+        for number in range(data.draw(st.integers(0, 20))):
+            recorder.instant(VALUES, f"{number}", [float(number)] * data.draw(st.integers(0, MAX_VALUES + 1)))
+        recorder.stop()
+        members = read_folder(Path(name))
+    events = merge(members).ranks[0].events
+    whole = members.files["rank-0.events"]
+    cut = data.draw(st.integers(0, len(whole)))
+    left = merge(type(members)({**members.files, "rank-0.events": whole[:cut]})).ranks[0].events
+    assert left == events[: max(0, (cut - HEADER.size) // RECORD.size)]
+
+
+def test_the_line_is_the_programs_own(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path)
+    line = sys._getframe().f_lineno + 1
+    recorder.end(recorder.begin(COMPUTE, "forward", source=sorted([recorder], key=lambda r: 0)[0].sources.find(1)))
+    recorder.stop()
+    recording = read_recording(tmp_path)
+    [source] = recording.sources
+    assert (Path(source.file).name, source.line) == ("test_recorder.py", line)
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    recorder = new_recorder(tmp_path / "ranks")
+    for folder in ("mine", "yours"):
+        file = tmp_path / folder / "util.py"
+        file.parent.mkdir()
+        file.write_text(f"recorder.end(recorder.begin('compute', '{folder}', source=recorder.sources.find(1)))\n")
+        exec(compile(file.read_text(), file, "exec"), {"recorder": recorder})
+    recorder.stop()
+    recording = pack(tmp_path / "ranks", tmp_path / "two.playground")
+    for event in recording.events():
+        source = recording.sources[event.source or 0]
+        assert event.name in recording.texts[source.file]
+        assert Path(source.file) == tmp_path / event.name / "util.py"

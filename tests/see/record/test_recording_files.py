@@ -1,0 +1,360 @@
+"""Recordings as files: what is whole is read, and what is not one is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from playground import launch
+from playground.algorithms import load_all_reduce
+from playground.runtime import RankFailed, UsageError
+from playground.runtime.entry import World
+from playground.see.files import PAINTED, Recordings, without_option
+from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
+from playground.see.record.merge import read_recording
+from playground.see.record.recording import COLLECTIVE, SCHEMA, SEND, Recording
+from playground.see.record.run import Recorded, describe_run, pack, record_run
+
+RunCli = Callable[..., Any]
+
+
+def reduce_once(rank: int, size: int) -> int:
+    load_all_reduce("ring")(torch.ones(4))
+    return rank
+
+
+def reduce_and_die(rank: int, size: int) -> None:
+    reduce_once(rank, size)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    load_all_reduce("ring")(torch.ones(4))
+
+
+def test_a_run_and_its_recording() -> None:
+    results, recording = record_run(reduce_once, 2, command=("mine",))
+    assert (results, recording.size, recording.command) == ([0, 1], 2, ("mine",))
+    assert "playground/algorithms/ring.py" in recording.texts
+    assert recording.texts["playground/algorithms/ring.py"].startswith('"""The ring')
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of two ranks, as a file."""
+    folder = tmp_path_factory.mktemp("recording")
+    launch(Recorded(reduce_once, folder / "ranks", describe_run(["mine"], "gloo", 2)), 2)
+    pack(folder / "ranks" / "0", folder / "whole.playground")
+    return folder / "whole.playground"
+
+
+def test_what_a_killed_rank_has_recorded_is_there(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 3 was killed by SIGKILL"):
+        launch(Recorded(reduce_and_die, tmp_path), 3)
+    killed = read_recording(tmp_path / "0").ranks[1]
+    assert killed.is_cut_off
+    assert [event.end < float("inf") for event in killed.events if event.kind == COLLECTIVE] == [True]
+    assert len([event for event in killed.events if event.kind == SEND]) == 4
+
+
+def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
+    folder = packed.parent / "ranks" / "0"
+    from_file, from_folder = read_recording(packed), read_recording(folder)
+    assert read_recording(packed.parent).ranks == from_folder.ranks  # as where nobody was left to make a file of it
+    assert from_file.ranks == from_folder.ranks
+    assert from_file.sources == from_folder.sources
+    assert "playground/algorithms/ring.py" in from_file.texts
+
+
+def read_as_far_as_it_goes(file: Path) -> Recording | None:
+    try:
+        return read_recording(file)
+    except UsageError:
+        return None
+
+
+def test_wherever_a_file_is_cut_off_what_is_whole_is_read(packed: Path, tmp_path: Path) -> None:
+    whole, content = read_recording(packed), packed.read_bytes()
+    shorter = tmp_path / "cut.playground"
+    read = 0
+    for length in range(len(content) - 1, 30, -max(1, len(content) // 40)):
+        shorter.write_bytes(content[:length])
+        recording = read_as_far_as_it_goes(shorter)
+        if recording is None:
+            continue
+        read += 1
+        assert all(rank.is_cut_off for rank in recording.ranks)
+        for rank, all_of_it in zip(recording.ranks, whole.ranks, strict=False):
+            told = [(event.kind, event.name, event.start) for event in rank.events]
+            assert told == [(event.kind, event.name, event.start) for event in all_of_it.events][: len(told)]
+    assert read > 10
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not a recording: make one with --see"),
+        (b"%PDF-1.7\nsomething", "is not a recording"),
+        (b"playground recording %d\nx" % (SCHEMA + 1), f"reads version {SCHEMA}: read it with a newer one"),
+        (b"playground recording 0\nx", f"of version 0 and this playground reads version {SCHEMA}: record the run anew"),
+        (b"playground recording 1\nnothing of zlib's", "is a damaged recording"),
+    ],
+)
+def test_what_is_no_recording_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "some.playground"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=words) as caught:
+        read_recording(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_another_version_is_refused(packed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
+    run = folder / "run.json"
+    run.write_text(run.read_text().replace(f'"schema": {SCHEMA}', '"schema": 0'))
+    with pytest.raises(UsageError, match=f"of version 0 and this playground reads version {SCHEMA}"):
+        read_recording(folder)
+
+
+def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
+    files = dict(read_file(packed).files)
+    for name, content in (("rank-0.tables", b"[1\n"), ("rank-1.events", b"x" * 200), ("run.json", b"{")):
+        write_file(tmp_path / "damaged.playground", Members({**files, name: content}))
+        with pytest.raises(UsageError, match="record the run anew"):
+            read_recording(tmp_path / "damaged.playground")
+    for name, content in (("rank-0.tables", b"[1\n"), ("run.json", b"{")):
+        folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / f"with damaged {name}")
+        (folder / name).write_bytes(content)
+        with pytest.raises(UsageError, match=f"{folder} is a damaged recording"):
+            pack(folder, tmp_path / "packed.playground")
+        shutil.rmtree(folder)
+    with pytest.raises(UsageError, match="a folder without a recording"):
+        read_recording(tmp_path)
+
+
+def packed_members(*members: tuple[dict[str, object], bytes]) -> bytes:
+    """A file with these members, each after its head, as they are."""
+    content = b"".join(json.dumps(head).encode() + b"\n" + member for head, member in members)
+    return TITLE + b"%d\n" % SCHEMA + zlib.compress(content, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (packed_members(({"name": "run.json", "bytes": -30}, b"")), "-30 is no number from 0"),
+        (packed_members(({"name": "run.json", "bytes": "all"}, b"")), "'all' is no number"),
+        (packed_members(({"name": ["run.json"], "bytes": 0}, b"")), "a list is no text"),
+        (packed_members(({"name": "rank-0.events", "bytes": 2**28}, bytes(2**28))), "more than 100 times its size"),
+        (packed_members(({"name": "run.json", "bytes": 10**5}, b"[" * 10**5)), "nested too deeply"),
+        (packed_members(({"name": "run.json", "bytes": 15}, b'{"size": 10**9}')), "damaged recording"),
+        (packed_members(({"name": "run.json", "bytes": 20}, b'{"size": 1000000000}')), "1000000000 is no number"),
+        (packed_members(({"name": "run.json", "bytes": 14}, b'{"schema": []}')), "a list is no number"),
+        (TITLE + b"9" * 5000 + b"\n", "reads version"),
+    ],
+    ids=["negative", "no length", "no name", "bomb", "nested", "no JSON", "ranks", "no version", "a long version"],
+)
+def test_a_crafted_file_is_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    """At once, and without much memory."""
+    file = tmp_path / "crafted.playground"
+    file.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=words) as caught:
+            read_recording(file)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def with_record(packed: Path, place: int, **changes: int) -> bytes:
+    """The events of rank 0, one of which is another."""
+    events = bytearray(read_file(packed).files["rank-0.events"])
+    record = Record(*RECORD.unpack_from(events, place_of(place)))
+    RECORD.pack_into(events, place_of(place), *record._replace(**changes))
+    return bytes(events)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parent": 5}, "event 5 lies in event 5, which does not come before it"),
+        ({"parent": 6}, "event 5 lies in event 6"),
+        ({"parent": -2}, "event 5 lies in event -2"),
+        ({"nbytes": 2**60}, "event 5 has numbers that no event has"),
+        ({"offset": -5}, "event 5 has numbers"),
+        ({"shape": -1}, "event 5 has numbers"),
+        ({"shape": 10**6}, "damaged recording"),
+        ({"kind": 200}, "damaged recording"),
+    ],
+)
+def test_an_event_that_cannot_be_is_refused(changes: dict[str, int], words: str, packed: Path, tmp_path: Path) -> None:
+    files = {**read_file(packed).files, "rank-0.events": with_record(packed, 5, **changes)}
+    write_file(tmp_path / "crafted.playground", Members(files))
+    with pytest.raises(UsageError, match=words):
+        read_recording(tmp_path / "crafted.playground")
+
+
+def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """Names, hosts, sources and the command of a recording are whatever somebody has written there."""
+    evil = "\x1b]0;owned\x07\x9b31m\0\ud800\uffff\u202e"
+    files = dict(read_file(packed).files)
+    run = json.loads(files["run.json"])
+    files["run.json"] = json.dumps({**run, "command": [evil], "backend": evil, "versions": {evil: evil}}).encode()
+    lines = [json.loads(line) for line in files["rank-0.tables"].splitlines()]
+    for line in lines:
+        if line[0] == "name":
+            line[1] += evil
+        elif line[0] == "source":
+            line[1] = [evil, line[1][1], evil, evil]
+        elif line[0] == "start":
+            line[1] |= {"host": evil, "host_id": line[1]["host_id"], "device": evil}
+    files["rank-0.tables"] = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    write_file(tmp_path / "evil.playground", Members(files))
+    shown = run_cli("see", tmp_path / "evil.playground")
+    assert (shown.code, shown.err) == (0, "")
+    assert r"\x1b]0;owned\x07\x9b31m\x00\ud800\uffff\u202e" in shown.out.replace("\n", "")
+    for ending in PAINTED:
+        file = tmp_path / f"evil{ending}"
+        assert run_cli("see", tmp_path / "evil.playground", "-o", file).code == 0
+        if ending == ".svg":
+            ElementTree.parse(file)
+        if ending != ".png":
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\uffff\u202e]", file.read_text(encoding="utf-8"))
+
+
+def test_see_keeps_the_recording(run_cli: RunCli, tmp_path: Path) -> None:
+    file = tmp_path / "ring.playground"
+    outcome = run_cli("allreduce", "--algorithm", "ring", "-n", "2", "--see", file)
+    assert outcome.code == 0
+    assert f"--see: ring.playground shows {sum(1 for _ in read_recording(file).events())} events" in outcome.err
+    assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
+    assert [each.name for each in tmp_path.iterdir()] == ["ring.playground"]
+
+
+def test_a_run_that_failed_is_shown(tmp_path: Path) -> None:
+    """What led to it is what one wants to see, and the failure is told all the same."""
+    file = tmp_path / "failed.playground"
+    with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
+        World(2, around=Recordings(file)).run(reduce_and_die)
+    assert read_recording(file).ranks[1].is_cut_off
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_each_world_of_a_command_has_its_recording(tmp_path: Path) -> None:
+    file = tmp_path / "ring.playground"
+    others = tmp_path / "ring.playground.worlds"
+    anybodys = tmp_path / "ring-2.playground"
+    anybodys.write_text("mine")
+    for count in (3, 1):  # fewer: what the command before has left is gone
+        world = World(1, around=Recordings(file))
+        for _ in range(count):
+            world.run(reduce_once)
+        assert len(read_recording(file).ranks) == 1
+        assert sorted(each.name for each in others.glob("*")) == [f"{n}.playground" for n in range(2, count + 1)]
+        assert others.exists() == (count > 1)
+    assert anybodys.read_text() == "mine"
+
+
+def test_what_is_in_the_way_of_more_worlds_is_left_alone(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "ring.playground.worlds"
+    in_the_way.mkdir()
+    (in_the_way / "notes.txt").write_text("mine")
+    World(1, around=Recordings(tmp_path / "ring.playground")).run(reduce_once)
+    assert (in_the_way / "notes.txt").read_text() == "mine"
+    in_the_way = tmp_path / "other.playground.worlds"
+    in_the_way.write_text("mine")
+    with pytest.raises(UsageError, match="no folder"):
+        Recordings(tmp_path / "other.playground")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, run_cli: RunCli) -> None:
+    note = tmp_path / "ring.playground.ranks" / "1" / "note.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("mine")
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{note} is in the way of what ranks record" in outcome.err
+    assert note.read_text() == "mine"
+    shutil.rmtree(note.parent)
+    (note.parent / "0").mkdir(parents=True)  # what a launcher that was killed has left
+    for name in ("run.json", "rank-0.tables", "rank-0.events"):
+        (note.parent / "0" / name).write_text("")
+    assert run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground").code == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["ring.playground"]
+
+
+@pytest.mark.parametrize("ending", [".playground", *PAINTED])
+def test_bytes_that_are_not_utf_8_in_the_command(ending: str, tmp_path: Path, run_cli: RunCli) -> None:
+    file = tmp_path / f"ring\udcff{ending}"
+    table = tmp_path / "table\udcff.csv"
+    outcome = run_cli("bench", "-b", "64", "-e", "64", "--iterations", "1", "--csv", table, "--see", file)
+    assert outcome.code == 0, outcome.err
+    assert {each.name for each in tmp_path.iterdir()} == {file.name, table.name}
+
+
+def test_results_come_before_a_recording_that_cannot_be_written(tmp_path: Path, run_cli: RunCli) -> None:
+    file = tmp_path / "ring.playground"
+    (tmp_path / f".{file.name}.unfinished").mkdir()
+    outcome = run_cli("allreduce", "-n", "2", "--see", file)
+    assert outcome.code == 1
+    assert "Shown:" in outcome.out
+    assert "--see ring.playground: no recording could be written (" in outcome.err
+    folder = tmp_path / "ring.playground.ranks" / "1" / "0"
+    assert f"`playground see {folder}` shows what the ranks have written" in outcome.err
+    assert run_cli("see", folder).code == 0
+
+
+def die_at_once(rank: int, size: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_where_nothing_was_recorded_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "none.playground"
+
+    def kill_ranks(world: World, fn: object) -> Any:
+        return Recordings(file)(world, fn)  # type: ignore[arg-type]
+
+    world = World(2, around=kill_ranks)
+    with pytest.raises(RankFailed, match="SIGKILL"), Recordings(file)(world, reduce_once):
+        launch(die_at_once, 2)  # before the recording begins
+    assert "--see: no rank had begun to record, so there is nothing to be seen" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_that_is_killed_early_leaves_nothing(
+    tmp_path: Path, start_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Wherever it is by then: a folder that is there can be seen."""
+    for delay in (0.05, 0.2, 0.4, 0.8):
+        process = start_cli("p2p", "-n", "2", "--see", tmp_path / "p2p.playground")
+        time.sleep(delay)
+        process.kill()
+        process.communicate(timeout=60)
+        folder = tmp_path / "p2p.playground.ranks"
+        if folder.exists():
+            assert [*folder.rglob("*.tables")]
+
+
+@pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
+def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> None:
+    assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
+
+
+@pytest.mark.parametrize(("name", "words"), [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder")])
+def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err

@@ -1,0 +1,145 @@
+"""The tool that looks at recordings: what it paints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+from recordings import on_gpus, ring
+
+from playground.runtime.errors import UsageError
+from playground.see import command
+from playground.see.files import PAINTED, paint
+
+
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that stands for a ring of four ranks."""
+    file = tmp_path / "ring.playground"
+    file.write_bytes(b"")
+    monkeypatch.setattr(command, "read_recording", lambda path: ring(4, straggler=1))
+    return file
+
+
+def test_a_recording_in_words(recording: Path, run_cli: Callable[..., Any]) -> None:
+    outcome = run_cli("see", recording)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "".join(outcome.out.split()).startswith(f"see:{recording}")  # wherever the line is broken
+    assert re.fullmatch(r"Shown: \d+ events of 4 ranks\.", outcome.out.splitlines()[-1])
+    document = json.loads(run_cli("see", recording, "--json").out)
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
+    assert document["ranks"][0]["waits"]["late sender"] > 0
+
+
+def test_what_gpus_waited_for_is_no_number(
+    recording: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "read_recording", lambda path: on_gpus(ring(4, straggler=1)))
+    document = json.loads(run_cli("see", recording, "--json").out)
+    assert [rank["waits"] for rank in document["ranks"]] == [None] * 4
+
+
+@pytest.mark.parametrize("ending", PAINTED)
+def test_every_ending_paints_a_file(ending: str, recording: Path, run_cli: Callable[..., Any]) -> None:
+    out = recording.with_suffix(ending)
+    outcome = run_cli("see", recording, "-o", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert str(out) in "".join(outcome.out.split())
+    if ending == ".png":
+        with Image.open(out) as image:
+            assert image.size[0] == 1280
+    elif ending == ".svg":
+        ElementTree.parse(out)
+    elif ending == ".json":
+        assert json.loads(out.read_text())["traceEvents"]
+    else:
+        assert "ring" in out.read_text()
+
+
+def test_a_picture_in_logical_steps(recording: Path, run_cli: Callable[..., Any]) -> None:
+    picture = recording.with_suffix(".svg")
+    assert run_cli("see", recording, "-o", picture, "--steps").code == 0
+    assert "step 10" in picture.read_text()
+
+
+def test_two_runs_are_raced_on_a_page(recording: Path, run_cli: Callable[..., Any]) -> None:
+    page = recording.with_suffix(".html")
+    assert run_cli("see", recording, "-o", page, "--race", recording).code == 0
+    alone = recording.with_name("alone.html")
+    assert run_cli("see", recording, "-o", alone).code == 0
+    assert page.stat().st_size > alone.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), "nothing to be seen: name one of a FILE"),
+        (("FILE", "--all", "DIR"), "FILE and --all to be seen: name one"),
+        (("--all", "DIR", "-o", "x.svg"), "-o is for a recording, not for --all"),
+        (("FILE", "-o", "x.gif"), "-o x.gif: choose an ending from .html, .svg, .png, .txt, .json"),
+        (("FILE", "-o", "no/such/x.svg"), "there is no such folder"),
+        (("FILE", "-o", "x.svg", "--race", "FILE"), "so -o must name one that ends in .html"),
+        (
+            ("FILE", "-o", "x.html", "--steps"),
+            "--steps is for a picture, so -o must name one that ends in .svg or .png",
+        ),
+        (("--figure", "F9", "ring.html"), "choose an ending from .svg, .png, .txt"),
+        (("--figure", "F99", "ring.svg"), "'F99' is not one of"),
+        (("--all", "FILE/below"), "cannot be created: Not a directory"),
+    ],
+)
+def test_what_cannot_be_seen_is_refused_in_one_line(
+    words: tuple[str, ...], reason: str, recording: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recording.parent)
+    outcome = run_cli("see", *(word.replace("FILE", recording.name) for word in words))
+    assert outcome.code == 2
+    assert reason in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert outcome.out == ""
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+    (tmp_path / "text.playground").write_text("a text")
+    for file in ("text.playground", "missing.playground"):
+        outcome = run_cli("see", tmp_path / file)
+        assert outcome.code == 2
+        assert file in outcome.err
+        assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_rank_of_a_world_draws_no_figures(
+    tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    outcome = run_cli("see", "--all", tmp_path / "all")
+    assert outcome.code == 2
+    assert "start this as one process" in outcome.err
+
+
+def test_a_figure_from_a_run(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+    file = tmp_path / "p2p.svg"
+    outcome = run_cli("see", "--figure", "f20", file, "--json")
+    [figure] = json.loads(outcome.out)["figures"]
+    assert (figure["name"], figure["run"], figure["file"]) == ("F20", "send", str(file))
+    ElementTree.parse(file)
+
+
+@pytest.mark.stress
+def test_all_figures_from_runs(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+    outcome = run_cli("see", "--all", tmp_path / "all")
+    assert outcome.out.startswith("see: ")
+    assert "Shown: 21 figures, in" in outcome.out
+    assert len(list((tmp_path / "all").glob("F*_*.svg"))) == 21
+
+
+def test_an_unknown_ending_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"x\.gif: choose an ending from \.html"):
+        paint(ring(2), tmp_path / "x.gif")

@@ -1,0 +1,75 @@
+"""A recording as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, training
+
+from playground.console.rendering import render
+from playground.see.paint.words import recording_texts
+from playground.see.record.recording import Recording
+
+
+def text_of(recording: Recording) -> str:
+    return render(recording_texts(recording), 80)
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [
+        ring(4, straggler=2),
+        ring(2),
+        ring(8, 1000),
+        training(3),
+        play([[Call("barrier", 0)]] * 2),
+        recording_of([[], []]),
+        on_gpus(ring(4, straggler=2)),
+    ],
+)
+def test_it_fits_a_terminal(recording: Recording) -> None:
+    text = text_of(recording)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "left out" not in text
+    assert text.startswith(f"playground all_reduce -n {recording.size}\n")
+
+
+def test_a_straggler_is_named_with_its_line() -> None:
+    text = text_of(ring(4, straggler=2))
+    assert "rank 2 was busy for 19.9 ms: forward at lesson.py:11" in text
+    assert re.search(r"rank 2 no straggler +1.6\d ms +13.1 x", text)
+    assert "Sent by all ranks together: as the closed forms say" in text
+    assert "unchanged: 21.6 ms (+0.0% of what was recorded)" in text
+    assert "Not recorded" not in text
+
+
+def test_what_gpus_waited_for_is_refused_in_words() -> None:
+    """A rank's waits end when its work is issued: nothing is derived from them."""
+    text = " ".join(text_of(on_gpus(ring(4, straggler=2))).split())
+    assert "Waits, what caused them, and what if: cannot be told on GPUs, where wait() returns once" in text
+    assert "Sent by all ranks together: as the closed forms say" in text
+    assert not re.search("late sender|Longest wait|faster|straggler", text)
+
+
+def test_overlap_by_both_definitions() -> None:
+    text = text_of(training(2, steps=5))
+    assert re.search(r"^ +2 +1 +1 +5 +5.50 +3.00 +2.00 +1.00 +67$", text, re.MULTILINE)
+
+
+def test_what_is_missing_is_said() -> None:
+    recording = play([[Receive(1, 8), Wait()], []])
+    ranks = (replace(recording.ranks[0], is_cut_off=True), replace(recording.ranks[1], dropped=1234, clock_bound=1e-5))
+    text = text_of(replace(recording, ranks=ranks))
+    assert "rank 1: no room for 1,234 events; rank 0: cut off" in text
+    assert "1 message of which only one end is recorded, first rank 0's receive" in re.sub(r"\s+", " ", text)
+    assert "clocks agree within 10 us" in text
+    assert "Waits: none is recorded" in text
+
+
+def test_a_message_too_few_is_said() -> None:
+    recording = ring(4)
+    events = [[event for event in rank.events if (rank.rank, event.kind, event.message) != (0, "send", 5)] for rank in
+              recording.ranks]  # fmt: skip
+    assert "1 of 1 call not as the closed forms say" in text_of(recording_of(events))
