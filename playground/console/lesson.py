@@ -38,7 +38,12 @@ class Lesson:
     @property
     def has_command(self) -> bool:
         """Whether it has a command of its own; without one it is a row of steps."""
-        return module_exists(self.module("command"))
+        return module_exists(self.module("page")) or module_exists(self.module("command"))
+
+    @property
+    def command(self) -> Remote:
+        """Its own command, which stands on its page."""
+        return self.remote("command", "page" if module_exists(self.module("page")) else "command")
 
     def conclude(self, size: int, **values: str) -> str:
         """What has been shown, on a world of this size; `values`: further fields of `shown`."""
