@@ -9,7 +9,7 @@ from pathlib import Path
 from playground.figures.results import Evidence
 from playground.lessons.data_parallel.settings import DataParallelSettings, Way
 from playground.lessons.elastic.page import Kill
-from playground.lessons.ladder.settings import LadderSettings
+from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.settings import PipelineSettings
 from playground.recording.run import record_run
 from playground.runtime.launch import launch

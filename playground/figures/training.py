@@ -11,7 +11,7 @@ from playground.figures.results import Evidence, SgdStep
 from playground.figures.rows import Cell, Move, Panel, Row, add_panels
 from playground.figures.scene import ALPHA, BOX, CELL, Drawing, Scene
 from playground.figures.timeline import lay_out
-from playground.lessons.ladder.results import LadderResult, RungResult
+from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.recording.recording import BUCKET, COLLECTIVE, COMPUTE, RankRecording, Recording
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}

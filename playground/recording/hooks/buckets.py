@@ -57,24 +57,24 @@ class BucketHooks:
             source=self.recorder.sources.find(), parent=self.recorder.around(),
         )  # fmt: skip
 
-    def wrap_start_next(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of `OverlappedAverage`: starts the all-reduce of a bucket."""
+    def wrap_start(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of `Bucket`: starts its all-reduce."""
 
         @functools.wraps(real)
-        def start_next(average: Any) -> None:
-            number = self.begin(average.remaining[0].flat)
+        def start(bucket: Any, all_reduce: Any) -> Any:
+            number = self.begin(bucket.flat)
             self.recorder.open(number)
-            real(average)
+            work = real(bucket, all_reduce)
             self.recorder.leave(number)
-            work = average.works[-1]
             if isinstance(work, RecordedCollectiveWork):
                 work.work.future.add_done_callback(lambda _: self.recorder.end(number))
             elif isinstance(work, RecordedWork):
                 work.pending = [*work.pending, (number, ())]
             else:  # an all-reduce that was bound before the recording began
-                average.works[-1] = RecordedWork(self.recorder, work, [(number, ())])
+                work = RecordedWork(self.recorder, work, [(number, ())])
+            return work
 
-        return start_next
+        return start
 
     def wrap_average_together(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Averages the gradients of one bucket, and waits for it."""

@@ -21,7 +21,7 @@ from playground.recording.layout import LANE_CODES
 from playground.recording.recorder import Recorder
 from playground.recording.recording import COMPUTE, GRADIENT, MAIN, PHASE
 from playground.training import gradients
-from playground.training.overlap import OverlappedAverage
+from playground.training.overlap import Bucket, OverlappedAverage
 
 
 class TrainingHooks:
@@ -44,7 +44,7 @@ class TrainingHooks:
             replaced(torch.autograd, "backward", self.wrap_backward),
             replaced(DistributedDataParallel, "__init__", self.wrap_new_replica),
             replaced(OverlappedAverage, "__init__", self.wrap_new_replica),
-            replaced(OverlappedAverage, "start_next", self.buckets.wrap_start_next),
+            replaced(Bucket, "start", self.buckets.wrap_start),
             replaced(gradients, "average_together", self.buckets.wrap_average_together),
         ):
             self.handles += [
