@@ -82,8 +82,8 @@ class Overlapped(GradSync):
         super().__init__(model)
         params = gradients.trainable_parameters(model)[::-1]  # the last layers' gradients are ready first
         self.buckets, self.works = [Bucket(each) for each in gradients.buckets(params, bucket_cap)], list[Any]()
-        for bucket, param in ((bucket, param) for bucket in self.buckets for param in bucket.views):
-            param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
+        for param, collect in ((param, partial(self.collect, each)) for each in self.buckets for param in each.views):
+            param.register_post_accumulate_grad_hook(collect)
 
     def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
         bucket.add(param)
@@ -112,7 +112,7 @@ def ddp(model: nn.Module, bucket_cap: int) -> GradSync:
 
 
 RUNGS: dict[str, Callable[[nn.Module, int], GradSync]] = {
-    "per-parameter": lambda model, _: AverageAfterBackward(average_gradients, model),
+    "per-parameter": lambda model, _: AverageAfterBackward(average_gradients, model),  # of the lesson sgd
     "none-safe": lambda model, _: AverageAfterBackward(none_safe, model),
     "flat": lambda model, _: AverageAfterBackward(flat, model),
     "bucketed": lambda model, cap: AverageAfterBackward(bucketed, model, bucket_cap=cap),
