@@ -356,6 +356,10 @@ def test_the_text_and_the_figure(run_cli: Run, data_dir: Path, tmp_path: Path, m
 SMALL = BertConfig(vocabulary=100, width=8, layers=1, heads=2, intermediate=16, max_length=32)
 
 
+def summed_output(output: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
+    return output.sum()
+
+
 def small_bert(rank: int, size: int) -> list[dict[str, Any]]:
     """What is counted for a step with sparse gradients, and sent by a step and by averaging alone; by batch."""
     start, sent, real = TokenBert(SMALL), [], dist.all_reduce
@@ -366,8 +370,7 @@ def small_bert(rank: int, size: int) -> list[dict[str, Any]]:
 
     name, found = "sparse-embeddings", []
     new_sync = partial(new_rung, name, bucket_cap=1000)
-    loss = lambda output, labels, share: output.sum()  # noqa: E731
-    replica = TimedReplica(name, start, new_sync, recording, torch.optim.Adam, loss)
+    replica = TimedReplica(name, start, new_sync, recording, torch.optim.Adam, summed_output)
     for samples in (3, 1):
         inputs, labels = (ZipfSequences(config=SMALL).ids[rank * 3 : rank * 3 + samples],), torch.zeros(3)
         counted = count_messages(new_sync, start, dist.all_reduce, inputs)
