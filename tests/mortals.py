@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from playground.lessons.elastic.settings import Kill
+from playground.lessons.elastic.page import Kill
 from playground.runtime import restart_count
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult

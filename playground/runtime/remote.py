@@ -80,7 +80,8 @@ class Outline:
     docstrings: dict[str, str]
     """What it says about itself (under "") and, in one paragraph each, about its functions and classes."""
     rank_functions: tuple[str, ...]
-    """What ranks run, in order: the functions whose first two parameters are `rank` and `size`."""
+    """What ranks run, in order: the functions whose first two parameters are `rank` and `size`, unless they are given
+    another one to run (`fn`)."""
 
 
 @functools.cache
@@ -95,6 +96,8 @@ def outline(module: str) -> Outline:
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             texts[node.name] = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-        if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args[:2]] == ["rank", "size"]:
-            rank_functions.append(node.name)
+        if isinstance(node, ast.FunctionDef):
+            rank, size, *others = *(arg.arg for arg in node.args.args), "", ""
+            if (rank, size) == ("rank", "size") and "fn" not in others:
+                rank_functions.append(node.name)
     return Outline(texts, tuple(rank_functions))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.lessons.data_parallel.settings import DataParallelSettings, Way
-from playground.lessons.elastic.settings import Kill
-from playground.lessons.ladder.settings import LadderSettings
+from playground.lessons.elastic.page import Kill
+from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.settings import PipelineSettings
 from playground.runtime.launch import launch
 from playground.runtime.rank import Event as Report

@@ -32,7 +32,7 @@ GRAD_SYNCS = {
         GradSyncSpec(
             name="per-parameter",
             summary="one all_reduce per parameter, after backward: the tutorial's loop",
-            code=remote("playground.training.gradients:average_gradients"),
+            code=remote("playground.training.gradients:average_gradients_per_parameter"),
         ),
         GradSyncSpec(
             name="none-safe",

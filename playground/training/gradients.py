@@ -1,4 +1,4 @@
-"""average_gradients, four ways: from the tutorial's loop to buckets.
+"""Averaging gradients after backward, four ways: from the tutorial's loop to buckets, for any all-reduce.
 
 Each is called after backward, with this rank's gradients in every `param.grad`, and leaves there their mean over all
 ranks. All ranks must call it: every all_reduce in here waits for all of them. (Ways that need more than one moment of a
@@ -19,7 +19,7 @@ AllReduce = Callable[..., object]
 """Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something to `wait()` for."""
 
 
-def average_gradients(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+def average_gradients_per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
     """One all_reduce per parameter, as the tutorial does it.
 
     Raises `ValueError` where a parameter has no gradient: skipping it here would leave the other ranks waiting, or, on

@@ -52,6 +52,10 @@ class Bucket:
     def is_ready(self) -> bool:
         return not self.missing
 
+    def start(self, all_reduce: AllReduce) -> Any:
+        """Start the all_reduce of this bucket. Returns what is to be waited for."""
+        return all_reduce(self.flat, op=dist.ReduceOp.SUM, async_op=True)
+
     def reset(self) -> None:
         """Expect the gradients of the next backward."""
         self.missing.update(self.views)
@@ -107,7 +111,7 @@ class OverlappedAverage(GradSync):
 
     def start_next(self) -> None:
         """Start the all_reduce of the next bucket."""
-        self.works.append(self.all_reduce(self.remaining[0].flat, op=dist.ReduceOp.SUM, async_op=True))
+        self.works.append(self.remaining[0].start(self.all_reduce))
 
     def start_remaining(self) -> None:
         """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""

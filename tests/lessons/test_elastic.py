@@ -13,8 +13,8 @@ import pytest
 from processes import by_hand
 
 from playground.lessons.elastic import lesson
-from playground.lessons.elastic.command import Story, Witness
-from playground.lessons.elastic.settings import Kill, draw_kills
+from playground.lessons.elastic.lesson import Experiment
+from playground.lessons.elastic.page import Kill, Witness, draw_kills
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.backends import BACKENDS
 
@@ -73,16 +73,15 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
 ) -> None:
     """The undisturbed training runs twice: if that differs already, kills prove nothing. (Another seed stands for the
     device.)"""
-    trained, train = [], Story.train
+    trained, train = [], Experiment.train
 
-    def train_in(story: Story, folder: Path, kills: tuple[Kill, ...]) -> Any:
-        trained.append(folder.name)
-        if folder.name == "repeated" and not repeats:
-            other = replace(story.settings, seed=7)
-            story = Story(story.session, story.bar, story.way, other, story.every)
-        return train(story, folder, kills)
+    def train_in(experiment: Experiment, name: str, kills: tuple[Kill, ...] = ()) -> Any:
+        trained.append(name)
+        if name == "repeated" and not repeats:
+            experiment = replace(experiment, settings=replace(experiment.settings, seed=7))
+        return train(experiment, name, kills)
 
-    monkeypatch.setattr(Story, "train", train_in)
+    monkeypatch.setattr(Experiment, "train", train_in)
     monkeypatch.setattr(BACKENDS["gloo"], "may_differ", "it may be the weather")
     shown = elastic("-n", 2, "--kills", 1)
     if repeats:
@@ -94,13 +93,13 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
 
 
 def test_a_device_that_repeats_itself_trains_undisturbed_once(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained, train = [], Story.train
+    trained, train = [], Experiment.train
 
-    def train_in(story: Story, folder: Path, kills: tuple[Kill, ...]) -> Any:
-        trained.append(folder.name)
-        return train(story, folder, kills)
+    def train_in(experiment: Experiment, name: str, kills: tuple[Kill, ...] = ()) -> Any:
+        trained.append(name)
+        return train(experiment, name, kills)
 
-    monkeypatch.setattr(Story, "train", train_in)
+    monkeypatch.setattr(Experiment, "train", train_in)
     assert (elastic("-n", 1, "--kills", 1).code, trained) == (0, ["undisturbed", "killed"])
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +18,29 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from playground.lessons.ladder import command
-from playground.lessons.ladder.lesson import WARM_UP, run
-from playground.lessons.ladder.messages import Messages, count_messages, future_of
-from playground.lessons.ladder.report import result_texts
-from playground.lessons.ladder.results import PARTS, LadderResult, RungResult, StepParts, agreement
-from playground.lessons.ladder.settings import DDP, LadderSettings, candidates
-from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.algorithms import load_all_reduce
+from playground.lessons.ladder import lesson
+from playground.lessons.ladder.lesson import RUNGS, new_rung, run
+from playground.lessons.ladder.measure import (
+    WARM_UP,
+    Messages,
+    TimedReplica,
+    collectives,
+    count_messages,
+    future_of,
+)
+from playground.lessons.ladder.page import (
+    DDP,
+    PARTS,
+    LadderResult,
+    LadderSettings,
+    RungResult,
+    StepParts,
+    agreement,
+    candidates,
+    check_memory,
+    result_texts,
+)
 from playground.measurement import environment
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
@@ -34,6 +53,8 @@ from playground.training.gradients import AllReduce
 from playground.training.models import MODELS
 from playground.training.net import Net
 from playground.training.settings import BUCKET_CAP
+from playground.training.step import training_step
+from playground.training.sync import AverageAfterBackward, new_grad_sync
 from playground.training.zipf import TokenBert, ZipfSequences
 
 Run = Callable[..., Any]
@@ -112,15 +133,17 @@ def test_all_rungs_are_one_training(
         assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
 
 
-def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce) -> None:
+def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
     """Send everything, and leave every gradient as it was."""
     all_reduce(torch.cat([param.grad.flatten() for param in model.parameters()]))
 
 
 def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> LadderResult:
+    """Once a rung of the board, and once one of the table, which the board has not."""
     forgetful = Remote(forget_the_average.__module__, forget_the_average.__name__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GRAD_SYNCS, "flat", replace(GRAD_SYNCS["flat"], code=forgetful))
+        patch.setitem(GRAD_SYNCS, "forgetful", replace(GRAD_SYNCS["flat"], name="forgetful", code=forgetful))
+        patch.setitem(RUNGS, "flat", lambda model, _: AverageAfterBackward(forget_the_average, model))
         return run(rank, size, settings)
 
 
@@ -128,9 +151,62 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
     settings = LadderSettings(folder=digits_folder, batch_size=16, steps=2)
     for result in world(2).run(with_a_forgetful_rung, settings):
         wrong = {rung.rung for rung in result.rungs if rung.replicas_max_difference > 1e-6}
-        assert wrong == {rung.rung for rung in result.rungs if rung.difference_to_ddp > 1e-6} == {"flat"}
+        assert wrong == {rung.rung for rung in result.rungs if rung.difference_to_ddp > 1e-6} == {"flat", "forgetful"}
         with pytest.raises(PlaygroundError, match="the replicas differ"):
             agreement(result.rungs, "backend")
+
+
+def squares(model: torch.nn.Module, images: torch.Tensor) -> Any:
+    return model(images).square().sum()
+
+
+def rungs_and_ours(rank: int, size: int, all_reduce: str) -> dict[str, tuple[Any, ...]]:
+    """By rung: the messages of the board's and of ours in two steps, and whether their parameters are equal."""
+    found, real = {}, {"all_reduce": load_all_reduce(all_reduce), "broadcast": dist.broadcast}
+    for name in (name for name in RUNGS if name != DDP):
+        torch.manual_seed(1)
+        board = Net().eval()
+        ours = copy.deepcopy(board)
+        sent: list[Any] = []
+
+        def recording(collective: str, tensor: torch.Tensor, sent: Any = sent, **options: Any) -> Any:
+            sent.append((collective, tensor.numel(), len(dist.get_process_group_ranks(options.get("group")))))
+            return real[collective](tensor, **options)
+
+        all_reduced, broadcast = partial(recording, "all_reduce"), partial(recording, "broadcast")
+        for model, sync in (
+            (board, new_rung(name, board, 20_000)),
+            (ours, new_grad_sync(name, ours, all_reduced, 20_000, broadcast=broadcast)),
+        ):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            generator = torch.Generator().manual_seed(rank)
+            for _ in range(2):
+                images = torch.rand(4, 1, 28, 28, generator=generator)
+                with collectives(all_reduced, broadcast) if model is board else nullcontext():
+                    training_step(optimizer, [partial(squares, model, images)], sync)
+        half = len(sent) // 2
+        pairs = zip(board.parameters(), ours.parameters(), strict=True)
+        found[name] = sent[:half], sent[half:], all(torch.equal(one, other) for one, other in pairs)
+    return found
+
+
+@pytest.mark.parametrize(
+    "rung", [lesson.none_safe, lesson.flat, lesson.bucketed, lesson.hierarchical, lesson.Overlapped, lesson.LocalSGD]
+)
+def test_each_rung_is_whole_in_15_lines(rung: Any) -> None:
+    lines = [line for line in inspect.getsource(rung).replace(rung.__doc__, "").splitlines() if line.strip(' "')]
+    assert len(lines) <= 15
+
+
+@pytest.mark.parametrize(("size", "all_reduce"), [(2, "backend"), (3, "ring")])
+def test_the_rungs_are_our_gradient_synchronisations(size: int, all_reduce: str, world: Worlds) -> None:
+    """What the board writes in a few lines and what training has for any model: the same messages, the same bits."""
+    assert list(RUNGS) == NAMES
+    for by_rung in world(size).run(rungs_and_ours, all_reduce):
+        for name, (board, ours, equal) in by_rung.items():
+            assert board == ours, name
+            assert board, name
+            assert equal, name
 
 
 RUNG = RungResult(
@@ -200,11 +276,12 @@ def averaging_alone(rank: int, size: int, name: str) -> dict[str, list[int]]:
 
     def recording(tensor: torch.Tensor, **options: Any) -> Any:
         sent.append(tensor.nbytes)
-        return dist.all_reduce(tensor, **options)
+        return real(tensor, **options)
 
     cap, images = 50_000, torch.zeros(2, 1, 28, 28)
-    counted = count_messages(name, Net(), dist.all_reduce, cap, (images,))
-    replica = TimedReplica(name, Net(), recording, cap, partial(torch.optim.SGD, lr=0.01))
+    new_sync, real = partial(new_rung, name, bucket_cap=cap), dist.all_reduce
+    counted = count_messages(new_sync, Net(), dist.all_reduce, (images,))
+    replica = TimedReplica(name, Net(), new_sync, recording, partial(torch.optim.SGD, lr=0.01))
     if name == DDP:
         replica.sync.model.register_comm_hook(
             None, lambda _, bucket: future_of(recording(bucket.buffer(), async_op=True))
@@ -279,19 +356,24 @@ def test_the_text_and_the_figure(run_cli: Run, data_dir: Path, tmp_path: Path, m
 SMALL = BertConfig(vocabulary=100, width=8, layers=1, heads=2, intermediate=16, max_length=32)
 
 
+def summed_output(output: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
+    return output.sum()
+
+
 def small_bert(rank: int, size: int) -> list[dict[str, Any]]:
     """What is counted for a step with sparse gradients, and sent by a step and by averaging alone; by batch."""
-    start, sent = TokenBert(SMALL), []
+    start, sent, real = TokenBert(SMALL), [], dist.all_reduce
 
     def recording(tensor: torch.Tensor, **options: Any) -> Any:
         sent.append(tensor.nbytes)
-        return dist.all_reduce(tensor, **options)
+        return real(tensor, **options)
 
-    sync, found = "sparse-embeddings", []
-    replica = TimedReplica(sync, start, recording, 1000, torch.optim.Adam, lambda output, labels, share: output.sum())
+    name, found = "sparse-embeddings", []
+    new_sync = partial(new_rung, name, bucket_cap=1000)
+    replica = TimedReplica(name, start, new_sync, recording, torch.optim.Adam, summed_output)
     for samples in (3, 1):
         inputs, labels = (ZipfSequences(config=SMALL).ids[rank * 3 : rank * 3 + samples],), torch.zeros(3)
-        counted = count_messages(sync, start, dist.all_reduce, 1000, inputs)
+        counted = count_messages(new_sync, start, dist.all_reduce, inputs)
         sent.clear()
         seconds = replica.step(inputs, labels, 3)
         in_step = sent.copy()
@@ -343,7 +425,8 @@ RESNET18 = {
 
 def messages_of_resnet18(rank: int, size: int, names: list[str]) -> list[Messages]:
     start = MODELS["resnet18"].code()
-    return [count_messages(name, start, dist.all_reduce, BUCKET_CAP, (torch.zeros(2, 1, 28, 28),)) for name in names]
+    syncs = [partial(new_rung, name, bucket_cap=BUCKET_CAP) for name in names]
+    return [count_messages(sync, start, dist.all_reduce, (torch.zeros(2, 1, 28, 28),)) for sync in syncs]
 
 
 @pytest.mark.stress
@@ -399,7 +482,7 @@ def test_more_models_than_the_memory_holds_are_refused() -> None:
     if environment.memory("MemAvailable") > 200e9:
         pytest.skip("this machine has room for 128 ranks")
     with pytest.raises(UsageError, match=r"128 ranks need about [\d,]+ bytes of memory"):
-        command.check_memory(World(128), "resnet18")
+        check_memory(World(128), "resnet18")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ import ast
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from playground import launch
 from playground.lessons import LESSONS
@@ -112,6 +116,29 @@ def test_hello_tells_who_each_rank_is() -> None:
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
     assert first["device"] == "cpu"
     assert first["size"] == 2
+
+
+def write_down(folder: Path, rank: int, size: int) -> None:
+    assert size == 2 or rank != 1
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    (folder / str(rank)).write_text(f"{dist.get_rank()} of {dist.get_world_size()}: {total.item():g}")
+
+
+def test_the_tutorials_processes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "set by whoever is next")
+    hello.start_processes(2, partial(write_down, tmp_path))
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0 of 2: 3", "1 of 2: 3"]
+    assert "init_process" not in LESSONS["hello"].steps
+
+
+@pytest.mark.stress
+def test_a_process_by_hand_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "set by whoever is next")
+    with pytest.raises(RuntimeError, match=r"ranks that failed: .*1"):
+        hello.start_processes(3, partial(write_down, tmp_path))
 
 
 def placed(rank: int, size: int, local_ranks: list[int]) -> dict[str, object]:

@@ -15,11 +15,24 @@ import torch
 import torch.nn.functional as F
 
 from playground.algorithms import ALL_REDUCES
-from playground.lessons.prove import experiment, failure_modes, lesson, report
+from playground.lessons.prove import lesson
 from playground.lessons.prove.differences import max_abs_diff, max_over_ranks, parameters
-from playground.lessons.prove.results import BreakResult, ComparedStep, Comparison, MaxAbs, Proof, ProveResult
-from playground.lessons.prove.settings import ProveSettings
-from playground.lessons.prove.verdict import check, check_breaks, check_proof, failure, is_broken
+from playground.lessons.prove.page import (
+    BreakResult,
+    ComparedStep,
+    Comparison,
+    MaxAbs,
+    Proof,
+    ProveResult,
+    ProveSettings,
+    check,
+    check_breaks,
+    check_proof,
+    explanation,
+    failure,
+    is_broken,
+    shares_text,
+)
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.testing import World
@@ -157,7 +170,7 @@ def change(step: ComparedStep, sync: str, **figures: float) -> None:
 
 
 def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, BreakResult]:
-    return failure_modes.run(rank, size, settings)
+    return lesson.break_it(rank, size, settings)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -188,10 +201,10 @@ def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: flo
 
 
 def test_a_notebook_gets_the_verdict_too(world: Worlds, digits_folder: Path) -> None:
-    [result, *_] = world(2).run(experiment.run, settings_for(digits_folder, steps=1))
+    [result, *_] = world(2).run(lesson.experiment, settings_for(digits_folder, steps=1))
     check(result)
     assert list(result.breaks) == BREAKS
-    [alone] = world(1).run(experiment.run, settings_for(digits_folder, steps=1))
+    [alone] = world(1).run(lesson.experiment, settings_for(digits_folder, steps=1))
     assert alone.breaks == {}
 
 
@@ -202,8 +215,7 @@ def test_settings_validate_themselves(changes: dict[str, Any], tmp_path: Path) -
 
 
 def test_command_and_results_do_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
-    modules = ("command", "report", "results", "settings", "verdict")
-    assert not torch_is_imported(*(f"playground.lessons.prove.{name}" for name in modules))
+    assert not torch_is_imported("playground.lessons.prove.page")
 
 
 def largest_of(rank: int, size: int) -> dict[str, list[float]]:
@@ -317,13 +329,13 @@ def test_why_the_difference_is_what_it_is() -> None:
         one = ComparedStep(step=1, largest=MaxAbs(gradients=1.0, parameters=1.0), differences=differences)
         return Comparison(epsilon=epsilon, steps=[one])
 
-    assert report.explanation(proof(0, 0)).startswith("Why 0: ")
-    both = report.explanation(proof(2**-51, 2**-21))
+    assert explanation(proof(0, 0)).startswith("Why 0: ")
+    both = explanation(proof(2**-51, 2**-21))
     assert "at most 2 epsilon in float64 and 4 in float32: they shrink with epsilon" in both
-    assert "2.6e+02 in float32, where rounding decides which of two" in report.explanation(proof(2**-52, 2**-15))
+    assert "2.6e+02 in float32, where rounding decides which of two" in explanation(proof(2**-52, 2**-15))
 
 
 def test_shares_in_words() -> None:
-    assert report.shares_text(64, 4) == "64 = 4 x 16"
-    assert report.shares_text(64, 3) == "64 = 1 x 22 + 2 x 21"
-    assert report.shares_text(5, 5) == "5 = 5 x 1"
+    assert shares_text(64, 4) == "64 = 4 x 16"
+    assert shares_text(64, 3) == "64 = 1 x 22 + 2 x 21"
+    assert shares_text(5, 5) == "5 = 5 x 1"

@@ -17,7 +17,7 @@ from ranks import small_model
 from torch import nn
 
 from playground import launch
-from playground.lessons.elastic.settings import Kill
+from playground.lessons.elastic.page import Kill
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, training_images

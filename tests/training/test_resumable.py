@@ -16,7 +16,7 @@ import torch
 from mortals import by_hand, with_ddp
 
 from playground import launch
-from playground.lessons.elastic.settings import Kill
+from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
 from playground.training import resumable

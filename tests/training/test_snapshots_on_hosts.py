@@ -12,7 +12,7 @@ import torch
 from mortals import by_hand
 
 from playground import launch
-from playground.lessons.elastic.settings import Kill
+from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.host import SIMULATED_HOSTS
 from playground.training.results import TrainingResult

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from playground.lessons.bert.lesson import batches, build_model
 from playground.lessons.bert.results import Averaging, PartReady
 from playground.lessons.bert.settings import BertSettings
-from playground.lessons.ladder.clock import Clock
-from playground.lessons.ladder.messages import count_messages
-from playground.lessons.ladder.summary import summarize, time_in_turn
-from playground.lessons.ladder.timed_replica import TimedReplica
+from playground.lessons.ladder.lesson import new_rung
+from playground.lessons.ladder.measure import Clock, TimedReplica, count_messages, summarize, time_in_turn
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device
 from playground.training.bert import Model
@@ -85,8 +83,9 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
         return replica.step(batch.inputs, batch.labels, settings.batch_size / size)
 
     for name in ("sparse-embeddings", "ddp"):
-        messages.append(count_messages(name, start, dist.all_reduce, settings.bucket_cap, batch.inputs))
-        replicas.append(TimedReplica(name, start, dist.all_reduce, settings.bucket_cap, new_adam, mean_loss))
+        new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
+        messages.append(count_messages(new_sync, start, dist.all_reduce, batch.inputs))
+        replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
     return [

@@ -4,7 +4,8 @@ Terms: the *world size* is the number of processes, a *rank* is a process's numb
 the data (gloo on CPU, nccl on GPUs). A *process group* is the set of ranks that talk; at first there is one, the
 world. The *master* is the place where the ranks find each other. On several hosts the *local rank* counts within a
 host: rank = node rank x ranks per node + local rank.
-The tutorial's `init_process(rank, size, fn)`, by which each process joins the world: playground/runtime/world.py.
+The tutorial's `init_process(rank, size, fn)` and its processes come first. What starts the ranks of every command does
+the same, and sees to ports, failures and whoever never comes: playground/runtime.
 
     python -m playground hello -n 4
     python -m playground hello -n 4 --init-method env://
@@ -16,14 +17,43 @@ from __future__ import annotations
 import os
 import socket
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from playground.runtime import device
 from playground.runtime.backends import backend_of
+
+
+def start_processes(size: int, fn: Callable[[int, int], object], backend: str = "gloo") -> None:
+    """Start `size` processes, each of which joins one world and calls `fn(rank, size)`, and wait until all have ended.
+
+    Raises `RuntimeError` if one of them fails. Its peers may wait for it until their timeout: `launch` ends them.
+    Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the tutorial's fixed 29500 may be taken
+        port = server.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # the processes inherit them
+    context = mp.get_context("spawn")
+    args = [(rank, size, fn, backend) for rank in range(size)]
+    processes = [context.Process(target=init_process, args=each, daemon=True) for each in args]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if failed := [rank for rank, process in enumerate(processes) if process.exitcode]:
+        raise RuntimeError(f"ranks that failed: {failed}")
+
+
+def init_process(rank: int, size: int, fn: Callable[[int, int], object], backend: str = "gloo") -> None:
+    """Join the world that meets at MASTER_ADDR and MASTER_PORT as `rank` of `size`, call `fn(rank, size)`, leave."""
+    dist.init_process_group(backend, rank=rank, world_size=size)
+    fn(rank, size)
+    dist.destroy_process_group()
 
 
 def who_am_i(rank: int, size: int) -> dict[str, object]:

@@ -10,35 +10,125 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-The rungs: playground/training/gradients.py, hierarchical.py, overlap.py and, for models with embeddings,
-sparse_embeddings.py. What is measured, and how: timed_replica.py, beside this.
+Every rung stands here; what is measured of it, and how: measure.py, beside this. The same for any model, with what may
+go wrong and a rung for embeddings, is what `sgd --sync` takes: playground/training/grad_syncs.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
+from inspect import signature
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.messages import count_messages
-from playground.lessons.ladder.results import LadderResult
-from playground.lessons.ladder.settings import LadderSettings, candidates
-from playground.lessons.ladder.summary import parts_by_rank, summarize, time_in_turn
-from playground.lessons.ladder.timed_replica import TimedReplica
-from playground.measurement import environment
-from playground.measurement.interleave import Heartbeat
+from playground.lessons.ladder.measure import measure
+from playground.lessons.ladder.page import DDP, LadderResult, LadderSettings, candidates
+from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import device, host
 from playground.runtime.agreement import require_same_on_all_ranks
-from playground.training.data import Images, batches, partition_dataset
+from playground.training import gradients
+from playground.training.hierarchical import groups_of
 from playground.training.models import MODELS
-from playground.training.replicas import broadcast_parameters
-from playground.training.zipf import ZipfSequences
+from playground.training.overlap import Bucket
+from playground.training.replicas import average_parameters, broadcast_parameters
+from playground.training.sync import AverageAfterBackward, GradSync, new_grad_sync
 
-WARM_UP = 3
-"""Rounds that are trained but not timed: DistributedDataParallel arranges its buckets anew after the first."""
+
+def none_safe(model: nn.Module) -> None:
+    """`average_gradients` of the lesson sgd, but a gradient that is None (this rank's samples took another branch)
+    takes part as zero."""
+    for grad in gradients.gradients(model):
+        dist.all_reduce(grad, op=dist.ReduceOp.SUM)
+        grad /= dist.get_world_size()
+
+
+def flat(model: nn.Module, all_reduce: gradients.AllReduce | None = None) -> None:
+    """One all_reduce for all gradients: each message has a latency, so eight small ones take longer than one of the
+    same bytes."""
+    for grads in gradients.buckets(gradients.gradients(model)):
+        gradients.average_together(grads, all_reduce or dist.all_reduce)
+
+
+def bucketed(model: nn.Module, bucket_cap: int) -> None:
+    """One all_reduce per bucket, the last layers' first: the copy to be sent takes the memory of one bucket, not of all
+    gradients."""
+    for grads in gradients.buckets(gradients.gradients(model)[::-1], bucket_cap):
+        gradients.average_together(grads, dist.all_reduce)
+
+
+def hierarchical(model: nn.Module) -> None:
+    """All gradients in one message, added up inside pairs of ranks, between the leaders of the pairs, and sent back."""
+    groups = groups_of(dist.group.WORLD)  # made at the first call
+
+    def in_two_levels(tensor: torch.Tensor, op: Any) -> None:
+        dist.all_reduce(tensor, op=op, group=groups.mine)
+        if dist.get_rank() == groups.leader:
+            dist.all_reduce(tensor, op=op, group=groups.leaders)
+        dist.broadcast(tensor, src=groups.leader, group=groups.mine)
+
+    flat(model, in_two_levels)
+
+
+class Overlapped(GradSync):
+    """A bucket leaves as soon as its gradients are ready and all buckets before it have left, while backward computes
+    the others."""
+
+    def __init__(self, model: nn.Module, bucket_cap: int) -> None:
+        super().__init__(model)
+        params = gradients.trainable_parameters(model)[::-1]  # the last layers' gradients are ready first
+        self.buckets, self.works = [Bucket(each) for each in gradients.buckets(params, bucket_cap)], list[Any]()
+        for param, collect in ((param, partial(self.collect, each)) for each in self.buckets for param in each.views):
+            param.register_post_accumulate_grad_hook(collect)
+
+    def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
+        bucket.add(param)
+        while len(self.works) < len(self.buckets) and self.buckets[len(self.works)].is_ready:
+            self.works.append(self.buckets[len(self.works)].start(dist.all_reduce))
+
+    def after_backward(self) -> None:
+        for bucket in self.buckets:
+            self.works.pop(0).wait()
+            bucket.reset()
+
+
+class LocalSGD(GradSync):
+    """Local SGD, not a rung but a different approach: each rank steps by its own gradients, then parameters are
+    averaged."""
+
+    def after_step(self, last: bool) -> None:
+        average_parameters(self.model, dist.all_reduce)
+
+
+def ddp(model: nn.Module, bucket_cap: int) -> GradSync:
+    """DistributedDataParallel, with buckets as full as the rungs', and buffers left to each rank as in the rungs."""
+    options = signature(DistributedDataParallel).parameters  # what torch calls it depends on its version
+    buffers = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in options)
+    return GradSync(DistributedDataParallel(model, bucket_cap_mb=bucket_cap / 2**20, **{buffers: False}))
+
+
+RUNGS: dict[str, Callable[[nn.Module, int], GradSync]] = {
+    "per-parameter": lambda model, _: AverageAfterBackward(average_gradients, model),  # of the lesson sgd
+    "none-safe": lambda model, _: AverageAfterBackward(none_safe, model),
+    "flat": lambda model, _: AverageAfterBackward(flat, model),
+    "bucketed": lambda model, cap: AverageAfterBackward(bucketed, model, bucket_cap=cap),
+    "hierarchical": lambda model, _: AverageAfterBackward(hierarchical, model),
+    "overlapped": Overlapped,
+    "parameters": lambda model, _: LocalSGD(model),
+    DDP: ddp,
+}
+"""What makes each rung's gradient synchronisation, called with the model and the bytes of a full bucket."""
+
+
+def new_rung(name: str, model: nn.Module, bucket_cap: int) -> GradSync:
+    """The gradient synchronisation of that name for `model`: what stands above or, where that has none, ours."""
+    if name in RUNGS:
+        return RUNGS[name](model, bucket_cap)
+    return new_grad_sync(name, model, lambda tensor, **options: dist.all_reduce(tensor, **options), bucket_cap)
 
 
 def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
@@ -49,58 +139,10 @@ def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
     torch.manual_seed(settings.seed)
-    start = MODELS[settings.model].code().to(device(), memory_format=torch.channels_last)
-    broadcast_parameters(start)
-    rounds = Rounds(settings)
-    coming = iter(rounds)
-    next(coming)
-    all_reduce, messages, replicas = load_all_reduce(settings.all_reduce), [], []
-    new_sgd = partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum)
-    for name in candidates(settings.model):
-        rounds.heartbeat.beat()
-        messages.append(count_messages(name, start, all_reduce, settings.bucket_cap, rounds.inputs))
-        replicas.append(TimedReplica(name, start, all_reduce, settings.bucket_cap, new_sgd))
-
-    for replica in replicas:
-        rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
-    seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
-    return LadderResult(
-        rungs=summarize(replicas, messages, seconds), parts=parts_by_rank(replicas, seconds),
-        environment=environment.describe(),
-    )  # fmt: skip
-
-
-class Rounds:
-    """In each, all replicas step on the same batch with the same dropout masks; after the last sample comes the first.
-
-    All batches are whole, so that all steps are alike.
-    """
-
-    def __init__(self, settings: LadderSettings) -> None:
-        self.settings, self.heartbeat = settings, Heartbeat()
-        samples = len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
-        self.train_set = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
-
-    def __iter__(self) -> Iterator[None]:
-        total = WARM_UP + self.settings.steps
-        for number, (inputs, labels, samples_per_rank) in zip(range(total), self.batches(), strict=False):
-            self.number, self.inputs, self.labels, self.samples_per_rank = number, (inputs,), labels, samples_per_rank
-            self.heartbeat.beat(phase="measuring all rungs side by side", step=number, steps=total)
-            yield
-
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-        while True:
-            yield from batches(self.train_set, self.settings.batch_size)
-
-    def step(self, replica: TimedReplica) -> list[float]:
-        """Let the replica take this round's step. Seconds of each of its parts."""
-        torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
-        return replica.step(self.inputs, self.labels, self.samples_per_rank)
-
-
-def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
-    """What the model is trained on: images, or sequences of token ids. `limit` keeps the first."""
-    return ZipfSequences(limit) if MODELS[settings.model].reads_tokens else Images(settings.folder, "train", limit)
+    model = MODELS[settings.model].code().to(device(), memory_format=torch.channels_last)
+    broadcast_parameters(model)
+    rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in candidates(settings.model)}
+    return measure(rungs, model, settings)
 
 
 if __name__ == "__main__":

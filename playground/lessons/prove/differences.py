@@ -1,4 +1,4 @@
-"""How far models are from each other: their numbers in a row, and the largest difference on any rank."""
+"""How far models are from each other: their numbers as one vector, and the largest difference on any rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.prove.results import MaxAbs
+from playground.lessons.prove.page import MaxAbs
 from playground.runtime import device
 from playground.training.replicas import flat
 
@@ -27,17 +27,17 @@ def max_abs_difference(model: nn.Module, other: nn.Module) -> MaxAbs:
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
-    """All parameters in a row, [elements]."""
+    """All parameters, flattened into one vector, [elements]."""
     return flat(model.parameters())
 
 
 def gradients(model: nn.Module) -> torch.Tensor:
-    """The gradients of the last step in a row, [elements]."""
+    """The gradients of the last step, flattened into one vector, [elements]."""
     return flat(param.grad for param in model.parameters() if param.grad is not None)
 
 
 def running_stats(model: nn.Module) -> torch.Tensor:
-    """The running means and variances of all BatchNorms in a row, [elements]."""
+    """The running means and variances of all BatchNorms, flattened into one vector, [elements]."""
     return flat(buffer for buffer in model.buffers() if buffer.is_floating_point())
 
 

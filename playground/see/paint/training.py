@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from playground.lessons.ladder.results import LadderResult, RungResult
+from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.results import ScheduleRun, Slot, collect, span
 from playground.lessons.pipeline.settings import PipelineSettings
 from playground.measurement.units import format_bytes

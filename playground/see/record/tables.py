@@ -84,6 +84,7 @@ MACHINERY = tuple(
         ("runtime", ""),
         ("testing", ""),
         *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py", "process_group.py")),
+        ("lessons", "all_reduce", "trace.py"),
     )
 )
 """What of ours runs a program, carries out an algorithm or records it, and is neither program nor algorithm."""

@@ -23,7 +23,7 @@ from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
 from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.training import device_work, gradients
-from playground.training.overlap import OverlappedAverage
+from playground.training.overlap import Bucket, OverlappedAverage
 
 HOOK_ID = 20170
 """Of our hooks of a process group, among others'."""
@@ -69,24 +69,24 @@ class BucketHooks:
             source=self.recorder.sources.find(), parent=self.recorder.around(),
         )  # fmt: skip
 
-    def wrap_start_next(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of `OverlappedAverage`: starts the all-reduce of a bucket."""
+    def wrap_start(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of `Bucket`: starts its all-reduce."""
 
         @functools.wraps(real)
-        def start_next(average: Any) -> None:
-            number = self.begin(average.remaining[0].flat)
+        def start(bucket: Any, all_reduce: Any) -> Any:
+            number = self.begin(bucket.flat)
             self.recorder.open(number)
-            real(average)
+            work = real(bucket, all_reduce)
             self.recorder.leave(number)
-            work = average.works[-1]
             if isinstance(work, RecordedCollectiveWork):
                 work.work.future.add_done_callback(lambda _: self.recorder.end(number))
             elif isinstance(work, RecordedWork):
                 work.pending = [*work.pending, (number, ())]
             else:  # an all-reduce that was bound before the recording began
-                average.works[-1] = RecordedWork(self.recorder, work, [(number, ())])
+                work = RecordedWork(self.recorder, work, [(number, ())])
+            return work
 
-        return start_next
+        return start
 
     def wrap_average_together(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Averages the gradients of one bucket, and waits for it."""
@@ -221,7 +221,7 @@ class TrainingHooks:
             replaced(torch.autograd, "backward", self.wrap_backward),
             replaced(DistributedDataParallel, "__init__", self.wrap_new_replica),
             replaced(OverlappedAverage, "__init__", self.wrap_new_replica),
-            replaced(OverlappedAverage, "start_next", self.buckets.wrap_start_next),
+            replaced(Bucket, "start", self.buckets.wrap_start),
             replaced(gradients, "average_together", self.buckets.wrap_average_together),
         ):
             self.handles += [

@@ -1,0 +1,287 @@
+"""The page of `allreduce`: what can be asked for, what was recorded, and how it is told. Does not import torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import click
+
+from playground.algorithms import ALGORITHMS, OURS, AlgorithmSpec
+from playground.console.options import RunOptions, run_options
+from playground.console.session import Session
+from playground.console.tables import RANK_COLUMN, Column, Table
+from playground.console.text import Prose, heading, prose
+from playground.lessons import LESSONS
+from playground.runtime.checks import check_choice
+from playground.runtime.errors import UsageError
+
+LESSON = LESSONS["allreduce"]
+RUN = LESSON.remote("run")
+MAX_ELEMENTS = 64
+"""Largest tensor that can still be read step by step; `bench` takes larger ones."""
+PHASES = {"reduce-scatter": ("reduce_scatter", "ring"), "all-gather": ("all_gather", "ring")}
+"""The phases of the ring by themselves: (collective, algorithm)."""
+TRACEABLE = {name: ("all_reduce", name) for name, spec in ALGORITHMS.items() if not spec.chooses} | PHASES
+"""Everything that can be traced, by name: (collective, algorithm)."""
+ALL_ALGORITHMS = tuple(name for name in TRACEABLE if name not in PHASES)
+"""Traced by default."""
+STORY = tuple(name for name in ALL_ALGORITHMS if ALGORITHMS[name].in_story)
+"""Shown step by step by default; the table at the end has all."""
+ELEMENT = 8
+"""Bytes of an element of the lesson's tensors."""
+Span = tuple[int, int] | None
+"""[first, stop) of the tensor's elements that a message is; None for memory beside it."""
+
+
+def spec_of(name: str) -> AlgorithmSpec:
+    """The specification of something traceable."""
+    collective, algorithm = TRACEABLE[name]
+    return OURS[collective][algorithm]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceSettings:
+    """What to trace. Raises `UsageError` for what cannot be run, or not be read."""
+
+    size: int
+    """Number of ranks."""
+    names: tuple[str, ...] = ALL_ALGORITHMS
+    """Names in `TRACEABLE`, in the order of running."""
+    elements: int | None = None
+    """Elements of the tensor; None for as many as ranks."""
+
+    def __post_init__(self) -> None:
+        if self.elements is None and self.size > MAX_ELEMENTS:
+            raise UsageError(f"{self.size} ranks with an element each are more than can be read: choose --elements")
+        if self.elements is not None and not 1 <= self.elements <= MAX_ELEMENTS:
+            raise UsageError(f"{self.elements} elements: choose 1 to {MAX_ELEMENTS}")
+        for name in self.names:
+            check_choice("algorithm", name, TRACEABLE)
+            if name in PHASES and self.numel % self.size:
+                raise UsageError(
+                    f"--algorithm {name}: {self.numel} elements are not {self.size} equal shares, and every rank's "
+                    f"share has the same size: choose a multiple of {self.size} as --elements"
+                )
+
+    @property
+    def numel(self) -> int:
+        """Elements of the tensor."""
+        return self.size if self.elements is None else self.elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """A message that a rank sends."""
+
+    to: int
+    """Receiving rank."""
+    values: list[int]
+    where: Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incoming:
+    """A message that a rank is to receive."""
+
+    source: int
+    """Sending rank."""
+    where: Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """One start of messages, recorded when they were started."""
+
+    phase: str
+    """Phase of the algorithm; empty where its phases have no names."""
+    holds: list[int]
+    """The tensor when the messages were started."""
+    sends: list[Outgoing]
+    receives: list[Incoming]
+
+    @property
+    def document(self) -> dict[str, object]:
+        """As JSON shows it."""
+        receives = [{"from": message.source, "where": message.where} for message in self.receives]
+        return {"holds": self.holds, "sends": [asdict(message) for message in self.sends], "receives": receives}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One run of an algorithm on one rank."""
+
+    before: list[int]
+    """Input of the rank."""
+    after: list[int]
+    """Output of the rank."""
+    messages: int
+    """Number of messages sent."""
+    sent: int
+    """Bytes sent."""
+    notes: list[Note]
+    """Messages, start by start."""
+
+    @property
+    def document(self) -> dict[str, object]:
+        """As JSON shows it."""
+        return {**vars(self), "notes": [note.document for note in self.notes]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What an algorithm costs, on all its ranks."""
+
+    steps: int
+    """Number of steps, one after the other."""
+    messages: list[int]
+    """Number of messages sent, by rank."""
+    sent: list[int]
+    """Bytes sent, by rank."""
+    busiest: int
+    """Bytes that the busiest rank sends and receives."""
+    in_all: int
+    """Bytes sent by all ranks together."""
+
+
+def load_of(traces: Sequence[Trace]) -> Load:
+    """What an algorithm costs, from what every rank recorded."""
+    received = [0] * len(traces)
+    for trace in traces:
+        for message in (message for note in trace.notes for message in note.sends):
+            received[message.to] += ELEMENT * len(message.values)
+    sent = [trace.sent for trace in traces]
+    return Load(
+        steps=len(steps_of(traces)),
+        messages=[trace.messages for trace in traces],
+        sent=sent,
+        busiest=max(map(sum, zip(sent, received, strict=True))),
+        in_all=sum(sent),
+    )
+
+
+def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
+    """For each step of the whole, which of its notes each rank was at: {rank: position}.
+
+    Ranks have no clock in common. But a rank's messages follow each other, and nothing arrives before it was sent: each
+    one's step is the earliest that obeys both.
+    Source: Lamport: Time, Clocks, and the Ordering of Events in a Distributed System (1978)
+    """
+    left_at: dict[tuple[int, int], deque[int]] = defaultdict(deque)  # (from, to): steps, in the order of the messages
+    to_do = [deque(enumerate(trace.notes)) for trace in traces]
+    clock, has_sent = [0] * len(traces), [False] * len(traces)
+    steps: dict[int, dict[int, int]] = defaultdict(dict)
+    while any(to_do):
+        for rank, notes in enumerate(to_do):
+            if not notes:
+                continue
+            position, note = notes[0]
+            if not has_sent[rank]:
+                has_sent[rank] = True
+                for outgoing in note.sends:
+                    left_at[rank, outgoing.to].append(clock[rank])
+            lines = [left_at[incoming.source, rank] for incoming in note.receives]
+            if all(lines):
+                step = max([clock[rank], *(line.popleft() for line in lines)])
+                steps[step][rank] = position
+                clock[rank], has_sent[rank] = step + 1, False
+                notes.popleft()
+    return [steps[step] for step in sorted(steps)]
+
+
+SENDS, HOLDS = Column("sends", wraps=True), Column("then holds", wraps=True)
+
+
+def story(name: str, summary: str, traces: Sequence[Trace]) -> list[str | Prose | Table]:
+    """An algorithm step by step: what each rank sends to whom, and what it then holds."""
+    start = Table(RANK_COLUMN, Column("holds", wraps=True))
+    for rank, trace in enumerate(traces):
+        start.add(str(rank), str(trace.before))
+    texts: list[str | Prose | Table] = [
+        prose(heading(name), f": {summary}"),
+        prose("  ", heading("at the start"), ":"),
+        start,
+    ]
+    holds = [trace.before for trace in traces]
+    for number, step in enumerate(steps_of(traces), 1):
+        phases = {traces[rank].notes[position].phase for rank, position in step.items()} - {""}
+        named = "".join(f", {phase}" for phase in sorted(phases))
+        texts += [prose("  ", heading(f"step {number}"), f"{named}:"), step_table(traces, step, holds)]
+    load = load_of(traces)
+    sent = ", ".join(map(str, load.sent))
+    texts.append(f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load.busiest}")
+    return texts
+
+
+def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[list[int]]) -> Table:
+    """One step: which ranks send what. `holds`, what each rank holds before it, becomes what it holds after it."""
+    table = Table(RANK_COLUMN, SENDS, HOLDS)
+    for rank, trace in enumerate(traces):
+        sends = ""
+        if rank in step:
+            sends = sends_text(trace.notes[step[rank]])
+            last = step[rank] + 1 == len(trace.notes)
+            holds[rank] = trace.after if last else trace.notes[step[rank] + 1].holds
+        table.add(str(rank), sends, str(holds[rank]))
+    return table
+
+
+def sends_text(note: Note) -> str:
+    """What is sent to whom: "all = [1, 1] to 1, 2", or of a part, "[2:3] = [110] to 1"."""
+    receivers: dict[str, list[str]] = defaultdict(list)
+    for message in note.sends:
+        whole = message.where is None or len(message.values) == len(note.holds)
+        part = "all" if whole else "[{}:{}]".format(*message.where or ())
+        receivers[f"{part} = {message.values}"].append(str(message.to))
+    return ", ".join(f"{what} to {', '.join(ranks)}" for what, ranks in receivers.items())
+
+
+def comparison(by_name: Mapping[str, Sequence[Trace]]) -> list[str | Prose | Table]:
+    """All algorithms side by side."""
+    bytes_columns = (Column(name, "bytes", right=True) for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
+    table = Table(Column("algorithm"), Column("steps", right=True), Column("messages", right=True), *bytes_columns)
+    for name, traces in by_name.items():
+        load = load_of(traces)
+        figures = (load.steps, max(load.messages), max(load.sent), load.busiest, load.in_all)
+        table.add(name, *map(str, figures))
+    about = "what each algorithm costs; messages, sent, sent + received: of the rank that has the most"
+    return [prose(heading("cost"), f": {about}"), table]
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@click.option(
+    "--algorithm",
+    "algorithms",
+    type=click.Choice(list(TRACEABLE)),
+    metavar="NAME",
+    multiple=True,
+    help=f"Show only this algorithm, step by step; may be repeated: {', '.join(TRACEABLE)}.",
+)
+@click.option(
+    "--elements", type=click.IntRange(1, MAX_ELEMENTS), show_default="the world size", help="Number of elements."
+)
+def command(run: RunOptions, algorithms: tuple[str, ...], elements: int | None) -> None:
+    session = Session(LESSON.name, run, default_size=LESSON.default_size, min_size=LESSON.min_size)
+    names = tuple(name for name in TRACEABLE if name in (algorithms or ALL_ALGORITHMS))
+    settings = AllReduceSettings(size=session.world.size, names=names, elements=elements)
+    session.world.warm_up(RUN)
+    with session.bar() as bar:
+        bar.show(f"starting {session.world.size} ranks")
+        session.say(f"{LESSON.name}: {session.world}, {settings.numel} elements of {ELEMENT} bytes")
+        by_rank: list[list[Trace]] = session.world.run(RUN, settings, on_report=bar)
+    by_name = dict(zip(names, zip(*by_rank, strict=True), strict=True))
+    for name, traces in by_name.items():
+        if name in (algorithms or STORY):
+            session.say("", *story(name, summary_of(name), traces))
+    session.say("", *comparison(by_name), "", f"Shown: {LESSON.shown}.")
+    session.print_document(
+        {name: [trace.document for trace in traces] for name, traces in by_name.items()},
+        cost={name: load_of(traces) for name, traces in by_name.items()},
+    )
+
+
+def summary_of(name: str) -> str:
+    """What the lesson says about an algorithm or, where it has no step of its own for it, the algorithm itself."""
+    return LESSON.texts.get(name.replace("-", "_")) or spec_of(name).code.summary

@@ -1,0 +1,165 @@
+"""The page of `elastic`: which ranks are killed, what the failures cost, and how it is told. Does not import torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import click
+
+from playground.console.options import RunOptions, options, run_options
+from playground.console.session import Session
+from playground.console.tables import Column, Table
+from playground.console.text import good, prose
+from playground.console.training import RUN_TRAINING
+from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.lessons import LESSONS
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.rank import Event
+from playground.runtime.remote import remote
+from playground.runtime.temporary_folder import temporary_folder
+from playground.training.settings import TrainingSettings
+
+LESSON = LESSONS["elastic"]
+RUN, EXPERIMENT = LESSON.remote("run"), LESSON.remote("Experiment")
+COMPARE = remote("playground.training.snapshots.compare:compare")
+SAMPLES = 6_000
+"""Training samples, unless --limit says otherwise."""
+WAYS = ("sgd", "ddp")
+"""How gradients are averaged: as in the lesson of that name."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A rank that is killed when so many steps of the training are done, before anybody takes the next."""
+
+    rank: int
+    step: int
+
+
+def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]:
+    """`count` kills of any rank at any step, in the order of the steps, no two after the same one.
+
+    Raises `UsageError` if there are fewer steps than that.
+    """
+    if count >= steps:
+        raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
+    random = Random(seed)
+    return tuple(Kill(random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One failure, and how the training resumed."""
+
+    failure: str
+    """The rank that failed, and why."""
+    killed_after: int
+    """Number of steps done when it failed."""
+    resumed_after: int
+    """Number of steps in the newest whole snapshot; 0 if there was none yet."""
+    seconds: float
+    """Seconds from the kill until the next step was completed."""
+
+
+class Witness:
+    """Hears what ranks report, and of their failures, and takes the time.
+
+    What several ranks report is heard in any order: word of the next kill may come before that of the step before it.
+    """
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovery] = []
+        self.kills: list[tuple[float, int]] = []
+        """Time of each kill, and the step after which it happened."""
+        self.failure = ""
+        """The failure that training has not recovered from yet."""
+        self.resumed_after = 0
+
+    def hear(self, rank: int, event: Event) -> None:
+        if "killed" in event:
+            self.kills.append((time.monotonic(), event["killed"]))
+        if rank == 0 and "resumed" in event:
+            self.resumed_after = event["resumed"]["total"]
+        if rank == 0 and "stepped" in event and self.failure:
+            killed_at, killed_after = self.kills[len(self.recoveries)]
+            self.recoveries.append(
+                Recovery(
+                    failure=self.failure,
+                    killed_after=killed_after,
+                    resumed_after=self.resumed_after,
+                    seconds=time.monotonic() - killed_at,
+                )
+            )
+            self.failure = ""
+
+    def note_failure(self, failure: PlaygroundError, count: int) -> None:
+        self.failure, self.resumed_after = failure.headline, 0
+
+
+def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
+    """A row per failure."""
+    counts = ("after\nstep", "goes on\nafter step", "steps\nredone")
+    columns = [*(Column(name, right=True) for name in counts), Column("until the\nnext step", "s", right=True)]
+    table = Table(Column("failure", wraps=True), *columns)
+    for each in recoveries:
+        steps = (each.killed_after, each.resumed_after, each.killed_after - each.resumed_after)
+        table.add(each.failure, *map(str, steps), f"{each.seconds:.2f}")
+    return table
+
+
+elastic_options = options(
+    click.option(
+        "--kills",
+        type=click.IntRange(1, 1000),
+        default=2,
+        show_default=True,
+        metavar="K",
+        help="Number of ranks that are killed, one after the other, each after a step drawn at random.",
+    ),
+    click.option("--way", type=click.Choice(WAYS), default="sgd", show_default=True, help="How to average."),
+    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data."),
+    click.option(
+        "--snapshot-every",
+        type=click.IntRange(1),
+        default=10,
+        show_default=True,
+        metavar="STEPS",
+        help="Steps between two snapshots.",
+    ),
+    data_options,
+)
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@elastic_options
+def command(run: RunOptions, data: DataOptions, kills: int, way: str, epochs: int, snapshot_every: int) -> None:
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world = session.world
+    if world.rank_env:
+        raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
+    world.warm_up(RUN_TRAINING, RUN, COMPARE)
+    with session.bar() as bar, temporary_folder("elastic") as folder:
+        prepared = prepare_data(data, bar)
+        if data.limit is None:
+            few = min(SAMPLES, prepared.train)
+            prepared = replace(prepared, limit=few, train=few)
+        asked = TrainingSettings(folder=prepared.folder, epochs=epochs, seed=run.seed)
+        asked.check_batch(world.size)
+        settings = prepared.settings(asked)
+        steps = epochs * math.ceil(prepared.train / settings.batch_size)
+        drawn = draw_kills(kills, world.size, steps, run.seed)
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
+        experiment = EXPERIMENT(
+            world=world, settings=settings, way=way, snapshot_every=snapshot_every, folder=folder, show=bar.show
+        )
+        recoveries, comparison = experiment.conduct(drawn)
+    session.say("", recoveries_table(recoveries), "", str(comparison))
+    comparison.check()
+    verdict = good(f"{len(drawn)} kill{'s' * (len(drawn) > 1)} left no trace")
+    session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
+    session.print_document({}, way=way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)

@@ -1,0 +1,384 @@
+"""What is measured of a rung of the ladder, and how: replicas that train in turn, with a clock on each part of a step.
+
+| part     | from       | to                                                                       |
+|----------|------------|--------------------------------------------------------------------------|
+| forward  | zero_grad  | the loss                                                                 |
+| backward | the loss   | this rank's last gradient                                                |
+| exposed  | that       | the last average: packing, sending and receiving, waiting for the others |
+| step     | that       | the end of the optimizer's step                                          |
+
+Where it is parameters that are averaged, after the optimizer's step, `exposed` is the time that this takes.
+
+What of the averaging is done before this rank's last gradient is hidden behind backward. To show how much that is, a
+replica also averages gradients that are all ready at once, with no backward to hide behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.algorithms import load_all_reduce
+from playground.lessons.ladder.page import PARTS, LadderResult, LadderSettings, RungResult, StepParts
+from playground.measurement import environment
+from playground.measurement.interleave import Heartbeat, interleave
+from playground.runtime import device
+from playground.runtime.backends import backend_of
+from playground.training.data import Images, batches, partition_dataset
+from playground.training.gradients import AllReduce, trainable_parameters
+from playground.training.models import MODELS
+from playground.training.replicas import all_gather_stacked, flat, largest_difference
+from playground.training.step import backward, mean_loss_part, training_step
+from playground.training.sync import GradSync
+from playground.training.zipf import ZipfSequences
+
+WARM_UP = 3
+"""Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
+NewSync = Callable[[nn.Module], GradSync]
+"""Makes the gradient synchronisation of a rung for a model."""
+NewOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+LossPart = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Called as `loss(output, labels, samples_per_rank)`, as `mean_loss_part` is."""
+Moment = Any
+"""Seconds, or an event on a GPU."""
+
+
+def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings) -> LadderResult:
+    """Train copies of the model `start`, one on each rung, in turn. All ranks return the same."""
+    rounds = Rounds(settings)
+    coming = iter(rounds)
+    next(coming)
+    all_reduce, messages, replicas = load_all_reduce(settings.all_reduce), [], []
+    new_sgd = partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum)
+    for name, new_sync in new_syncs.items():
+        rounds.heartbeat.beat()
+        messages.append(count_messages(new_sync, start, all_reduce, rounds.inputs))
+        replicas.append(TimedReplica(name, start, new_sync, all_reduce, new_sgd))
+
+    for replica in replicas:
+        rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
+    seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
+    rungs, parts = summarize(replicas, messages, seconds), parts_by_rank(replicas, seconds)
+    return LadderResult(rungs=rungs, parts=parts, environment=environment.describe())
+
+
+class Rounds:
+    """In each, all replicas step on the same batch with the same dropout masks; after the last sample comes the first.
+
+    All batches are whole, so that all steps are alike.
+    """
+
+    def __init__(self, settings: LadderSettings) -> None:
+        self.settings, self.heartbeat = settings, Heartbeat()
+        samples = len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
+        self.train_set = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
+
+    def __iter__(self) -> Iterator[None]:
+        total = WARM_UP + self.settings.steps
+        for number, (inputs, labels, samples_per_rank) in zip(range(total), self.batches(), strict=False):
+            self.number, self.inputs, self.labels, self.samples_per_rank = number, (inputs,), labels, samples_per_rank
+            self.heartbeat.beat(phase="measuring all rungs side by side", step=number, steps=total)
+            yield
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        while True:
+            yield from batches(self.train_set, self.settings.batch_size)
+
+    def step(self, replica: TimedReplica) -> list[float]:
+        """Let the replica take this round's step. Seconds of each of its parts."""
+        torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
+        return replica.step(self.inputs, self.labels, self.samples_per_rank)
+
+
+def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
+    """What the model is trained on: images, or sequences of token ids. `limit` keeps the first."""
+    return ZipfSequences(limit) if MODELS[settings.model].reads_tokens else Images(settings.folder, "train", limit)
+
+
+@contextlib.contextmanager
+def collectives(all_reduce: AllReduce, broadcast: Callable[..., object] | None = None) -> Iterator[None]:
+    """In this block, `dist.all_reduce` is this one, and `dist.broadcast`: the rungs call both as they are written."""
+    real = dist.all_reduce, dist.broadcast
+    dist.all_reduce, dist.broadcast = all_reduce, broadcast or dist.broadcast
+    try:
+        yield
+    finally:
+        dist.all_reduce, dist.broadcast = real
+
+
+class Clock:
+    """Takes the time of named moments. On a GPU, when the GPU gets there: the processor, which hands it work, runs
+    ahead of it."""
+
+    def __init__(self) -> None:
+        self.on_gpu = device().type == "cuda"
+        self.moments: dict[str, Moment] = {}
+
+    def start(self) -> None:
+        """Take the moment "start", at which nothing is under way, neither here nor on another rank; forget the others.
+
+        All ranks must call this.
+        """
+        dist.barrier()
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        self.moments = {"start": self.now()}
+
+    def take(self, moment: str) -> None:
+        """Take this moment; if it comes more than once, the last counts."""
+        self.moments[moment] = self.now()
+
+    def now(self) -> Moment:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, *moments: str) -> list[float]:
+        """From each of these moments to the next."""
+        taken = [self.moments[moment] for moment in moments]
+        if not self.on_gpu:
+            return [after - before for before, after in pairwise(taken)]
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1000 for before, after in pairwise(taken)]
+
+
+class TimedReplica:
+    """A copy of the model `start`, with its gradient synchronisation, its optimizer and a clock."""
+
+    def __init__(
+        self,
+        name: str,
+        start: nn.Module,
+        new_sync: NewSync,
+        all_reduce: AllReduce,
+        new_optimizer: NewOptimizer,
+        loss_part: LossPart = mean_loss_part,
+    ) -> None:
+        self.name, self.all_reduce, self.clock, self.model = name, all_reduce, Clock(), copy.deepcopy(start)
+        for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
+            param.register_post_accumulate_grad_hook(self.take_gradient)
+        self.sync = new_sync(self.model)
+        self.optimizer, self.loss_part = new_optimizer(self.model.parameters()), loss_part
+        self.loss = 0.0
+        """This rank's part of the last batch's mean loss."""
+        self.inputs: tuple[torch.Tensor, ...] = ()
+        """The first samples of the last batch."""
+        self.sparse: dict[torch.Tensor, torch.Tensor] = {}
+        """The last gradients of the parameters for which backward computes sparse ones."""
+
+    def take_gradient(self, param: torch.Tensor) -> None:
+        """Called by backward when `param.grad` is complete."""
+        self.clock.take("gradient")
+        if param.grad is not None and param.grad.is_sparse:
+            self.sparse[param] = param.grad
+
+    def step(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, samples_per_rank: float) -> list[float]:
+        """Train on this rank's share of a batch: the model is called with `*inputs`. Seconds of each of `PARTS`."""
+
+        def loss() -> torch.Tensor:
+            return self.loss_part(self.sync.model(*inputs), labels, samples_per_rank)
+
+        self.inputs = tuple(each[:2] for each in inputs)  # BatchNorm wants two
+        self.clock.start()
+        with collectives(self.all_reduce):
+            self.loss = training_step(self.optimizer, [loss], self.sync, moment=self.clock.take).item()
+        self.clock.take("end")
+        moments = ("start", "forward", "gradient", "synced", "step", "end")
+        forward, backward, averaging, step, averaging_parameters = self.clock.seconds(*moments)
+        return [forward, backward, averaging + averaging_parameters, step]
+
+    def average_alone(self) -> list[float]:
+        """Seconds from gradients that are all ready at once to their averages, or to those of the parameters.
+
+        A step must come first: in the order of its gradients DistributedDataParallel arranges its buckets, and where
+        gradients are sparse, they are as sparse as that step's.
+        """
+        params = trainable_parameters(self.model)
+
+        def ready_gradients() -> torch.Tensor:
+            self.sync.model(*self.inputs)  # without a forward before it DistributedDataParallel ignores a backward
+            return ReadyGradients.apply(self.clock, [self.sparse.get(param) for param in params], *params)
+
+        with collectives(self.all_reduce):
+            backward(self.optimizer, [ready_gradients], self.sync)
+            self.sync.after_step(last=False)
+        self.clock.take("end")
+        return self.clock.seconds("start", "end")
+
+
+class ReadyGradients(torch.autograd.Function):
+    """A loss whose backward computes nothing: the gradients of all parameters are ready at once. Those that are not
+    among the `known`, which has None in their place, are zero.
+
+    That moment is the clock's "start".
+    """
+
+    @staticmethod
+    def forward(ctx: Any, clock: Clock, known: list[torch.Tensor | None], *params: torch.Tensor) -> torch.Tensor:
+        ctx.clock, ctx.known = clock, known
+        ctx.save_for_backward(*params)
+        return params[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        pairs = zip(ctx.known, ctx.saved_tensors, strict=True)
+        gradients = [torch.zeros_like(param) if known is None else known.clone() for known, param in pairs]
+        ctx.clock.start()
+        return None, None, *gradients
+
+
+@dataclass
+class Messages:
+    """What a rank sends in a training step."""
+
+    sizes: list[int]
+    """Bytes of each message."""
+    early: int
+    """Bytes that leave before the last gradient is ready: no more can be hidden."""
+
+
+def count_messages(
+    new_sync: NewSync, start: nn.Module, all_reduce: AllReduce, inputs: tuple[torch.Tensor, ...]
+) -> Messages:
+    """The messages of a rung, or of DistributedDataParallel, for this rank's share of a batch: counted on a replica
+    that is not timed.
+
+    (DistributedDataParallel shows them to a communication hook only, which would be timed too.)
+    """
+    model = copy.deepcopy(start)
+    params = trainable_parameters(model)
+    counted, missing = Messages([], 0), set(params)
+
+    def counting(collective: Callable[..., Any], tensor: torch.Tensor, **options: Any) -> Any:
+        counted.sizes.append(tensor.nbytes)
+        counted.early += tensor.nbytes if missing else 0
+        return collective(tensor, **options)
+
+    for param in params:
+        param.register_post_accumulate_grad_hook(missing.discard)
+    sync, real = new_sync(model), dist.all_reduce
+    if isinstance(sync.model, DistributedDataParallel):
+        sync.model.register_comm_hook(None, lambda _, bucket: future_of(counting(real, bucket.buffer(), async_op=True)))
+    optimizer = torch.optim.SGD(params)
+    for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first backward
+        counted.sizes, counted.early = [], 0
+        missing.update(params)
+        with collectives(partial(counting, all_reduce), partial(counting, dist.broadcast)):
+            training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
+    return counted
+
+
+def future_of(work: Any) -> Any:
+    """What a communication hook returns: the future of a tensor."""
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def time_in_turn(
+    replicas: Sequence[TimedReplica],
+    step: Callable[[TimedReplica], list[float]],
+    rounds: Iterable[object],
+    seed: int,
+    warm_up: int,
+) -> torch.Tensor:
+    """Let every replica take a step and average alone, once in each of `rounds`, and time both.
+
+    Returns [rank, replica, round, `PARTS` and then averaging alone], float64, the same on every rank, without the first
+    `warm_up` rounds.
+    """
+    calls = [call for replica in replicas for call in (partial(step, replica), replica.average_alone)]
+    timed = interleave(calls, rounds, Random(seed))  # the same order on every rank
+    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
+    return all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, warm_up:]).cpu()
+
+
+def summarize(
+    replicas: Sequence[TimedReplica], messages: Sequence[Messages], seconds: torch.Tensor
+) -> list[RungResult]:
+    """The figures of each replica, in order; the last is the one in DistributedDataParallel.
+
+    `seconds` are those of `time_in_turn`.
+    """
+    steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
+    p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))
+    results = []
+    for number, (replica, counted) in enumerate(zip(replicas, messages, strict=True)):
+        parts = parts_of_last(seconds[:, number, :, : len(PARTS)])
+        alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
+        number_sent, bytes_sent, early_bytes = most_of_all_ranks(counted)
+        loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
+        results.append(
+            RungResult(
+                rung=replica.name,
+                p50=p50[number],
+                p95=p95[number],
+                forward=parts.forward,
+                backward=parts.backward,
+                exposed=parts.exposed,
+                step=parts.step,
+                alone=alone,
+                hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
+                messages=number_sent,
+                bytes=bytes_sent,
+                early_bytes=early_bytes,
+                loss=loss,
+                difference_to_ddp=difference_to_ddp,
+                replicas_max_difference=largest_difference(replica.model, with_buffers=False),
+                speed_to_first=p50[0] / p50[number],
+                speed_to_ddp=p50[-1] / p50[number],
+                caveat=backend_of().describe_overlap() if replica is replicas[-1] else "",
+            )
+        )
+    return results
+
+
+def most_of_all_ranks(messages: Messages) -> tuple[int, int, int]:
+    """How many messages, of how many bytes, and how many of them early, the rank sends that sends most."""
+    mine = torch.tensor([len(messages.sizes), sum(messages.sizes), messages.early], device=device())
+    number, sent, early = all_gather_stacked(mine).amax(0).tolist()
+    return number, sent, early
+
+
+def parts_of_last(seconds: torch.Tensor) -> StepParts:
+    """Medians over all rounds of the parts on the rank that came last to the averaging, and so waited for the shortest
+    time there. `seconds` [rank, round, `PARTS`]."""
+    last = seconds[..., PARTS.index("exposed")].argmin(0)
+    return step_parts(seconds[last, range(len(last))])
+
+
+def parts_by_rank(replicas: Sequence[TimedReplica], seconds: torch.Tensor) -> list[dict[str, StepParts]]:
+    """For each rank, the medians over all rounds of the parts of each replica's steps there."""
+    return [
+        {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
+        for mine in seconds
+    ]
+
+
+def step_parts(seconds: torch.Tensor) -> StepParts:
+    """Medians over all rounds: `seconds` [round, `PARTS`]."""
+    return StepParts(**dict(zip(PARTS, seconds.quantile(0.5, dim=0).tolist(), strict=True)))
+
+
+def compare_outcomes(replica: TimedReplica, ddp: TimedReplica) -> tuple[float, float]:
+    """The mean loss of the last batch, and the largest difference of any parameter to DistributedDataParallel's.
+
+    That is rounding, 1e-8, since sums in another order are rounded differently. Over many steps rounding now and then
+    decides which of two numbers a ReLU or max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)
+    """
+    difference = (flat(replica.model.parameters()) - flat(ddp.model.parameters())).abs().max().double()
+    of_ranks = all_gather_stacked(torch.stack([torch.full_like(difference, replica.loss), difference]))
+    return of_ranks[:, 0].mean().item(), of_ranks[:, 1].max().item()

@@ -1,0 +1,340 @@
+"""The page of `ladder`: settings, results, whether the replicas agree, and how it is told. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from playground.console import plots
+from playground.console.dependent_options import only_with
+from playground.console.options import RunOptions, options, plot_option, run_options
+from playground.console.session import Session
+from playground.console.tables import Column, Table
+from playground.console.text import Prose, good, prose
+from playground.console.training_options import (
+    DataOptions,
+    PreparedData,
+    all_reduce_option,
+    bucket_cap_option,
+    bytes_of,
+    data_options,
+    prepare_data,
+)
+from playground.lessons import LESSONS
+from playground.measurement import environment
+from playground.measurement.environment import Environment
+from playground.runtime.checks import check_at_least_one, check_choice
+from playground.runtime.entry import World
+from playground.runtime.errors import UsageError
+from playground.training.grad_syncs import grad_syncs_for
+from playground.training.models import IMAGE_MODELS, MODELS, TOKEN_SEQUENCES
+from playground.training.results import replicas_verdict
+from playground.training.settings import TrainingSettings
+
+LESSON = LESSONS["ladder"]
+RUN = LESSON.remote("run")
+COPIES = 6
+"""Copies of a model per rank and candidate: parameters, gradients, momentum, messages (measured: 34 for 6 of them)."""
+DDP = "ddp"
+DDP_SUMMARY = "DistributedDataParallel, which does what overlapped does in C++"
+PARTS = ("forward", "backward", "exposed", "step")
+"""Parts of a training step, in order."""
+LEGEND = (
+    "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
+    "averaging: forward; backward, until the last gradient is ready; exposed, from then until all gradients are "
+    "averaged (in the row parameters, what averaging them takes after the optimizer's step). alone: what the same "
+    "averaging takes without a backward to hide behind; hidden: the share of it that is not exposed. vs. ddp, vs. "
+    "first: how many times as fast as ddp, and as the first rung.",
+    "  With --wide: p95, which 95 of 100 steps stay below; step, the optimizer's; early, the share of the bytes that "
+    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends "
+    "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
+    "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
+)
+
+
+def candidates(model: str) -> dict[str, str]:
+    """What is measured with this model, by name, with what each changes: every gradient synchronisation that makes a
+    difference to it, in order, then DistributedDataParallel."""
+    specs = grad_syncs_for(has_embeddings=MODELS[model].reads_tokens)
+    return {**{name: spec.summary for name, spec in specs.items()}, DDP: DDP_SUMMARY}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderSettings(TrainingSettings):
+    """Training settings, with a number of steps in place of epochs. `sync` does not matter: every rung is measured.
+
+    Raises `UsageError` for what cannot be measured.
+    """
+
+    model: str = "net"
+    """A name of `MODELS`."""
+    steps: int = 100
+    """Number of steps timed, of each candidate."""
+    bucket_cap: int = 52_428
+    """Bytes after which a bucket of gradients is full, in the rungs and in DistributedDataParallel."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model", self.model, MODELS)
+        check_at_least_one(self, "steps")
+
+    def check_batch(self, size: int) -> None:
+        """Raise `UsageError` if the model cannot be trained on a batch that `size` ranks share."""
+        MODELS[self.model].check_batch(self.batch_size, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """Median seconds of the parts of a step (what each part is: measure.py)."""
+
+    forward: float
+    backward: float
+    exposed: float
+    step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungResult:
+    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds.
+
+    The parts of a step are medians over its rounds; of each round, those of the rank that came last to the averaging:
+    it waits for messages, and not for slower ranks.
+    """
+
+    rung: str
+    """Name of the rung."""
+    p50: float
+    """The median time of a step on its slowest rank."""
+    p95: float
+    """The time on its slowest rank that 95 of 100 steps stay below."""
+    forward: float
+    """From zero_grad to the loss."""
+    backward: float
+    """From the loss to this rank's last gradient."""
+    exposed: float
+    """From there until all gradients are averaged; where it is parameters that are averaged, the time that takes."""
+    step: float
+    """Seconds of the optimizer's step."""
+    alone: float
+    """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
+    hidden: float
+    """The share of `alone` that is not exposed, 0 to 1."""
+    messages: int
+    """Messages per step, on the rank that sends most."""
+    bytes: int
+    """Bytes of these messages; where only the rows in use of an embedding travel, in the first step."""
+    early_bytes: int
+    """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
+    loss: float
+    """The mean over the last global batch."""
+    difference_to_ddp: float
+    """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
+    replicas_max_difference: float
+    """The largest difference of any parameter or buffer between a rank and rank 0."""
+    speed_to_first: float
+    """How many times as fast as the first rung, by `p50`."""
+    speed_to_ddp: float
+    """How many times as fast as DistributedDataParallel, by `p50`."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderResult:
+    rungs: list[RungResult]
+    """Rungs in order; the last is DistributedDataParallel."""
+    parts: list[dict[str, StepParts]]
+    """Parts of a step on each rank, by rung: medians on that rank alone."""
+    environment: Environment
+    """The machine and the software it was measured with."""
+
+
+def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
+    """What to say of the replicas, after as many steps on every rung.
+
+    Raises `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of DistributedDataParallel, which
+    is the last, differ though they must not.
+    """
+    verdicts = {}
+    for rung in rungs:
+        difference = rung.replicas_max_difference
+        verdicts[difference] = replicas_verdict(difference, None if rung is rungs[-1] else all_reduce)
+    return verdicts[max(verdicts)]
+
+
+def columns() -> Iterator[Column]:
+    """A column for each figure of a rung."""
+    yield Column("rung")
+    yield Column("p50", "ms", right=True)
+    yield Column("p95", "ms", right=True, wide=True)
+    for part in PARTS:
+        yield Column(part, "ms", right=True, wide=part == "step")
+    yield Column("alone", "ms", right=True)
+    yield Column("hidden", "%", right=True)
+    yield Column("early", "%", right=True, wide=True)
+    yield Column("messages", right=True, wide=True)
+    yield Column("sent", "bytes", right=True, wide=True)
+    yield Column("vs.\nddp", right=True)
+    yield Column("vs.\nfirst", right=True)
+    yield Column("loss", right=True, wide=True)
+    yield Column("distance\nto ddp", right=True, wide=True)
+
+
+def candidates_table(model: str) -> Table:
+    """A row per rung, with what it changes."""
+    return Table(Column("rung"), Column("what it does", wraps=True), rows=candidates(model).items())
+
+
+def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
+    """What the columns mean, a row per rung, and what distorts the figures of one."""
+    caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
+    return [*LEGEND, Table(*columns(), rows=map(row, rungs)), *caveats]
+
+
+def row(rung: RungResult) -> list[str]:
+    seconds = (rung.p50, rung.p95, rung.forward, rung.backward, rung.exposed, rung.step, rung.alone)
+    return [
+        rung.rung,
+        *map(milliseconds_text, seconds),
+        f"{100 * rung.hidden:.0f}",
+        f"{100 * rung.early_bytes / rung.bytes:.0f}",
+        f"{rung.messages}",
+        f"{rung.bytes:,}",
+        f"{rung.speed_to_ddp:.2f}",
+        f"{rung.speed_to_first:.2f}",
+        f"{rung.loss:.4f}",
+        f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0",
+    ]
+
+
+def milliseconds_text(seconds: float) -> str:
+    """With as many digits as mean something."""
+    return f"{1000 * seconds:.{1 if seconds >= 0.1 else 2}f}"
+
+
+def fastest_text(rungs: Sequence[RungResult]) -> str:
+    """How the fastest rung compares with the first, and with DistributedDataParallel."""
+    first, *_, ddp = rungs
+    fastest = min(rungs[:-1], key=lambda rung: rung.p50)
+    return (
+        f"the fastest rung, {fastest.rung}, is {fastest.speed_to_first:.2f} times as fast as "
+        f"{first.rung} and {fastest.speed_to_ddp:.2f} times as fast as {ddp.rung}"
+    )
+
+
+def plot_parts(rungs: Sequence[RungResult], title: str, file: Path) -> None:
+    """A bar per rung: the parts of a step, on top of each other."""
+    figure, axes = plots.new_axes(title, "", "ms per step")
+    names, heights = [rung.rung for rung in rungs], [0.0] * len(rungs)
+    for part in PARTS:
+        times = [1000 * float(getattr(rung, part)) for rung in rungs]
+        axes.bar(names, times, 0.7, heights, label="exposed communication" if part == "exposed" else part)
+        heights = [height + time for height, time in zip(heights, times, strict=True)]
+    figure.legend(loc="outside upper right", ncols=len(PARTS))
+    plots.save(figure, file)
+
+
+def by_model(field: str) -> str:
+    """The models' defaults, as --help shows them."""
+    return ", ".join(f"{getattr(spec, field):g} for {name}" for name, spec in MODELS.items())
+
+
+class TokenData(PreparedData):
+    """Token ids, which each rank draws for itself."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.train:,} sequences of token ids; {self.why})"
+
+
+TOKENS = TokenData(
+    folder=Path(), name="zipf", limit=None, train=TOKEN_SEQUENCES, test=0, why="as frequent as words are in a text"
+)
+ladder_options = options(
+    click.option("--model", type=click.Choice(tuple(MODELS)), default="net", show_default=True, help="Model to train."),
+    click.option(
+        "--steps", type=click.IntRange(1), show_default=by_model("steps"), help="Number of steps to time on each rung."
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        show_default=by_model("batch_size"),
+        help="Global batch size: samples per step, over all ranks.",
+    ),
+    bucket_cap_option(None, by_model("bucket_cap_mb")),
+    all_reduce_option,
+    data_options,
+    plot_option("a bar for each rung"),
+    only_with("dataset", "data_dir", "mirror", "limit", model=tuple(IMAGE_MODELS)),
+)
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@ladder_options
+def command(
+    run: RunOptions,
+    data: DataOptions,
+    model: str,
+    steps: int | None,
+    batch_size: int | None,
+    bucket_cap_mb: float | None,
+    all_reduce: str,
+    plot: Path | None,
+) -> None:
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world, spec = session.world, MODELS[model]
+    asked = LadderSettings(
+        folder=Path() if spec.reads_tokens else data.folder,
+        limit=data.limit,
+        seed=run.seed,
+        model=model,
+        steps=steps or spec.steps,
+        batch_size=batch_size or spec.batch_size,
+        bucket_cap=bytes_of(bucket_cap_mb or spec.bucket_cap_mb),
+        all_reduce=all_reduce,
+    )
+    asked.check_batch(world.size)
+    check_memory(world, model)
+    if plot:
+        plots.check(plot)
+    world.warm_up(RUN, *spec.preload)
+    with session.bar() as bar:
+        prepared = TOKENS if spec.reads_tokens else prepare_data(data, bar)
+        asked.check_samples(prepared.train)
+        settings = prepared.settings(asked)
+        work = f"training: {model}, {settings.steps} steps of {settings.batch_size} samples"
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", candidates_table(model))
+        bar.show(f"starting {world.size} ranks")
+        result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
+    verdict = agreement(result.rungs, all_reduce)
+    session.say("", *result_texts(result.rungs), "")
+    session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(result.rungs)}; ", good(verdict), "."))
+    if plot and world.is_main:
+        plot_parts(result.rungs, f"{model}, {world}", plot)
+    session.print_document(
+        {"run": result.parts},
+        batch_size=settings.batch_size,
+        bucket_cap=settings.bucket_cap,
+        all_reduce=settings.all_reduce,
+        seed=settings.seed,
+        dataset=prepared.summary,
+        model=settings.model,
+        timed_steps=settings.steps,
+        rungs=result.rungs,
+        environment=result.environment,
+    )
+
+
+def check_memory(world: World, model: str) -> None:
+    """Raise `UsageError` for more replicas of a model than this host's memory has room for."""
+    replicas = len(candidates(model))
+    needed = world.local_size * replicas * COPIES * 4 * MODELS[model].parameters
+    available = environment.memory("MemAvailable")
+    if world.device == "cpu" and needed > available:
+        raise UsageError(
+            f"--model {model}: {world.local_size} ranks need about {needed:,} bytes of memory for {replicas} "
+            f"replicas each and {available:,} are free: use fewer ranks or --model net"
+        )
