@@ -78,7 +78,7 @@ class Commands(click.Group):
         if cmd_name in TOOLS:
             return TOOLS[cmd_name].command.load()
         if lesson := LESSONS.get(cmd_name):
-            return lesson.remote("command", "command").load() if lesson.has_command else steps_command(lesson)
+            return lesson.command.load() if lesson.command else steps_command(lesson)
         return None
 
 

@@ -126,10 +126,10 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
         others = {name for name in others if not f"{name}.".startswith(f"{folder}.")} - {
             "playground.lessons.LESSONS", "playground.lessons.PATH", "playground.tools.TOOLS",
         }  # fmt: skip
-        if part in ("command", "report"):
+        if part in ("page", "command", "report"):
             assert not others
         assert all(any(name.startswith(each) for each in earlier) for name in others), others
-        if part not in ("command", "report", "options"):
+        if part not in ("page", "command", "report", "options"):
             assert "click" not in imports(module)
 
 
@@ -214,7 +214,7 @@ def test_options_and_results_are_typed() -> None:
 
 LAUNCHER = [
     "playground", "playground.app", "playground.testing", "playground.training.settings", "playground.training.results",
-    *sorted(name for name in MODULES if name.endswith((".command", ".report"))),
+    *sorted(name for name in MODULES if name.endswith((".page", ".command", ".report"))),
 ]  # fmt: skip
 
 
@@ -287,3 +287,15 @@ def test_sgd_by_hand_is_whole_in_one_file() -> None:
     for line in ("partition_dataset(", "Net()", "loss", ".backward()", "average_gradients(model)", "optimizer.step()"):
         assert line in source
     assert "dist.all_reduce(param.grad" in source
+
+
+def test_data_parallel_is_whole_in_one_file() -> None:
+    """Its four calls and the module, without a trace of whoever keeps account of what they do."""
+    source = (ROOT / "lessons" / "data_parallel" / "lesson.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 150
+    for line in (
+        *(f"def {part}(" for part in ("scatter", "replicate", "parallel_apply", "gather")),
+        "class DataParallel(",
+    ):
+        assert line in source
+    assert not any(name in source for name in ("account", "record", "track", "label"))

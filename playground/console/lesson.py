@@ -36,9 +36,10 @@ class Lesson:
         return f"{self.path.replace('/', '.')}.{part}"
 
     @property
-    def has_command(self) -> bool:
-        """Whether it has a command of its own; without one it is a row of steps."""
-        return module_exists(self.module("command"))
+    def command(self) -> Remote | None:
+        """Its command, if it has one of its own; without one it is a row of steps."""
+        part = next((part for part in ("page", "command") if module_exists(self.module(part))), None)
+        return self.remote("command", part) if part else None
 
     def conclude(self, size: int, **values: str) -> str:
         """What has been shown, on a world of this size; `values`: further fields of `shown`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from playground.figures.bars import Bar, Piece, add_bars, add_key
 from playground.figures.results import Evidence
 from playground.figures.scene import Drawing, Scene
-from playground.lessons.data_parallel.results import DeviceLoad, WayResult
+from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement.units import format_bytes
 
 STYLE_OF_LABEL = {

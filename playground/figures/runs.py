@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.figures.results import Evidence
-from playground.lessons.data_parallel.settings import DataParallelSettings, Way
+from playground.lessons.data_parallel.page import DataParallelSettings, Way
 from playground.lessons.elastic.settings import Kill
 from playground.lessons.ladder.settings import LadderSettings
 from playground.lessons.pipeline.settings import PipelineSettings
@@ -122,7 +122,7 @@ RUNS = {
         Run(name="ddp, four parameters", work=BACKWARD, size=2, arguments=with_name("four")),
         Run(name="data-parallel", work=DATA_PARALLEL, size=1, arguments=lambda folder: (WAYS,), recorded=True),
         Run(
-            name="data-parallel, memory", work=remote("playground.lessons.data_parallel.lesson:ways"), size=1,
+            name="data-parallel, memory", work=remote("playground.lessons.data_parallel.experiment:ways"), size=1,
             arguments=lambda folder: (WAYS,),
         ),
     )

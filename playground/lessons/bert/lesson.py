@@ -29,9 +29,8 @@ from torch.utils.data.distributed import DistributedSampler
 from playground.lessons.bert.history import History
 from playground.lessons.bert.results import Training
 from playground.lessons.bert.settings import BertSettings
-from playground.lessons.data_parallel.criterion import weighted_mean
-from playground.lessons.data_parallel.module import DataParallel
-from playground.lessons.data_parallel.scatter import chunk_sizes
+from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
+from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
 from playground.training.bert import Model, ParallelLossModel
 from playground.training.bert_weights import load_weights

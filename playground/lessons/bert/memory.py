@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.lessons.bert.results import Held, LargestBatch
 from playground.lessons.bert.settings import DDP, BertSettings
 from playground.lessons.bert.step import Step, devices_of
-from playground.lessons.data_parallel.account import HOST, Account
 from playground.lessons.data_parallel.largest_batch import largest_batch
-from playground.lessons.data_parallel.memory import label_buckets, track_memory
+from playground.lessons.data_parallel.machine import HOST
+from playground.lessons.data_parallel.memory import Account, label_buckets, track_memory
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs

@@ -7,7 +7,7 @@ from statistics import median
 from playground.lessons.bert.results import Speed, Use
 from playground.lessons.bert.settings import BertSettings
 from playground.lessons.bert.step import Step, devices_of
-from playground.lessons.data_parallel.utilisation import track_utilisation
+from playground.lessons.data_parallel.memory import track_utilisation
 from playground.measurement.interleave import Heartbeat, slowest, timed
 
 WARM_UP, STEPS = 3, 10
