@@ -27,9 +27,8 @@ from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.results import PARTS
 from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, ServerSettings
 from playground.lessons.parameter_server.workers import paced
-from playground.lessons.pipeline.schedules import SCHEDULES
-from playground.lessons.pipeline.settings import BLOCKS
-from playground.lessons.pipeline.stopwatch import Stopwatch
+from playground.lessons.pipeline.experiment import Stopwatch
+from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
 from playground.recording.merge import read_recording

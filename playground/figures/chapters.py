@@ -14,8 +14,7 @@ from playground.figures.rows import Cell, Move, Panel, Row, add_panels
 from playground.figures.scene import BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis
 from playground.figures.timeline import LABELS, ROW, lay_out
 from playground.figures.training import averaging, last_step
-from playground.lessons.pipeline.results import ScheduleRun, Slot, collect, span
-from playground.lessons.pipeline.settings import PipelineSettings
+from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, Slot, collect, span
 from playground.training.settings import TrainingSettings
 
 

@@ -10,7 +10,7 @@ from playground.figures.results import Evidence
 from playground.lessons.data_parallel.page import DataParallelSettings, Way
 from playground.lessons.elastic.settings import Kill
 from playground.lessons.ladder.settings import LadderSettings
-from playground.lessons.pipeline.settings import PipelineSettings
+from playground.lessons.pipeline.page import PipelineSettings
 from playground.recording.run import record_run
 from playground.runtime.launch import launch
 from playground.runtime.rank import Event as Report
