@@ -25,7 +25,7 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.analysis.volumes import volumes
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.results import PARTS
-from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, ServerSettings
+from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
 from playground.lessons.parameter_server.workers import paced
 from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
