@@ -11,8 +11,7 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.results import Progress, Training
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
+from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Progress, Training
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, report, synchronize
 from playground.training.replicas import largest_difference
