@@ -11,10 +11,15 @@ from functools import partial
 from random import Random
 from statistics import median
 
-from playground.lessons.ddp.ddp_run import DDPRun, build_run
-from playground.lessons.ddp.recording import BucketRecorder
-from playground.lessons.ddp.results import BucketsResult, CapBuckets, GradientMemory, SentBucket, check_buckets
-from playground.lessons.ddp.settings import LabSettings
+from playground.lessons.ddp.ddp_run import BucketRecorder, DDPRun, build_run
+from playground.lessons.ddp.settings import (
+    BucketsResult,
+    CapBuckets,
+    GradientMemory,
+    LabSettings,
+    SentBucket,
+    check_buckets,
+)
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime.agreement import all_gather_object
 
