@@ -79,11 +79,9 @@ def ready(rank: int, size: int, settings: BertSettings) -> list[PartReady]:
             shares[part].append(clock.seconds("start", part)[0] / whole)
     words = count_words(batch.input_ids, settings.config.vocabulary)
     found = [
-        PartReady(
-            part=part, bytes=nbytes, ready=median(shares[part]), rows_used=words if part == WORDS else None
-        )
+        PartReady(part=part, bytes=nbytes, ready=median(shares[part]), rows_used=words if part == WORDS else None)
         for part, nbytes in parts.items()
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda part: part.ready)
 
 
@@ -146,9 +144,8 @@ def speed(rank: int, size: int, settings: BertSettings) -> Speed:
     """
     per_step = median(slowest(time_steps(Step(rank, size, settings))))
     return Speed(
-        way=settings.way, workers=settings.workers, seconds=per_step,
-        samples_per_second=settings.batch_size / per_step,
-    )  # fmt: skip
+        way=settings.way, workers=settings.workers, seconds=per_step, samples_per_second=settings.batch_size / per_step
+    )
 
 
 def time_steps(step: Step) -> list[float]:
@@ -199,9 +196,12 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
     account = account_of(per_rank * samples)
     fullest = max(probe.devices, key=account.peak.__getitem__)
     return LargestBatch(
-        way=settings.way, workers=settings.workers, batch_size=samples * settings.workers, fullest=str(fullest),
+        way=settings.way,
+        workers=settings.workers,
+        batch_size=samples * settings.workers,
+        fullest=str(fullest),
         peak=account.peak[fullest],
-    )  # fmt: skip
+    )
 
 
 class Probe:

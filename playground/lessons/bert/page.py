@@ -83,11 +83,15 @@ def progress_cells(progress: Progress) -> list[str]:
 def training_table(trainings: Sequence[Training]) -> Table:
     """A row per way: from which loss to which, and what the model then gets right."""
     table = Table(
-        Column("way"), Column("workers", right=True), Column("first\nloss", right=True),
-        Column("last\nloss", right=True), Column("test\naccuracy", "%", right=True),
-        Column("speed", "samples/s", right=True), Column("time", "s", right=True),
+        Column("way"),
+        Column("workers", right=True),
+        Column("first\nloss", right=True),
+        Column("last\nloss", right=True),
+        Column("test\naccuracy", "%", right=True),
+        Column("speed", "samples/s", right=True),
+        Column("time", "s", right=True),
         Column("test\npairs", right=True, wide=True),
-    )  # fmt: skip
+    )
     for each in trainings:
         table.add(
             each.way, str(each.workers), f"{each.losses[0]:.4f}", f"{each.last_loss:.4f}",
@@ -100,14 +104,22 @@ def training_table(trainings: Sequence[Training]) -> Table:
 def same_texts(compared: Sequence[Equality]) -> Texts:
     """How far the losses of each way are from those of one device."""
     table = Table(
-        Column("way"), Column("workers", right=True), Column("steps", right=True), Column("first\nloss", right=True),
-        Column("last\nloss", right=True), Column("largest difference\nto one device", right=True),
-    )  # fmt: skip
+        Column("way"),
+        Column("workers", right=True),
+        Column("steps", right=True),
+        Column("first\nloss", right=True),
+        Column("last\nloss", right=True),
+        Column("largest difference\nto one device", right=True),
+    )
     for each in compared:
         table.add(
-            each.way, str(each.workers), str(each.steps), f"{each.first:.9f}", f"{each.last:.9f}",
+            each.way,
+            str(each.workers),
+            str(each.steps),
+            f"{each.first:.9f}",
+            f"{each.last:.9f}",
             f"{each.difference:.1e}",
-        )  # fmt: skip
+        )
     return [table]
 
 
@@ -164,9 +176,12 @@ def name_device(way: str, number: int, device: str) -> str:
 def largest_texts(found: Sequence[LargestBatch], settings: BertSettings) -> Texts:
     """The largest batch by each way."""
     table = Table(
-        Column("way"), Column("workers", right=True), Column("largest\nbatch", right=True), Column("fullest\ndevice"),
+        Column("way"),
+        Column("workers", right=True),
+        Column("largest\nbatch", right=True),
+        Column("fullest\ndevice"),
         Column("holds", "bytes", right=True),
-    )  # fmt: skip
+    )
     for each in found:
         fullest = "every rank's" if each.way == DDP else each.fullest
         table.add(each.way, str(each.workers), str(each.batch_size), fullest, f"{each.peak:,}")
@@ -181,9 +196,11 @@ def ready_texts(parts: Sequence[PartReady], settings: BertSettings) -> Texts:
     """A row per part of the model, in the order in which backward has its gradients."""
     total = sum(part.bytes for part in parts)
     table = Table(
-        Column("part of the model"), Column("gradients", "bytes", right=True), Column("of all", "%", right=True),
+        Column("part of the model"),
+        Column("gradients", "bytes", right=True),
+        Column("of all", "%", right=True),
         Column("ready after", "% of backward", right=True),
-    )  # fmt: skip
+    )
     for part in parts:
         table.add(part.part, f"{part.bytes:,}", f"{100 * part.bytes / total:.1f}", f"{100 * part.ready:.1f}")
     [words] = [part for part in parts if part.rows_used is not None]
@@ -262,9 +279,13 @@ class Runner:
         if world.rank_env:
             return world
         return World(
-            settings.ranks, backend=world.backend, timeout=world.timeout, init_method=world.init_method,
-            restarts=restarts, around=world.around,
-        )  # fmt: skip
+            settings.ranks,
+            backend=world.backend,
+            timeout=world.timeout,
+            init_method=world.init_method,
+            restarts=restarts,
+            around=world.around,
+        )
 
     def snapshots_of(self, way: str) -> SnapshotSettings | None:
         """Where a way has its snapshots: of several, each has a folder of its own in the one that was asked for."""
@@ -424,9 +445,11 @@ class BertOptions:
     def check_effect(self, parts: tuple[str, ...], survival: SnapshotOptions) -> None:
         """Raise `UsageError` for an option that changes nothing in these parts."""
         given = {
-            "--memory-cap": (self.memory_cap, LARGEST), "--report-every": (self.report_every, TRAIN),
-            "--snapshots": (survival.snapshots, TRAIN), "--restarts": (survival.restarts, TRAIN),
-        }  # fmt: skip
+            "--memory-cap": (self.memory_cap, LARGEST),
+            "--report-every": (self.report_every, TRAIN),
+            "--snapshots": (survival.snapshots, TRAIN),
+            "--restarts": (survival.restarts, TRAIN),
+        }
         for option, (value, part) in given.items():
             if value and part.name not in parts:
                 raise UsageError(f"{option} has no effect without the part {part.name}: add --only {part.name}")

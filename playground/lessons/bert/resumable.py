@@ -67,9 +67,11 @@ def identify(settings: BertSettings) -> Fingerprint:
     different = (*MAY_DIFFER, "workers") if settings.way == DDP else MAY_DIFFER
     same = {name: value for name, value in settings.on_all_ranks().items() if name not in different}
     return {
-        **same, "data": sha256(settings.folder / CHECKSUMS), "weights": identify_weights(settings.weights.folder),
+        **same,
+        "data": sha256(settings.folder / CHECKSUMS),
+        "weights": identify_weights(settings.weights.folder),
         "model": sha256(Path(bert.__file__)),
-    }  # fmt: skip
+    }
 
 
 def identify_weights(folder: Path | None) -> str:

@@ -199,10 +199,14 @@ def compare_losses(alone: Training, others: Sequence[Training]) -> list[Equality
             )
         result.append(
             Equality(
-                way=other.way, workers=other.workers, steps=len(other.losses), first=other.losses[0],
-                last=other.losses[-1], difference=difference,
+                way=other.way,
+                workers=other.workers,
+                steps=len(other.losses),
+                first=other.losses[0],
+                last=other.losses[-1],
+                difference=difference,
             )
-        )  # fmt: skip
+        )
     return result
 
 

@@ -194,9 +194,13 @@ def take_means(samples: int, devices: list[torch.device]) -> Means:
     sizes = [len(chunk) for chunk in chunks]
     means = gather([chunk.mean() for chunk in chunks], devices[0])
     return Means(
-        samples=samples, chunks=sizes, means=means.tolist(), mean=losses.mean().item(),
-        mean_of_means=means.mean().item(), weighted_mean=weighted_mean(means, sizes).item(),
-    )  # fmt: skip
+        samples=samples,
+        chunks=sizes,
+        means=means.tolist(),
+        mean=losses.mean().item(),
+        mean_of_means=means.mean().item(),
+        weighted_mean=weighted_mean(means, sizes).item(),
+    )
 
 
 def claims(rank: int, size: int, settings: DataParallelSettings) -> Claims:
@@ -216,11 +220,13 @@ def count_models(settings: DataParallelSettings, devices: list[torch.device]) ->
     own = {parameter.data_ptr() for parameter in model.parameters()}
     return [
         ModelCopy(
-            device=str(device), parameters=held[device]["parameters"], of=len(own),
+            device=str(device),
+            parameters=held[device]["parameters"],
+            of=len(own),
             shared=sum(tensor.data_ptr() in own for tensor in parameters_of(replica, model)),
         )
         for device, replica in zip(devices, replicas, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[ReplicaStep]:
@@ -257,10 +263,12 @@ def compare_step(
         optimizer.step()
     gradients = [[parameter.grad for parameter in replica] for replica in (first, *others)]
     return ReplicaStep(
-        step=step, loss=together.item(), replicas_differ=replicas_differ,
+        step=step,
+        loss=together.item(),
+        replicas_differ=replicas_differ,
         gradients_differ=max((largest_difference(gradients[0], other) for other in gradients[1:]), default=0.0),
         from_one_device=largest_difference(list(parallel.parameters()), list(alone.parameters())),
-    )  # fmt: skip
+    )
 
 
 def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:

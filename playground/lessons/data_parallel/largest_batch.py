@@ -59,9 +59,13 @@ def find_largest(settings: DataParallelSettings, way: Way, cap: int) -> LargestB
     peaks = accounts[batch].peak
     fullest = max(devices, key=peaks.__getitem__)
     return LargestBatch(
-        gather=way.gather, output_device=way.output_device, devices=len(devices), batch=batch, fullest=str(fullest),
+        gather=way.gather,
+        output_device=way.output_device,
+        devices=len(devices),
+        batch=batch,
+        fullest=str(fullest),
         at_peak=accounts[batch].at_peak[fullest],
-    )  # fmt: skip
+    )
 
 
 def largest_batch(

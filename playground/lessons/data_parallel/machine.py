@@ -266,8 +266,10 @@ def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
 def capture_modes(kind: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """A context that gives another thread the modes this one is in; torch keeps them thread by thread."""
     grad, inference, autocast = (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled(kind),
-    )  # fmt: skip
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(kind),
+    )
     dtype = torch.get_autocast_dtype(kind)
 
     @contextlib.contextmanager

@@ -231,9 +231,13 @@ class Means:
     @property
     def document(self) -> dict[str, object]:
         return {
-            "samples": self.samples, "chunks": self.chunks, "means": self.means, "mean": self.mean,
-            "mean of means": self.mean_of_means, "weighted mean": self.weighted_mean,
-        }  # fmt: skip
+            "samples": self.samples,
+            "chunks": self.chunks,
+            "means": self.means,
+            "mean": self.mean,
+            "mean of means": self.mean_of_means,
+            "weighted mean": self.weighted_mean,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,9 +349,12 @@ def to_documents(
 PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
 """Of a training step, in order."""
 MOVES = {
-    "scatter": ("scatter",), "replicate": ("replicate",), "gather": ("gather",), "loss": ("loss",),
+    "scatter": ("scatter",),
+    "replicate": ("replicate",),
+    "gather": ("gather",),
+    "loss": ("loss",),
     "backward": ("gradients of outputs", "reduce"),
-}  # fmt: skip
+}
 """What is moved in which part."""
 
 
@@ -385,9 +392,11 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose 
     peaks = Table(*gathers, *(Column(device, "bytes", right=True) for device in devices))
     shares = Table(*gathers, *(Column(device, "%", right=True) for device in devices))
     costs = Table(
-        *gathers, Column("copied by\ngather", "bytes", right=True), Column("time\nper step", "ms", right=True),
+        *gathers,
+        Column("copied by\ngather", "bytes", right=True),
+        Column("time\nper step", "ms", right=True),
         Column("loss", right=True),
-    )  # fmt: skip
+    )
     for way in ways:
         name = way.gather, way.output_device
         peaks.add(*name, *(f"{device.peak:,}" for device in way.devices))
@@ -395,20 +404,27 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose 
         costs.add(*name, f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}")
     [first] = alone.devices
     return [
-        f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):", peaks,
+        f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):",
+        peaks,
         f"  What that is where {ways[0].gather} are gathered on {ways[0].output_device}:",
         *bars([(device.device, device.at_peak) for device in ways[0].devices], LABELS),
-        "  What gather copies from other devices, and how long a step takes:", costs,
-        "  Share of a step in which each device computes:", shares,
-    ]  # fmt: skip
+        "  What gather copies from other devices, and how long a step takes:",
+        costs,
+        "  Share of a step in which each device computes:",
+        shares,
+    ]
 
 
 def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> list[str | Prose | Table]:
     """The largest batch by each way, and what the fullest device then holds."""
     table = Table(
-        Column("devices", right=True), Column("gathered"), Column("on"), Column("largest\nbatch", right=True),
-        Column("fullest\ndevice"), Column("holds", "bytes", right=True),
-    )  # fmt: skip
+        Column("devices", right=True),
+        Column("gathered"),
+        Column("on"),
+        Column("largest\nbatch", right=True),
+        Column("fullest\ndevice"),
+        Column("holds", "bytes", right=True),
+    )
     for each in batches:
         size = f"{each.batch}{'+' * (each.batch == most)}"
         held = f"{sum(each.at_peak.values()):,}"
@@ -426,25 +442,34 @@ def claims_texts(claims: Claims) -> list[str | Prose | Table]:
     for copy in claims.copies:
         copies.add(copy.device, f"{copy.parameters:,}", f"{copy.shared} of {copy.of} parameters")
     steps = Table(
-        Column("step", right=True), Column("loss", right=True), Column("parameters of\nthe replicas", right=True),
-        Column("their\ngradients", right=True), Column("the model, from\none device's", right=True),
-    )  # fmt: skip
+        Column("step", right=True),
+        Column("loss", right=True),
+        Column("parameters of\nthe replicas", right=True),
+        Column("their\ngradients", right=True),
+        Column("the model, from\none device's", right=True),
+    )
     for step in claims.steps:
         apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
         steps.add(str(step.step), f"{step.loss:.6f}", *(f"{difference:.1g}" for difference in apart))
     return [
-        "  The model lies on the first device once. What each device has while replicas run:", copies,
+        "  The model lies on the first device once. What each device has while replicas run:",
+        copies,
         "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
-        "added up, and the model goes where one device would take it. Largest differences, in float64:", steps,
-    ]  # fmt: skip
+        "added up, and the model goes where one device would take it. Largest differences, in float64:",
+        steps,
+    ]
 
 
 def means_texts(batches: Sequence[Means]) -> list[str | Prose | Table]:
     """The mean of the means and the weighted one, beside the mean over all samples."""
     table = Table(
-        Column("samples", right=True), Column("chunks", wraps=True), Column("mean loss\nof each chunk", wraps=True),
-        Column("mean", right=True), Column("mean of\nmeans", right=True), Column("weighted\nmean", right=True),
-    )  # fmt: skip
+        Column("samples", right=True),
+        Column("chunks", wraps=True),
+        Column("mean loss\nof each chunk", wraps=True),
+        Column("mean", right=True),
+        Column("mean of\nmeans", right=True),
+        Column("weighted\nmean", right=True),
+    )
     for means in batches:
         figures = [f"{value:g}" for value in (means.mean, means.mean_of_means, means.weighted_mean)]
         table.add(cell(means.samples), cell(means.chunks), cell(means.means), *figures)
@@ -455,17 +480,26 @@ def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> list[str | Pr
     """DataParallel's steps beside the processes'."""
     busiest, sent_by_a_rank = copying.busiest, max(rank.sent for rank in ranks)
     table = Table(
-        Column(""), Column("sent\nat most", "bytes", right=True), Column("received\nat most", "bytes", right=True),
-        Column("sent\nin total", "bytes", right=True), Column("time\nper step", "ms", right=True),
-    )  # fmt: skip
+        Column(""),
+        Column("sent\nat most", "bytes", right=True),
+        Column("received\nat most", "bytes", right=True),
+        Column("sent\nin total", "bytes", right=True),
+        Column("time\nper step", "ms", right=True),
+    )
     table.add(
-        "data-parallel", f"{busiest.sent:,}", f"{busiest.received:,}", f"{copying.sent:,}",
+        "data-parallel",
+        f"{busiest.sent:,}",
+        f"{busiest.received:,}",
+        f"{copying.sent:,}",
         f"{1000 * copying.seconds:.1f}",
-    )  # fmt: skip
+    )
     table.add(
-        f"sgd -n {len(ranks)}", f"{sent_by_a_rank:,}", f"{sent_by_a_rank:,}", f"{sum(rank.sent for rank in ranks):,}",
+        f"sgd -n {len(ranks)}",
+        f"{sent_by_a_rank:,}",
+        f"{sent_by_a_rank:,}",
+        f"{sum(rank.sent for rank in ranks):,}",
         f"{1000 * median(rank.seconds for rank in ranks):.1f}",
-    )  # fmt: skip
+    )
     about = (
         "  Bytes of the model and of gradients in a step; at most: by the device, or the rank, with the most traffic. "
         "The bytes of sgd are those of our ring; its time is that of the backend's all-reduce."
@@ -478,9 +512,12 @@ def gil_texts(
 ) -> list[str | Prose | Table]:
     """How many times as much is done at once, by threads and by processes."""
     table = Table(
-        Column("work"), Column("by"), Column("alone", "ms", right=True), Column("together", "ms", right=True),
+        Column("work"),
+        Column("by"),
+        Column("alone", "ms", right=True),
+        Column("together", "ms", right=True),
         Column("speed-up", right=True),
-    )  # fmt: skip
+    )
     for name, of_threads in threads.items():
         together = median(rank[name].together for rank in processes)
         of_processes = WorkSeconds(alone=processes[0][name].alone, together=together)
@@ -697,6 +734,10 @@ def compare_training(session: Session, devices: tuple[str, ...], data: DataOptio
     comparison = TrainingComparison(together=together, alone=alone)
     session.say("", training_text(comparison, len(devices)))
     session.print_document(
-        {}, devices=devices, dataset=prepared.summary, epochs=together.epochs, epochs_on_one_device=alone.epochs,
+        {},
+        devices=devices,
+        dataset=prepared.summary,
+        epochs=together.epochs,
+        epochs_on_one_device=alone.epochs,
         loss_difference=comparison.loss_difference,
-    )  # fmt: skip
+    )

@@ -34,9 +34,7 @@ def buckets(rank: int, size: int, settings: LabSettings) -> BucketsResult:
 
     Raises `PlaygroundError` if the ranks' buckets differ.
     """
-    options = {
-        "static_graph": settings.static_graph, "gradient_as_bucket_view": settings.gradient_as_bucket_view
-    }  # fmt: skip
+    options = {"static_graph": settings.static_graph, "gradient_as_bucket_view": settings.gradient_as_bucket_view}
     order, passes_per_cap = [], []
     for cap in settings.bucket_caps:
         recorder, passes = record_passes(build_run(settings, cap, **options))
@@ -46,11 +44,14 @@ def buckets(rank: int, size: int, settings: LabSettings) -> BucketsResult:
     seconds = time_steps([build_run(settings, cap, **options) for cap in settings.bucket_caps], settings)
     caps = [
         CapBuckets(
-            bucket_cap_mb=cap, first=passes[0], rebuilt=passes[-1], rebuilt_before=passes.index(passes[-1]) + 1,
+            bucket_cap_mb=cap,
+            first=passes[0],
+            rebuilt=passes[-1],
+            rebuilt_before=passes.index(passes[-1]) + 1,
             seconds=each,
         )
         for cap, passes, each in zip(settings.bucket_caps, passes_per_cap, seconds, strict=True)
-    ]  # fmt: skip
+    ]
     memory = [measure_memory(settings, as_view) for as_view in (False, True)]
     return BucketsResult(order=order, caps=caps, memory=memory)
 

@@ -80,11 +80,14 @@ def train_with(name: str, run: DDPRun, steps: int, baseline: torch.Tensor | None
     check_replicas(largest_difference(run.ddp.module), "with this hook")
     parameters = run.parameters()
     result = HookResult(
-        hook=name, types=sorted({message.type for message in sent}), messages=len(sent),
-        bytes=sum(message.bytes for message in sent), gradient=measure_difference(gradient, exact),
+        hook=name,
+        types=sorted({message.type for message in sent}),
+        messages=len(sent),
+        bytes=sum(message.bytes for message in sent),
+        gradient=measure_difference(gradient, exact),
         loss=sum(losses) / len(losses),
         parameters=measure_difference(parameters, parameters if baseline is None else baseline),
-    )  # fmt: skip
+    )
     return result, parameters
 
 

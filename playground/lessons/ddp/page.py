@@ -62,9 +62,13 @@ def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
     order = ranks[0].order
     cap_column = Column("bucket cap", "MiB", right=True)
     buckets = Table(
-        cap_column, Column("backward", right=True), Column("bucket", right=True), Column("size", "bytes", right=True),
-        Column("gradients\nready", right=True), Column("parameters", wraps=True),
-    )  # fmt: skip
+        cap_column,
+        Column("backward", right=True),
+        Column("bucket", right=True),
+        Column("size", "bytes", right=True),
+        Column("gradients\nready", right=True),
+        Column("parameters", wraps=True),
+    )
     times = Table(cap_column, Column("buckets", right=True), Column("time\nper step", "ms", right=True))
     for cap in ranks[0].caps:
         size = f"{cap.bucket_cap_mb:g}"
@@ -75,9 +79,10 @@ def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
                 buckets.add(size, when, str(bucket.bucket), f"{bucket.bytes:,}", ready, names)
         times.add(size, str(len(cap.rebuilt)), f"{1000 * cap.seconds:.2f}")
     memory = Table(
-        Column("gradient_as_bucket_view"), Column("gradients", "bytes", right=True),
+        Column("gradient_as_bucket_view"),
+        Column("gradients", "bytes", right=True),
         Column("outside of\nbuckets", "bytes", right=True),
-    )  # fmt: skip
+    )
     for row in ranks[0].memory:
         memory.add(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}")
     return [
@@ -112,9 +117,12 @@ def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
 def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
     """Messages of each way, and how far its gradients are from those of one batch."""
     table = Table(
-        Column("way"), Column("batches", right=True), Column("messages", right=True),
-        Column("max. error", right=True), Column("rel. error", right=True),
-    )  # fmt: skip
+        Column("way"),
+        Column("batches", right=True),
+        Column("messages", right=True),
+        Column("max. error", right=True),
+        Column("rel. error", right=True),
+    )
     for result in ranks[0]:
         table.add(result.way, str(result.batches), str(result.messages), *difference_cells(result.difference))
     return ["  errors: of the gradients, compared with those of one large batch", table]
@@ -123,9 +131,12 @@ def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
 def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
     """Batches, steps and messages of each rank, with Join and with its exception."""
     joined = Table(
-        RANK_COLUMN, Column("batches", right=True), Column("steps", right=True), Column("all-reduces", right=True),
+        RANK_COLUMN,
+        Column("batches", right=True),
+        Column("steps", right=True),
+        Column("all-reduces", right=True),
         Column("difference\nfrom rank 0", right=True),
-    )  # fmt: skip
+    )
     raising = Table(RANK_COLUMN, Column("steps", right=True), Column("error", wraps=True))
     for rank, result in enumerate(ranks):
         joined.add(str(rank), *map(str, (result.batches, result.steps, result.messages, result.difference)))
@@ -142,8 +153,8 @@ def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
 def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
     """Who wrote and read how much, then where training ends that went on from there."""
     files = Table(
-        RANK_COLUMN, Column("written", "bytes", right=True), Column("read", "bytes", right=True), Column("onto"),
-    )  # fmt: skip
+        RANK_COLUMN, Column("written", "bytes", right=True), Column("read", "bytes", right=True), Column("onto")
+    )
     for rank, result in enumerate(ranks):
         files.add(str(rank), f"{result.written:,}", f"{result.read:,}", result.device)
     ends = Table(Column("loaded"), Column("max. error", right=True), Column("rel. error", right=True))
@@ -160,9 +171,11 @@ def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
 def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:
     """One column per rank: the positions of its samples, in order."""
     table = Table(
-        Column("sampler"), *(Column(f"rank {rank}", wraps=True) for rank in range(len(ranks))),
-        Column("more than\nonce", wraps=True), Column("left out", wraps=True),
-    )  # fmt: skip
+        Column("sampler"),
+        *(Column(f"rank {rank}", wraps=True) for rank in range(len(ranks))),
+        Column("more than\nonce", wraps=True),
+        Column("left out", wraps=True),
+    )
     for number, result in enumerate(ranks[0]):
         mine = [list_positions(theirs[number].mine) for theirs in ranks]
         table.add(result.way, *mine, list_positions(result.doubled), list_positions(result.left_out))

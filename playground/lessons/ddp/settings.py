@@ -194,10 +194,14 @@ class LabSettings:
     def document(self) -> dict[str, object]:
         """As JSON shows it."""
         return {
-            "model": self.model, "caps": self.bucket_caps, "static_graph": self.static_graph,
-            "gradient_as_bucket_view": self.gradient_as_bucket_view, "hooks": self.hooks, "required": self.required,
+            "model": self.model,
+            "caps": self.bucket_caps,
+            "static_graph": self.static_graph,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view,
+            "hooks": self.hooks,
+            "required": self.required,
             "steps": self.steps,
-        }  # fmt: skip
+        }
 
     def on_all_ranks(self) -> dict[str, object]:
         """What must be the same on every rank: everything but the folder, which is each host's own."""

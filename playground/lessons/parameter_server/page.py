@@ -164,13 +164,16 @@ def modes_table(modes: Sequence[str]) -> Table:
 def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[str | Prose | Table]:
     """What each worker of the published server met."""
     yield prose(
-        heading("the mistake"), ": the workers' forward passes run through the server's own parameters; worker 0 goes "
-        "backward and steps, then the others go backward."
-    )  # fmt: skip
+        heading("the mistake"),
+        ": the workers' forward passes run through the server's own parameters; worker 0 goes "
+        "backward and steps, then the others go backward.",
+    )
     table = Table(
-        Column("worker", right=True), Column("version\nread", right=True), Column("version\nfound", right=True),
+        Column("worker", right=True),
+        Column("version\nread", right=True),
+        Column("version\nfound", right=True),
         Column("backward", wraps=True),
-    )  # fmt: skip
+    )
     for each in met:
         outcome = f"fails: … {each.error[-SHOWN:]}" if each.error else "goes well"
         table.add(str(each.worker), str(each.version_read), str(each.version_found), outcome)

@@ -264,12 +264,15 @@ class ScheduleRun:
         """As JSON shows it."""
         stages = range(self.stages)
         return {
-            "bubble": self.bubble, "expected_bubble": self.expected_bubble, "step_seconds": span(self.typical),
+            "bubble": self.bubble,
+            "expected_bubble": self.expected_bubble,
+            "step_seconds": span(self.typical),
             "held": [self.held(stage) for stage in stages],
             "expected_held": [self.expected_held(stage) for stage in stages],
             "held_bytes": [self.held_bytes(stage) for stage in stages],
-            "gradient_difference": self.gradient_difference, "losses": self.losses,
-        }  # fmt: skip
+            "gradient_difference": self.gradient_difference,
+            "losses": self.losses,
+        }
 
     def check(self) -> None:
         """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
@@ -380,10 +383,14 @@ def held_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
 def cost_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
     """All schedules side by side."""
     table = Table(
-        Column("schedule"), Column("bubble", "%", right=True), Column("formula", "%", right=True),
-        Column("step", "ms", right=True), Column("first\nloss", right=True), Column("last\nloss", right=True),
+        Column("schedule"),
+        Column("bubble", "%", right=True),
+        Column("formula", "%", right=True),
+        Column("step", "ms", right=True),
+        Column("first\nloss", right=True),
+        Column("last\nloss", right=True),
         Column("difference from\none process", right=True),
-    )  # fmt: skip
+    )
     for run in runs:
         table.add(
             run.name, f"{100 * run.bubble:.1f}", f"{100 * run.expected_bubble:.1f}", f"{span(run.typical) * 1000:.1f}",
@@ -463,9 +470,13 @@ def command(
         session.say("", *timeline_texts(each, each.spec.code.summary, terminal.width()))
     session.say("", *held_texts(runs), "", *cost_texts(runs))
     session.print_document(
-        {each.name: each.ranks for each in runs}, dataset=prepared.summary, stages=settings.stages,
-        microbatches=microbatches, data_parallel=data_parallel, schedules={each.name: each.summary for each in runs},
-    )  # fmt: skip
+        {each.name: each.ranks for each in runs},
+        dataset=prepared.summary,
+        stages=settings.stages,
+        microbatches=microbatches,
+        data_parallel=data_parallel,
+        schedules={each.name: each.summary for each in runs},
+    )
     for each in runs:
         each.check()
     shown = good(LESSON.conclude(world.size))

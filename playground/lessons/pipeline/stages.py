@@ -51,9 +51,7 @@ def make_grid(replicas: int = 1) -> Grid:
     pairs = [pair for row in rows for left, right in pairwise(row) for pair in ((left, right), (right, left))]
     links = {pair: dist.new_group(sorted(pair)) for pair in pairs}
     columns = [dist.new_group(list(column)) for column in zip(*rows, strict=True)] if replicas > 1 else [None] * stages
-    return Grid(
-        stages=stages, replicas=replicas, stage=stage, replica=replica, links=links, column=columns[stage]
-    )  # fmt: skip
+    return Grid(stages=stages, replicas=replicas, stage=stage, replica=replica, links=links, column=columns[stage])
 
 
 CLASSES = 10
