@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from playground.lessons.pipeline.settings import BLOCKS
+from playground.lessons.pipeline.page import BLOCKS
 from playground.remote.agents import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version

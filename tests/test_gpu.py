@@ -22,13 +22,12 @@ from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.lessons.data_parallel.parallel_apply import parallel_apply
+from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.page import PARTS
-from playground.lessons.parameter_server.settings import ALL_REDUCE, MODES, ServerSettings
+from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
 from playground.lessons.parameter_server.workers import paced
-from playground.lessons.pipeline.schedules import SCHEDULES
-from playground.lessons.pipeline.settings import BLOCKS
-from playground.lessons.pipeline.stopwatch import Stopwatch
+from playground.lessons.pipeline.experiment import Stopwatch
+from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
 from playground.remote.agents import AGENTS

@@ -336,3 +336,15 @@ def test_sgd_by_hand_is_whole_in_one_file() -> None:
     for line in ("partition_dataset(", "Net()", "loss", ".backward()", "average_gradients(model)", "optimizer.step()"):
         assert line in source
     assert "dist.all_reduce(param.grad" in source
+
+
+def test_data_parallel_is_whole_in_one_file() -> None:
+    """Its four calls and the module, without a trace of whoever keeps account of what they do."""
+    source = (ROOT / "lessons" / "data_parallel" / "lesson.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 150
+    for line in (
+        *(f"def {part}(" for part in ("scatter", "replicate", "parallel_apply", "gather")),
+        "class DataParallel(",
+    ):
+        assert line in source
+    assert not any(name in source for name in ("account", "record", "track", "label"))

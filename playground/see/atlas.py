@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.lessons.data_parallel.settings import DataParallelSettings, Way
+from playground.lessons.data_parallel.page import DataParallelSettings, Way
 from playground.lessons.elastic.page import Kill
 from playground.lessons.ladder.page import LadderSettings
-from playground.lessons.pipeline.settings import PipelineSettings
+from playground.lessons.pipeline.page import PipelineSettings
 from playground.runtime.launch import launch
 from playground.runtime.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
@@ -136,7 +136,7 @@ RUNS = {
         Run(name="ddp, four parameters", work=BACKWARD, size=2, arguments=with_name("four")),
         Run(name="data-parallel", work=DATA_PARALLEL, size=1, arguments=lambda folder: (WAYS,), recorded=True),
         Run(
-            name="data-parallel, memory", work=remote("playground.lessons.data_parallel.lesson:ways"), size=1,
+            name="data-parallel, memory", work=remote("playground.lessons.data_parallel.experiment:ways"), size=1,
             arguments=lambda folder: (WAYS,),
         ),
     )

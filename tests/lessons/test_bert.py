@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from processes import by_hand
 from ranks import device_behind
 
-from playground.lessons.bert import memory, overlap, speed
+from playground.lessons.bert import measure
 from playground.lessons.bert.history import History
 from playground.lessons.bert.lesson import same_losses, train
-from playground.lessons.bert.report import averaging_texts
-from playground.lessons.bert.results import EXACT, Training, compare_losses
-from playground.lessons.bert.settings import DDP, ONE_PROCESS, WAYS, BertSettings
+from playground.lessons.bert.page import averaging_texts
+from playground.lessons.bert.settings import DDP, EXACT, ONE_PROCESS, WAYS, BertSettings, Training, compare_losses
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model, ParallelLossModel
@@ -170,7 +169,7 @@ def test_time_passes_until_the_device_has_done_its_work(settings: BertSettings, 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None:
     asked = settings.on(way)
-    held = [each for rank in world(asked.ranks).run(memory.memory, asked) for each in rank]
+    held = [each for rank in world(asked.ranks).run(measure.memory, asked) for each in rank]
     assert len(held) == asked.workers
     of_the_model = 4 * settings.config.parameters
     for number, each in enumerate(held):
@@ -184,7 +183,7 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
 @pytest.mark.parametrize("way", WAYS)
 def test_the_largest_batch_fits_and_no_larger_one(way: str, settings: BertSettings, world: Run) -> None:
     asked = settings.on(way)
-    found = world(asked.ranks).run(memory.largest, asked)[0]
+    found = world(asked.ranks).run(measure.largest, asked)[0]
     assert found.batch_size % asked.workers == 0
 
     def peak(batch_size: int) -> int:
@@ -196,29 +195,29 @@ def test_the_largest_batch_fits_and_no_larger_one(way: str, settings: BertSettin
 
 
 def padded_peak(rank: int, size: int, settings: BertSettings) -> list[int]:
-    probe = memory.Probe(rank, size, settings)
+    probe = measure.Probe(rank, size, settings)
     return list(probe.account_of(settings.batch_size // size).peak.values())
 
 
 def test_a_cap_below_one_sample_is_refused(settings: BertSettings, world: Run) -> None:
     cap = settings.model_bytes + 100
     with pytest.raises(UsageError, match="the model alone needs"):
-        world(1).run(memory.largest, replace(settings, memory_cap=cap).on("data-parallel"))
+        world(1).run(measure.largest, replace(settings, memory_cap=cap).on("data-parallel"))
 
 
 def test_every_way_has_its_speed_and_utilisation(settings: BertSettings, world: Run) -> None:
     for way in (ONE_PROCESS[0], DDP):
         asked = settings.on(way)
-        measured = world(asked.ranks).run(speed.speed, asked)
+        measured = world(asked.ranks).run(measure.speed, asked)
         assert len(set(measured)) == 1
         assert measured[0].samples_per_second == pytest.approx(asked.batch_size / measured[0].seconds)
-        uses = [use for rank in world(asked.ranks).run(speed.utilisation, asked) for use in rank]
+        uses = [use for rank in world(asked.ranks).run(measure.utilisation, asked) for use in rank]
         assert len(uses) == asked.workers
         assert all(0 < use.computing <= 1 for use in uses)
 
 
 def test_embeddings_get_ready_last(settings: BertSettings, world: Run) -> None:
-    parts = world(2).run(overlap.ready, settings)[0]
+    parts = world(2).run(measure.ready, settings)[0]
     assert [part.part for part in parts[:4]] == ["classifier", "pooler", "layer 1", "layer 0"]
     assert {part.part for part in parts[4:]} == {"word embeddings", "other embeddings"}
     assert sum(part.bytes for part in parts) == 4 * settings.config.parameters
@@ -227,7 +226,7 @@ def test_embeddings_get_ready_last(settings: BertSettings, world: Run) -> None:
 
 def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
     large = replace(settings, config=replace(settings.config, vocabulary=5_000))
-    sparse, ddp = world(2).run(overlap.averaging, large)[0]
+    sparse, ddp = world(2).run(measure.averaging, large)[0]
     assert (sparse.way, ddp.way) == ("sparse-embeddings", "ddp")
     assert ddp.bytes == 4 * large.config.parameters
     rows = 4 * large.config.width * 5_000

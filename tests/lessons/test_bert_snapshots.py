@@ -17,8 +17,7 @@ import torch
 from playground import launch
 from playground.lessons.bert import lesson, resumable
 from playground.lessons.bert.history import History
-from playground.lessons.bert.results import Training
-from playground.lessons.bert.settings import DDP, WAYS, BertSettings
+from playground.lessons.bert.settings import DDP, WAYS, BertSettings, Training
 from playground.runtime import UsageError, restart_count
 from playground.runtime.remote import remote
 from playground.training.bert_config import BertConfig
@@ -193,7 +192,7 @@ def test_each_way_has_a_folder_of_its_own(bert: Run, tmp_path: Path) -> None:
 
 def test_a_failure_is_told_in_a_line(bert: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--way", DDP, "--only", "train", "--snapshots", tmp_path, "--restarts", 1, "--report-every", 1, "--json")
-    monkeypatch.setattr("playground.lessons.bert.parts.TRAIN_ON", die_once)
+    monkeypatch.setattr("playground.lessons.bert.page.TRAIN_ON", die_once)
     shown = bert(*words)
     assert (shown.code, shown.err) == (0, "rank 1 of 2 was killed by SIGKILL; restart 1 of 1\n")
     [training] = json.loads(shown.out)["parts"]["train"]

@@ -14,22 +14,30 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from playground.lessons.data_parallel import lesson, report
-from playground.lessons.data_parallel.claims import claims
-from playground.lessons.data_parallel.criterion import (
+from playground.lessons.data_parallel import experiment
+from playground.lessons.data_parallel.experiment import claims
+from playground.lessons.data_parallel.largest_batch import largest_batches
+from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes, data_parallel, gather, replicate, scatter
+from playground.lessons.data_parallel.losses import (
+    LOSSES,
     DataParallelCriterion,
     DataParallelModel,
     LossModel,
     weighted_mean,
 )
-from playground.lessons.data_parallel.gather import gather
 from playground.lessons.data_parallel.memory import track_memory
-from playground.lessons.data_parallel.memory_cap import largest_batches
-from playground.lessons.data_parallel.module import DataParallel, data_parallel
-from playground.lessons.data_parallel.replicate import replicate
-from playground.lessons.data_parallel.results import LABELS, TrainingComparison, WayResult, speedup, to_documents
-from playground.lessons.data_parallel.scatter import chunk_sizes, scatter
-from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings, Way, ways_to_compare
+from playground.lessons.data_parallel.page import (
+    LABELS,
+    PARTS,
+    WAYS,
+    DataParallelSettings,
+    TrainingComparison,
+    Way,
+    WayResult,
+    speedup,
+    to_documents,
+    ways_to_compare,
+)
 from playground.runtime import UsageError, launch
 from playground.training.results import Epoch, TrainingResult
 
@@ -272,7 +280,7 @@ def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() 
         ("outputs", "cpu:0"),
         ("logits", "cpu:1"),
     ]
-    [results] = launch(lesson.ways, 1, args=(on(*devices, ways=compared, batch_size=32, steps=1, seed=0),))
+    [results] = launch(experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=32, steps=1, seed=0),))
     assert all(isinstance(result, WayResult) and result.seconds > 0 for result in results)
     logits, inside, outputs, elsewhere = results
     assert inside.gathered <= logits.gathered / 1000
@@ -299,12 +307,14 @@ COPY = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
 def test_adam_s_state_lies_where_the_model_does() -> None:
     ways = ways_to_compare(("cpu:0", "cpu:1"), "logits", None)
     [[sgd], [adam]] = (
-        launch(lesson.ways, 1, args=(on("cpu:0", "cpu:1", ways=ways, batch_size=8, steps=1, optimizer=optimizer),))[0]
+        launch(experiment.ways, 1, args=(on("cpu:0", "cpu:1", ways=ways, batch_size=8, steps=1, optimizer=optimizer),))[
+            0
+        ]
         for optimizer in ("sgd", "adam")
     )
     assert adam.devices[0].at_peak == {**sgd.devices[0].at_peak, "optimizer state": 2 * COPY}
     assert adam.devices[1].at_peak == sgd.devices[1].at_peak
-    first, second = lesson.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4, optimizer="adam"))
+    first, second = experiment.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4, optimizer="adam"))
     assert first.held["optimizer.step"] == 4 * COPY
     assert second.held["optimizer.step"] == 0
 
@@ -332,7 +342,7 @@ def test_with_the_cures_every_device_adds_to_the_batch_that_fits() -> None:
 
 
 def test_the_lesson_s_step_adds_up() -> None:
-    devices = lesson.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
+    devices = experiment.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
     moved = [{(move.part, move.source): move.bytes for move in device.received} for device in devices]
     copy = COPY
     assert moved[1] == {
@@ -344,25 +354,25 @@ def test_the_lesson_s_step_adds_up() -> None:
     assert devices[1].held["optimizer.step"] == 0
     assert devices[0].held["optimizer.step"] == 2 * copy
     assert devices[0].held["backward"] == 2 * copy + 4, "parameters, gradients, and the loss"
-    assert list(devices[0].held) == ["(before)", *report.PARTS]
+    assert list(devices[0].held) == ["(before)", *PARTS]
 
 
 def test_the_split_is_what_its_table_says() -> None:
-    lines = [line.strip().strip("|").split("|") for line in str(lesson.split.__doc__).splitlines() if "|" in line]
+    lines = [line.strip().strip("|").split("|") for line in str(experiment.split.__doc__).splitlines() if "|" in line]
     names, *rows = [[cell.strip() for cell in line] for line in lines if "---" not in line[0]]
     table = [
         {name: cell if name == "device" else ast.literal_eval(cell) for name, cell in zip(names, row, strict=True)}
         for row in rows
     ]
-    assert to_documents(lesson.split(0, 1, on("cpu:0", "cpu:1", "cpu:2"))) == table
+    assert to_documents(experiment.split(0, 1, on("cpu:0", "cpu:1", "cpu:2"))) == table
 
 
 def test_every_way_to_the_loss_has_its_function() -> None:
-    assert tuple(lesson.LOSSES) == WAYS
+    assert tuple(LOSSES) == WAYS
 
 
 def test_two_means_agree_only_where_the_chunks_do() -> None:
-    even, uneven = lesson.two_means(0, 1, on("cpu:0", "cpu:1"))
+    even, uneven = experiment.two_means(0, 1, on("cpu:0", "cpu:1"))
     assert (even.mean, even.mean_of_means, even.weighted_mean) == (3.5, 3.5, 3.5)
     assert (uneven.chunks, uneven.mean, uneven.mean_of_means, uneven.weighted_mean) == ([3, 2], 3.0, 3.25, 3.0)
     assert list(uneven.document) == ["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]
@@ -406,8 +416,7 @@ def test_a_way_checks_itself() -> None:
 
 
 def test_what_the_launcher_needs_does_not_import_torch(torch_is_imported: Callable[..., list[str]]) -> None:
-    modules = ("command", "report", "results", "settings")
-    assert not torch_is_imported(*(f"playground.lessons.data_parallel.{name}" for name in modules))
+    assert not torch_is_imported("playground.lessons.data_parallel.page")
 
 
 def test_the_story(run_cli: Run, tmp_path: Path) -> None:

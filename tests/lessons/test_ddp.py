@@ -19,18 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.checkpoint import checkpoint
-from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run, measure_difference
+from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run, measure_difference, record_messages
 from playground.lessons.ddp.hooks import hooks, refusal
-from playground.lessons.ddp.hooks_table import HOOKS
 from playground.lessons.ddp.lab import run_lab
-from playground.lessons.ddp.parts import PARTS
-from playground.lessons.ddp.recording import record_messages
-from playground.lessons.ddp.report import part_texts
-from playground.lessons.ddp.results import (
+from playground.lessons.ddp.page import part_texts
+from playground.lessons.ddp.settings import (
+    HOOKS,
+    PARTS,
     AccumulationResult,
     CheckpointResult,
     Difference,
     HookResult,
+    LabSettings,
     Message,
     RefusedHook,
     ResumedRun,
@@ -38,7 +38,6 @@ from playground.lessons.ddp.results import (
     check_buckets,
     check_replicas,
 )
-from playground.lessons.ddp.settings import LabSettings
 from playground.runtime import PlaygroundError, RankFailed, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote, remote
@@ -465,7 +464,7 @@ def test_the_command_line_offers_what_the_tables_have(run_cli: Callable[..., Any
 
 def test_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
     """What the launcher imports to parse options, to unpickle results and to show them."""
-    modules = ("command", "settings", "parts", "hooks_table", "results", "report")
+    modules = ("page", "settings")
     assert not torch_is_imported(*(f"playground.lessons.ddp.{module}" for module in modules))
 
 

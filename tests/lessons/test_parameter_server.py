@@ -21,10 +21,18 @@ from processes import ENOUGH
 from ranks import device_behind
 
 from playground.lessons.parameter_server import experiment, lesson, mistake
-from playground.lessons.parameter_server.lesson import ParameterServer, Push
-from playground.lessons.parameter_server.report import LARGEST, binned, loss_text
-from playground.lessons.parameter_server.results import ModeResult, Point, steps_verdict
-from playground.lessons.parameter_server.settings import MODES, ServerSettings
+from playground.lessons.parameter_server.experiment import MeasuredServer
+from playground.lessons.parameter_server.lesson import Push
+from playground.lessons.parameter_server.page import (
+    LARGEST,
+    MODES,
+    ModeResult,
+    Point,
+    ServerSettings,
+    binned,
+    loss_text,
+    steps_verdict,
+)
 from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
 from playground.remote.agent import agents
@@ -143,7 +151,7 @@ def test_another_error_is_not_taken_for_the_published_one(world: Worlds) -> None
         world(3).run(repeat_with_a_bug)
 
 
-def push_at_random(server: ParameterServer, worker: int, seed: int, ahead: list[int]) -> None:
+def push_at_random(server: MeasuredServer, worker: int, seed: int, ahead: list[int]) -> None:
     """What a worker does, without computing. Notes how far it was ahead whenever it was let go."""
     pauses = random.Random(seed + worker)
     _, version, finished = server.pull(worker)
@@ -167,7 +175,7 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
     settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
     model = torch.nn.Linear(1, 1)
     start = flat(model.parameters()).clone()
-    server, ahead = ParameterServer(model, mode, workers, settings), list[int]()
+    server, ahead = MeasuredServer(model, mode, workers, settings), list[int]()
     threads = [
         threading.Thread(target=push_at_random, args=(server, worker, seed, ahead), daemon=True)
         for worker in range(workers)
@@ -186,7 +194,7 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
         assert max(server.taken) - min(server.taken) <= staleness + 1
 
 
-def lose_at_random(server: ParameterServer, worker: int, seed: int, life: int) -> None:
+def lose_at_random(server: MeasuredServer, worker: int, seed: int, life: int) -> None:
     """What a worker does that dies after so many gradients, and the agent that notices."""
     pauses = random.Random(seed + worker)
     _, version, finished = server.pull(worker)
@@ -213,7 +221,7 @@ def test_it_goes_on_without_workers_that_die(
     settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
     model = torch.nn.Linear(1, 1)
     start = flat(model.parameters()).clone()
-    server = ParameterServer(model, mode, workers, settings)
+    server = MeasuredServer(model, mode, workers, settings)
     threads = [
         threading.Thread(target=lose_at_random, args=(server, worker, seed, life), daemon=True)
         for worker, life in enumerate(lives)
@@ -243,7 +251,7 @@ def kill_after(agent: Any, gradients: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class PatientServer(ParameterServer):
+class PatientServer(MeasuredServer):
     """Lets no worker go on beyond half of the gradients before one of them has died, however late that is."""
 
     def may_go_on(self, push: Push) -> bool:
@@ -254,7 +262,7 @@ class PatientServer(ParameterServer):
 def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[ModeResult]:
     """All modes, without all-reduce before. In the first one the culprit is killed; the server reports each mode."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "ParameterServer", PatientServer)
+        patch.setattr(experiment, "MeasuredServer", PatientServer)
         return train_all_modes(rank, size, settings, culprit)
 
 
@@ -402,7 +410,7 @@ def run_and_kill(rank: int, size: int, settings: ServerSettings) -> Any:
     if rank == size - 1:
         threading.Thread(target=kill_with_current_agent, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "ParameterServer", PatientServer)
+        patch.setattr(experiment, "MeasuredServer", PatientServer)
         return experiment.run(rank, size, settings)
 
 
@@ -413,7 +421,7 @@ def kill_with_current_agent() -> None:
 
 
 def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.lessons.parameter_server.command.RUN", run_and_kill)
+    monkeypatch.setattr("playground.lessons.parameter_server.page.RUN", run_and_kill)
     monkeypatch.setattr("playground.runtime.entry.World.warm_up", lambda world, *needed: None)  # of the lesson's own
     shown = parameter_server("-n", 3, "--mode", "async", "--steps", 60)
     assert (shown.code, shown.err) == (0, "rank 2 of 3 was killed by SIGKILL; the others go on\n")

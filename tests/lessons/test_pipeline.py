@@ -23,14 +23,19 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground.lessons.pipeline import experiment
-from playground.lessons.pipeline.activations import ActivationCounter
-from playground.lessons.pipeline.grid import make_grid
+from playground.lessons.pipeline.experiment import ActivationCounter, MeasuredStage
 from playground.lessons.pipeline.lesson import Stage
-from playground.lessons.pipeline.model import cut, new_model
-from playground.lessons.pipeline.results import EXACT, ScheduleRun, Slot, StageRun, bubble
-from playground.lessons.pipeline.schedules import SCHEDULES
-from playground.lessons.pipeline.settings import PipelineSettings
-from playground.lessons.pipeline.timeline import draw
+from playground.lessons.pipeline.page import (
+    EXACT,
+    SCHEDULES,
+    PipelineSettings,
+    ScheduleRun,
+    Slot,
+    StageRun,
+    bubble,
+    draw,
+)
+from playground.lessons.pipeline.stages import cut, make_grid, new_model
 from playground.runtime import PlaygroundError, RankFailed, UsageError, device
 from playground.runtime.backends import BACKENDS
 from playground.runtime.host import cores
@@ -74,7 +79,7 @@ def pipelined(rank: int, size: int, replicas: int, each: int) -> dict[tuple[str,
         expected = expected_gradients(samples, grid.stage, grid.stages)
         for name, spec in SCHEDULES.items():
             model = cut(small_model(), grid.stage, grid.stages)
-            stage = Stage(model, grid)
+            stage = MeasuredStage(model, grid)
             stage.load(*small_batch(samples), microbatches)
             spec.code(stage, microbatches)
             stage.finish()
@@ -178,7 +183,7 @@ def counted_bytes(rank: int, size: int, microbatches: int) -> dict[str, tuple[in
     """By schedule: the bytes that autograd saved, at most, and the microbatches that were held."""
     grid, found = make_grid(), {}
     for name, spec in SCHEDULES.items():
-        stage = Stage(cut(small_model(), rank, size), grid)
+        stage = MeasuredStage(cut(small_model(), rank, size), grid)
         stage.load(*small_batch(3 * microbatches), microbatches)
         counter = ActivationCounter(stage.model)
         with counter:

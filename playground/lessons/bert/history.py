@@ -11,8 +11,7 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.results import Progress, Training
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
+from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Progress, Training
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, report, synchronize
 from playground.training.replicas import largest_difference
@@ -55,9 +54,11 @@ class History:
         now = self.now()
         latest = self.losses[-LOSSES_TO_COMPARE:]
         progress = Progress(
-            way=self.settings.way, step=len(self.losses), loss=sum(latest) / len(latest),
+            way=self.settings.way,
+            step=len(self.losses),
+            loss=sum(latest) / len(latest),
             samples_per_second=len(own) * self.settings.batch_size / (now - self.reported),
-        )  # fmt: skip
+        )
         self.own, self.reported = [], now
         report(progress=progress)
 
@@ -65,8 +66,11 @@ class History:
         """What has been counted so far, as tensors and plain data."""
         now = self.now()
         return {
-            "losses": self.losses, "own": self.own, "seconds": now - self.started, "unreported": now - self.reported,
-        }  # fmt: skip
+            "losses": self.losses,
+            "own": self.own,
+            "seconds": now - self.started,
+            "unreported": now - self.reported,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
@@ -85,8 +89,12 @@ class History:
             self.report_losses()
         seconds = self.reported - self.started
         return Training(
-            way=self.settings.way, workers=self.settings.workers, losses=self.losses, test_accuracy=right / tested,
-            tested=tested, seconds=seconds,
+            way=self.settings.way,
+            workers=self.settings.workers,
+            losses=self.losses,
+            test_accuracy=right / tested,
+            tested=tested,
+            seconds=seconds,
             samples_per_second=self.settings.steps * self.settings.batch_size / seconds,
             replicas_max_difference=largest_difference(model),
-        )  # fmt: skip
+        )

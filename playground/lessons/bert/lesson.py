@@ -15,7 +15,7 @@ Source: Devlin et al., BERT, 2019, arXiv 1810.04805; Williams et al., MultiNLI, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.bert.history import History
-from playground.lessons.bert.results import Training
-from playground.lessons.bert.settings import BertSettings
-from playground.lessons.data_parallel.criterion import weighted_mean
-from playground.lessons.data_parallel.module import DataParallel
-from playground.lessons.data_parallel.scatter import chunk_sizes
+from playground.lessons.bert.settings import BertSettings, Training
+from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
+from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
 from playground.training.bert import Model, ParallelLossModel
 from playground.training.bert_weights import load_weights
@@ -86,20 +84,29 @@ def train(rank: int, size: int, settings: BertSettings) -> Training:
 
     Every rank returns the same figures.
     """
-    torch.set_num_threads(settings.threads)
-    model, loss_of = WAYS[settings.way](settings)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
+    model, loss_of, optimizer = prepare(settings)
     history = History(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+    for loss in take_steps(loss_of, optimizer, itertools.islice(batches(settings, rank, size), settings.steps)):
+        history.add(loss)
+    return history.result(model, *test(model.module, settings, rank, size))
 
-    for batch in itertools.islice(batches(settings, rank, size), settings.steps):
+
+def take_steps(loss_of: Loss, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]) -> Iterator[torch.Tensor]:
+    """The training loop: a step on each batch. Yields the loss before it."""
+    for batch in batches:
         optimizer.zero_grad()
         loss = loss_of(batch)
         loss.backward()
         optimizer.step()
-        history.add(loss)
+        yield loss
 
-    return history.result(model, *test(model.module, settings, rank, size))
+
+def prepare(settings: BertSettings) -> tuple[Any, Loss, torch.optim.Optimizer]:
+    """A model by the way that was asked for, its loss, and Adam."""
+    torch.set_num_threads(settings.threads)
+    model, loss_of = WAYS[settings.way](settings)
+    return model, loss_of, torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
 
 
 def same_losses(rank: int, size: int, settings: BertSettings) -> Training:

@@ -1,20 +1,20 @@
 """Training as in lesson.py that can be interrupted at any moment, and ends with the same bits.
 
-The loop is the same; what it is told besides is where to begin, and that a step is done. A snapshot holds what that of
-any run holds (playground/training/resumable.py). Which pairs a step takes follows from its number.
+The loop is the lesson's own; here it is told where to begin, and each step is noted. A snapshot holds what that of any
+run holds (playground/training/resumable.py). Which pairs a step takes follows from its number.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from playground.lessons.bert.history import History
-from playground.lessons.bert.lesson import WAYS, Loss, batches, test
-from playground.lessons.bert.results import Training
-from playground.lessons.bert.settings import DDP, BertSettings
+from playground.lessons.bert.lesson import Loss, batches, prepare, take_steps, test
+from playground.lessons.bert.settings import DDP, BertSettings, Training
 from playground.runtime import UsageError, device
 from playground.training import bert
 from playground.training.bert_folder import PICKLED_WEIGHTS, WEIGHTS
@@ -34,9 +34,7 @@ def train(rank: int, size: int, settings: BertSettings, snapshots: SnapshotSetti
 
     Every rank returns the same figures. Raises `UsageError` if the snapshot is of more steps than are asked for.
     """
-    torch.set_num_threads(settings.threads)
-    model, loss_of = WAYS[settings.way](settings)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
+    model, loss_of, optimizer = prepare(settings)
     history = History(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
     run = ResumableRun(
@@ -50,14 +48,10 @@ def train(rank: int, size: int, settings: BertSettings, snapshots: SnapshotSetti
         )
     run.draw_as_before()
 
-    for step, batch in zip(range(done + 1, settings.steps + 1), batches(settings, rank, size, done), strict=False):
-        optimizer.zero_grad()
-        loss = loss_of(batch)
-        loss.backward()
-        optimizer.step()
+    coming = itertools.islice(batches(settings, rank, size, done), settings.steps - done)
+    for step, loss in enumerate(take_steps(loss_of, optimizer, coming), done + 1):
         history.add(loss)
         run.advance(step, last=step == settings.steps)
-
     run.end()
     return history.result(model, *test(model.module, settings, rank, size))
 
@@ -73,9 +67,11 @@ def identify(settings: BertSettings) -> Fingerprint:
     different = (*MAY_DIFFER, "workers") if settings.way == DDP else MAY_DIFFER
     same = {name: value for name, value in settings.on_all_ranks().items() if name not in different}
     return {
-        **same, "data": sha256(settings.folder / CHECKSUMS), "weights": identify_weights(settings.weights.folder),
+        **same,
+        "data": sha256(settings.folder / CHECKSUMS),
+        "weights": identify_weights(settings.weights.folder),
         "model": sha256(Path(bert.__file__)),
-    }  # fmt: skip
+    }
 
 
 def identify_weights(folder: Path | None) -> str:

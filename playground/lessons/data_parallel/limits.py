@@ -21,14 +21,11 @@ from torch import nn
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Messages, observed
 from playground.algorithms.transport import Addressed
-from playground.lessons.data_parallel.devices import resolve_devices
-from playground.lessons.data_parallel.language import LENGTH, new_model_and_batch, new_step
-from playground.lessons.data_parallel.lesson import gather_losses
+from playground.lessons.data_parallel.lesson import parallel_apply, replicate
+from playground.lessons.data_parallel.losses import LENGTH, gather_losses, new_model_and_batch, new_step
+from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
-from playground.lessons.data_parallel.parallel_apply import parallel_apply
-from playground.lessons.data_parallel.replicate import replicate
-from playground.lessons.data_parallel.results import Averaging, Copying, DeviceTraffic, WorkSeconds
-from playground.lessons.data_parallel.settings import DataParallelSettings
+from playground.lessons.data_parallel.page import Averaging, Copying, DataParallelSettings, DeviceTraffic, WorkSeconds
 from playground.measurement.interleave import interleave, timed
 from playground.runtime import device
 from playground.training.partition import share

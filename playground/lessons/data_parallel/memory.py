@@ -14,23 +14,212 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from playground.lessons.data_parallel.account import HOST, Account, Move
-from playground.training import device_work
+from playground.lessons.data_parallel.machine import HOST, device_of, observers
+from playground.lessons.data_parallel.page import LABELS
+from playground.measurement.interleave import synchronize
 
+NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
+"""What operations make after each moment of a training step (`playground.training.step.Moment`)."""
 MOVED_LABELS = {
     "scatter": "inputs", "loss": "inputs", "targets": "inputs", "gradients of inputs": "gradients",
     "replicate": "parameters", "reduce": "gradients",
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
 """What the account calls the copies that each part of a step makes; those of other parts as the phase of the step."""
+_thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
+
+
+@dataclass(frozen=True)
+class Move:
+    """A tensor of `bytes` bytes that `part` of the step has copied."""
+
+    part: str
+    source: torch.device
+    target: torch.device
+    bytes: int
+
+
+@dataclass
+class Holding:
+    """A storage that is alive."""
+
+    device: torch.device
+    label: str
+    bytes: int
+
+
+class Account:
+    """Of virtual devices: `moves` in order, and per device the bytes it holds and has held at most, by label.
+
+    The labels are those of `LABELS`. What the caller puts on the account is labelled by the caller; what moves between
+    devices, by the part of the step that moves it; everything else by the phase of the step, `label`: what forward
+    makes are activations, what backward makes gradients (of activations too), what the optimizer makes is its state
+    (and what it needs to compute it). Hand `moment` to `training_step`, so that the account hears of the phases.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
+        self.timed = timed
+        self.moves: list[Move] = []
+        self.snapshots: dict[str, dict[torch.device, int]] = {}
+        self.label = "activations"
+        self.busy = dict.fromkeys(devices, 0.0)
+        """Seconds in which operations computed, if they are `timed`."""
+        self.holdings: weakref.WeakKeyDictionary[Any, Holding] = weakref.WeakKeyDictionary()
+        """By storage."""
+        self.lock = threading.RLock()
+        self.released: deque[Holding] = deque()  # filled by the garbage collector, at any moment
+        self._held: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
+        self._at_peak: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
+
+    def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
+        """Count these on `device`, unless they are counted already; under `label`, even if they are.
+
+        Without a label they count under that of the phase of the step.
+        """
+        with self.lock:
+            for storage in (tensor.untyped_storage() for tensor in tensors):
+                holding = self.holdings.get(storage)
+                if holding is None:
+                    self.add(storage, Holding(device, label or self.label, storage.nbytes()))
+                elif label and label != holding.label:
+                    self._held[holding.device].update({holding.label: -holding.bytes, label: holding.bytes})
+                    holding.label = label
+
+    def add(self, storage: Any, holding: Holding) -> None:
+        """Count one more storage, and see whether its device has ever held as much."""
+        self.holdings[storage] = holding
+        weakref.finalize(storage, self.released.append, holding).atexit = False
+        self.subtract_released()
+        held = self._held.setdefault(holding.device, Counter())
+        held[holding.label] += holding.bytes
+        if held.total() > self._at_peak.setdefault(holding.device, Counter()).total():
+            self._at_peak[holding.device] = held.copy()
+
+    def subtract_released(self) -> None:
+        while self.released:
+            holding = self.released.popleft()
+            self._held[holding.device][holding.label] -= holding.bytes
+
+    def add_busy(self, device: torch.device, seconds: float) -> None:
+        """Count the time of an operation that ran on `device`."""
+        with self.lock:
+            self.busy[device] = self.busy.get(device, 0.0) + seconds
+
+    def put_module(self, module: nn.Module, device: torch.device) -> None:
+        """Count its parameters and buffers on `device`, and the gradients that it has already."""
+        self.put(*module.parameters(), *module.buffers(), device=device, label="parameters")
+        grads = (parameter.grad for parameter in module.parameters())
+        self.put(*(grad for grad in grads if grad is not None), device=device, label="gradients")
+
+    def put_state(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        """Count the state that `optimizer` has already. Single numbers do not count: they stay in the host's memory."""
+        values = (value for state in optimizer.state.values() for value in state.values())
+        tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
+        self.put(*tensors, device=device, label="optimizer state")
+
+    def moment(self, name: str) -> None:
+        """A moment of the training step is over: what is made from now on has the label of the next."""
+        self.label = NEXT_LABEL[name]
+
+    @contextlib.contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """What is made meanwhile, and is no copy to another device, has this label."""
+        before, self.label = self.label, label
+        try:
+            yield
+        finally:
+            self.label = before
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        """Where a tensor in CPU memory was put."""
+        holding = self.holdings.get(tensor.untyped_storage())
+        return holding.device if holding else HOST
+
+    @contextlib.contextmanager
+    def moving(
+        self, part: str, moved: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
+    ) -> Iterator[None]:
+        """Record the copies; what operations make meanwhile lies on `target`."""
+        self.moves.extend(Move(part, device, target, each.nbytes) for device, each in moved)
+        _thread.move = target, MOVED_LABELS.get(part)
+        try:
+            yield
+        finally:
+            _thread.move = None
+
+    @contextlib.contextmanager
+    def working_for(self, device: torch.device) -> Iterator[None]:
+        """Have this thread, which works for `device` meanwhile, counted too."""
+        before = getattr(_thread, "tracker", None)
+        if before and before.account is self:  # the thread is tracked: one tracker is enough
+            device, before.device = before.device, device
+            try:
+                yield
+            finally:
+                before.device = device
+        else:
+            _thread.tracker = AllocationTracker(self, device)
+            try:
+                with _thread.tracker:
+                    yield
+            finally:
+                _thread.tracker = before
+
+    @property
+    def held(self) -> dict[torch.device, int]:
+        """Bytes that each device holds now."""
+        return {device: sum(labels.values()) for device, labels in self.held_by_label.items()}
+
+    @property
+    def held_by_label(self) -> dict[torch.device, dict[str, int]]:
+        """The same by label; of those that there are."""
+        with self.lock:
+            self.subtract_released()
+            return {device: by_label(held) for device, held in self._held.items()}
+
+    @property
+    def peak(self) -> dict[torch.device, int]:
+        """The most bytes that each device has held at any moment."""
+        return {device: sum(labels.values()) for device, labels in self.at_peak.items()}
+
+    @property
+    def at_peak(self) -> dict[torch.device, dict[str, int]]:
+        """What each device held at that moment (the first, if there were several), by label."""
+        return {device: by_label(held) for device, held in self._at_peak.items()}
+
+    def reset_peak(self) -> None:
+        """Forget what was held at most: `peak` starts again from what is held now."""
+        with self.lock:
+            self.subtract_released()
+            self._at_peak = {device: held.copy() for device, held in self._held.items()}
+
+    def snapshot(self, name: str) -> None:
+        """Keep what is held now in `snapshots`, under that name."""
+        self.snapshots[name] = self.held
+
+    def bytes_moved(self) -> Counter[tuple[str, torch.device, torch.device]]:
+        """The bytes of all moves, by (part, source, target)."""
+        total: Counter[tuple[str, torch.device, torch.device]] = Counter()
+        for move in self.moves:
+            total[move.part, move.source, move.target] += move.bytes
+        return total
+
+
+def by_label(held: Counter[str]) -> dict[str, int]:
+    """In the order of `LABELS`, without those of which there is nothing."""
+    return {label: held[label] for label in LABELS if held[label]}
 
 
 class AllocationTracker(TorchDispatchMode):
@@ -105,10 +294,6 @@ class GpuAccount(Account):
                 super().put(tensor, device=tensor.device, label=label)
 
 
-_accounts: list[Account] = []
-_thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
-
-
 @contextlib.contextmanager
 def track_memory(
     devices: Sequence[torch.device], default: torch.device = HOST, timed: bool = False
@@ -122,55 +307,12 @@ def track_memory(
             account.put_module(model, device)
     """
     account = (GpuAccount if devices[0].type == "cuda" else Account)(devices, timed)
-    _accounts.append(account)
+    observers.append(account)
     try:
-        with track_thread(default):
+        with account.working_for(default):
             yield account
     finally:
-        _accounts.remove(account)
-
-
-@contextlib.contextmanager
-def track_thread(device: torch.device) -> Iterator[None]:
-    """Have this thread, which works for `device` meanwhile, counted too, if anybody keeps an account."""
-    before = getattr(_thread, "tracker", None)
-    if not _accounts:
-        yield
-    elif before and before.account is _accounts[-1]:  # the thread is tracked: one tracker is enough
-        device, before.device = before.device, device
-        try:
-            yield
-        finally:
-            before.device = device
-    else:
-        _thread.tracker = AllocationTracker(_accounts[-1], device)
-        try:
-            with _thread.tracker:
-                yield
-        finally:
-            _thread.tracker = before
-
-
-def device_of(tensor: torch.Tensor) -> torch.device:
-    """Where a tensor lies; `HOST` for one in CPU memory that nobody has put on a virtual device."""
-    if tensor.device.type != "cpu" or not _accounts:
-        return tensor.device
-    holding = _accounts[-1].holdings.get(tensor.untyped_storage())
-    return holding.device if holding else HOST
-
-
-@contextlib.contextmanager
-def record_move(part: str, target: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
-    """Record that `part` of the step copies `tensors` to `target`; what operations make meanwhile lies there."""
-    moved = [(device, each) for each in tensors if (device := device_of(each)) != target]
-    if _accounts:
-        _accounts[-1].moves.extend(Move(part, device, target, each.nbytes) for device, each in moved)
-    _thread.move = target, MOVED_LABELS.get(part)
-    try:
-        with device_work.moving(part, moved, target):
-            yield
-    finally:
-        _thread.move = None
+        observers.remove(account)
 
 
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
@@ -189,3 +331,92 @@ def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
 
     ddp.register_forward_pre_hook(before_ddp)
     ddp.module.register_forward_pre_hook(before_model)
+
+
+class Utilisation:
+    """What `track_utilisation` has seen, once it is over."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.seconds = 0.0
+        """From begin to end."""
+        self.busy = dict.fromkeys(devices, 0.0)
+        """Seconds in which each device computed."""
+
+    @property
+    def share(self) -> dict[torch.device, float]:
+        """Of the time from begin to end, 0 to 1."""
+        return self.share_of(self.seconds)
+
+    def share_of(self, seconds: float) -> dict[torch.device, float]:
+        """The share of so many seconds: those that the same step takes when nobody looks on."""
+        return {device: min(1.0, busy / seconds) for device, busy in self.busy.items()}
+
+
+@contextlib.contextmanager
+def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Utilisation]:
+    """Find out how long each of `devices` computes meanwhile:
+
+        with track_utilisation(devices) as use:
+            step()
+        print(use.share)
+
+    On virtual devices, and in ranks, operations are timed one by one, and count for the device where they run: in
+    seconds that their thread computes, so that waiting for a core, for the GIL or for a message is idle time, as are
+    copies between devices. In a process with fewer cores than devices the shares therefore add up to the cores at most.
+    What the first thread does without saying where counts for the first device. Not inside `track_memory`.
+
+    Looking on costs some 16 us per operation, in which no device computes: of small operations shares come out too
+    low. `share_of` relates the same seconds to a step that was timed apart.
+
+    On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
+    """
+    track = track_kernels if devices[0].type == "cuda" else track_operations
+    use = Utilisation(devices)
+    with track(use):
+        yield use
+
+
+@contextlib.contextmanager
+def track_operations(use: Utilisation) -> Iterator[None]:
+    """Time every operation, on virtual devices."""
+    with track_memory([*use.busy], default=next(iter(use.busy)), timed=True) as account:
+        start = time.perf_counter()
+        yield
+        use.seconds = time.perf_counter() - start
+    use.busy = {device: account.busy[device] for device in use.busy}
+
+
+@contextlib.contextmanager
+def track_kernels(use: Utilisation) -> Iterator[None]:
+    """Have torch's profiler record the kernels of every GPU."""
+    synchronize([*use.busy])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        start = time.perf_counter()
+        yield
+        synchronize([*use.busy])
+        use.seconds = time.perf_counter() - start
+    events = [event for event in profiler.events() if is_computing(event)]
+    for device in use.busy:
+        spans = [
+            (event.time_range.start, event.time_range.end) for event in events if event.device_index == device.index
+        ]
+        use.busy[device] = covered(spans) / 1e6  # the profiler counts microseconds
+
+
+def is_computing(event: Any) -> bool:
+    """Whether an event of the profiler is a kernel of a GPU, and neither a copy nor communication."""
+    kernel = event.device_type == torch.autograd.DeviceType.CUDA
+    return kernel and not event.name.lower().startswith(("nccl", "memcpy", "memset"))
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """How much time lies in at least one of `spans`, (begin, end).
+
+    >>> covered([(0, 2), (1, 3), (5, 6), (5, 6)])
+    4.0
+    """
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total

@@ -11,10 +11,15 @@ from functools import partial
 from random import Random
 from statistics import median
 
-from playground.lessons.ddp.ddp_run import DDPRun, build_run
-from playground.lessons.ddp.recording import BucketRecorder
-from playground.lessons.ddp.results import BucketsResult, CapBuckets, GradientMemory, SentBucket, check_buckets
-from playground.lessons.ddp.settings import LabSettings
+from playground.lessons.ddp.ddp_run import BucketRecorder, DDPRun, build_run
+from playground.lessons.ddp.settings import (
+    BucketsResult,
+    CapBuckets,
+    GradientMemory,
+    LabSettings,
+    SentBucket,
+    check_buckets,
+)
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime.agreement import all_gather_object
 
@@ -29,9 +34,7 @@ def buckets(rank: int, size: int, settings: LabSettings) -> BucketsResult:
 
     Raises `PlaygroundError` if the ranks' buckets differ.
     """
-    options = {
-        "static_graph": settings.static_graph, "gradient_as_bucket_view": settings.gradient_as_bucket_view
-    }  # fmt: skip
+    options = {"static_graph": settings.static_graph, "gradient_as_bucket_view": settings.gradient_as_bucket_view}
     order, passes_per_cap = [], []
     for cap in settings.bucket_caps:
         recorder, passes = record_passes(build_run(settings, cap, **options))
@@ -41,11 +44,14 @@ def buckets(rank: int, size: int, settings: LabSettings) -> BucketsResult:
     seconds = time_steps([build_run(settings, cap, **options) for cap in settings.bucket_caps], settings)
     caps = [
         CapBuckets(
-            bucket_cap_mb=cap, first=passes[0], rebuilt=passes[-1], rebuilt_before=passes.index(passes[-1]) + 1,
+            bucket_cap_mb=cap,
+            first=passes[0],
+            rebuilt=passes[-1],
+            rebuilt_before=passes.index(passes[-1]) + 1,
             seconds=each,
         )
         for cap, passes, each in zip(settings.bucket_caps, passes_per_cap, seconds, strict=True)
-    ]  # fmt: skip
+    ]
     memory = [measure_memory(settings, as_view) for as_view in (False, True)]
     return BucketsResult(order=order, caps=caps, memory=memory)
 

@@ -3,21 +3,36 @@
     python -m playground ddp --only hooks --comm-hook fp16,powersgd --steps 20
 
 A hook gets a bucket with this rank's gradients and returns the future of their mean over all ranks. Which hooks there
-are, and where the code of each is: hooks_table.py, beside this.
+are, and where the code of each is: `HOOKS` in settings.py.
 Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.ddp.ddp_run import DDPRun, build_run, measure_difference
-from playground.lessons.ddp.hooks_table import HOOKS, WARM_UP, CommHookSpec
-from playground.lessons.ddp.recording import record_messages
-from playground.lessons.ddp.results import HookResult, Message, RefusedHook, check_replicas
-from playground.lessons.ddp.settings import LabSettings
+from playground.lessons.ddp.ddp_run import DDPRun, build_run, measure_difference, record_messages
+from playground.lessons.ddp.settings import (
+    HOOKS,
+    WARM_UP,
+    CommHookSpec,
+    HookResult,
+    LabSettings,
+    Message,
+    RefusedHook,
+    check_replicas,
+)
 from playground.runtime import UsageError, device
 from playground.runtime.agreement import all_gather_object
 from playground.training.replicas import largest_difference
@@ -65,11 +80,14 @@ def train_with(name: str, run: DDPRun, steps: int, baseline: torch.Tensor | None
     check_replicas(largest_difference(run.ddp.module), "with this hook")
     parameters = run.parameters()
     result = HookResult(
-        hook=name, types=sorted({message.type for message in sent}), messages=len(sent),
-        bytes=sum(message.bytes for message in sent), gradient=measure_difference(gradient, exact),
+        hook=name,
+        types=sorted({message.type for message in sent}),
+        messages=len(sent),
+        bytes=sum(message.bytes for message in sent),
+        gradient=measure_difference(gradient, exact),
         loss=sum(losses) / len(losses),
         parameters=measure_difference(parameters, parameters if baseline is None else baseline),
-    )  # fmt: skip
+    )
     return result, parameters
 
 
@@ -93,3 +111,46 @@ def refusal(dtype: torch.dtype) -> str:
     except (RuntimeError, TypeError) as error:
         return str(error).splitlines()[0]
     return ""
+
+
+def register_none(model: DistributedDataParallel) -> None:
+    """Do what DDP does without a hook."""
+    model.register_comm_hook(None, allreduce_hook)
+
+
+def register_fp16(model: DistributedDataParallel) -> None:
+    """11 bits of precision, and a largest value of 65,504."""
+    model.register_comm_hook(None, fp16_compress_hook)
+
+
+def register_bf16(model: DistributedDataParallel) -> None:
+    """8 bits of precision, and the range of float32. Raises `TypeError` where torch was built without it."""
+    model.register_comm_hook(None, bf16_compress_hook)
+
+
+Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def register_power_sgd(model: DistributedDataParallel) -> None:
+    """PowerSGD with matrices of rank one; what that leaves out is kept for the next step. The first passes average
+    plainly: errors are kept per bucket, and buckets change.
+
+    Source: Vogels et al., 2019, arXiv 1905.13727
+    """
+    state = PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=WARM_UP)
+    model.register_comm_hook(state, one_at_a_time(powerSGD_hook))
+
+
+def one_at_a_time(hook: Hook) -> Hook:
+    """`hook`, done with each bucket before the next.
+
+    PowerSGD sends again when its first message has arrived, and waits, in the threads of gloo. With several buckets
+    under way all of those can be waiting, which hangs; or they send in an order of their own on every rank, and
+    messages meet that do not belong together, which aborts the process.
+    """
+
+    def wait_for(future: torch.futures.Future[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
+        future.wait()
+        return future
+
+    return lambda state, bucket: wait_for(hook(state, bucket))

@@ -2,20 +2,38 @@
 
     python -m playground ddp --lab
 
-Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
-is a file beside this one; parts.py lists them.
+Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. The parts
+are listed in settings.py; the larger ones are files beside this one.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Join
+from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.parts import PARTS
-from playground.lessons.ddp.settings import LabSettings
+from playground.lessons.ddp.buckets import record_passes
+from playground.lessons.ddp.ddp_run import BucketRecorder, DDPRun, build_model, build_run, measure_difference
+from playground.lessons.ddp.settings import (
+    PARTS,
+    AccumulationResult,
+    EarlyTermination,
+    LabSettings,
+    SamplerResult,
+    UnevenResult,
+    check_replicas,
+)
 from playground.runtime import report, steps
-from playground.runtime.agreement import require_same_on_all_ranks
+from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
+from playground.training.data import partition_dataset
+from playground.training.replicas import largest_difference
+from playground.training.step import backward
+from playground.training.sync import GradSync
 
 
 def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
@@ -30,3 +48,119 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
         report(phase=f"the lab: {name}", step=number, steps=len(settings.parts))
         outcomes.append(steps.attempt(PARTS[name].code, rank, size, settings))
     return outcomes
+
+
+class SendEveryTime(GradSync):
+    """Without no_sync: DDP averages in every backward, though only the sum of the gradients is needed."""
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def accumulation(rank: int, size: int, settings: LabSettings) -> list[AccumulationResult]:
+    """Gradients of several batches, added up for one step. DDP sends in every backward, though only the sum is needed;
+    under no_sync backward only adds, and the last one sends what has come together. (In float64, without dropout: what
+    differs is rounding.)
+
+    One result per way. Raises `PlaygroundError` if gradients differ by more than rounding.
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (no_sync)
+    """
+    many = settings.training.accumulate
+    model = build_model(settings.model, settings.training.seed).double().eval()
+    run = DDPRun(model, settings.training, settings.bucket_caps[-1])
+    recorder, _ = record_passes(run)
+    small = [run.batch(number) for number in range(many)]
+    images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
+    results: list[AccumulationResult] = []
+    whole: torch.Tensor | None = None
+    for way, batches, sync in (
+        ("one large batch", [(images, labels)], run.sync),
+        ("all send", small, SendEveryTime(run.ddp)),
+        ("no_sync but for the last", small, run.sync),
+    ):
+        recorder.clear()
+        backward(run.optimizer, [partial(run.loss, run.ddp, batch, many) for batch in batches], sync)
+        gradients = run.gradients()
+        whole = gradients if whole is None else whole
+        result = AccumulationResult(
+            way=way, batches=len(batches), messages=len(recorder.sent), difference=measure_difference(gradients, whole)
+        )
+        result.check()
+        results.append(result)
+    return results
+
+
+BATCHES = 3
+"""Of rank 0; every further rank has one more."""
+
+
+def uneven_inputs(rank: int, size: int, settings: LabSettings) -> UnevenResult:
+    """Rank r has 3 + r batches. Without Join the others would wait for ever for the rank that is done first; within it
+    that rank answers with zeros until all are done, and then takes over the parameters of the last.
+
+    Raises `PlaygroundError` if replicas differ in the end.
+    Source: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
+    """
+    batches, steps = BATCHES + rank, 0
+    run = build_run(settings)
+    recorder = BucketRecorder(run.ddp)
+    with Join([run.ddp]):
+        for number in range(batches):
+            run.step(number)
+            steps += 1
+    difference = largest_difference(run.ddp.module)
+    check_replicas(difference, "after Join")
+    messages = len(recorder.sent)
+    without_joining = terminate_early(build_run(settings), batches)
+    return UnevenResult(
+        batches=batches, steps=steps, messages=messages, difference=difference, without_joining=without_joining
+    )
+
+
+def terminate_early(run: DDPRun, batches: int) -> EarlyTermination:
+    """Take as many steps as there are until the first rank is done. What Join, told to raise, then says on this one."""
+    steps, says = 0, None
+    try:
+        with Join([run.ddp], throw_on_early_termination=True):
+            for number in range(batches):
+                run.step(number)
+                steps += 1
+    except RuntimeError as error:
+        says = str(error).splitlines()[0]
+    all_gather_object(says)  # a failure of another kind would show here, at the ranks that are gone
+    return EarlyTermination(steps=steps, says=says)
+
+
+SAMPLES = 10
+
+
+def sampler(rank: int, size: int, settings: LabSettings) -> list[SamplerResult]:
+    """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice, or, with drop_last,
+    some to nobody. Every epoch has the same order, unless set_epoch tells it which one this is. Our partition_dataset
+    gives each sample to one rank.
+
+    One result per way.
+    Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+    samples = range(SAMPLES + (SAMPLES % size == 0))  # a number that cannot be shared out evenly
+    results = []
+    for way, mine in share_out(samples, size, settings.training.seed).items():
+        counts = Counter(place for theirs in all_gather_object(mine) for place in theirs)
+        doubled = [place for place in samples if counts[place] > 1]
+        left_out = [place for place in samples if not counts[place]]
+        results.append(SamplerResult(way=way, mine=mine, doubled=doubled, left_out=left_out))
+    return results
+
+
+def share_out(samples: range, size: int, seed: int) -> dict[str, list[int]]:
+    """The positions of this rank's samples, in order, for each way."""
+    without_set_epoch, with_set_epoch, dropping = (
+        DistributedSampler(samples, seed=seed, drop_last=drop_last) for drop_last in (False, False, True)
+    )
+    ways = {f"no set_epoch, epoch {epoch}": list(without_set_epoch) for epoch in range(2)}
+    for epoch in range(2):
+        with_set_epoch.set_epoch(epoch)
+        ways[f"set_epoch({epoch})"] = list(with_set_epoch)
+    ways["drop_last"] = list(dropping)
+    ways["partition_dataset"] = list(partition_dataset(samples, size, seed).dataset.index)
+    return ways

@@ -1,4 +1,9 @@
-"""What the lab depends on: one object, from the command line to the ranks. Importing it does not import torch."""
+"""The lab: its hooks and parts by name, its settings, and what its parts come to. Does not import torch.
+
+A new hook is a function `register(model)` and an entry in `HOOKS`: the choices of --comm-hook, its help and the lab
+derive from that table. A new part is a function `part(rank, size, settings)`, a text for its result in page.py, and an
+entry in `PARTS`: the choices of --only, what each option is for, and the order of the lab derive from that one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,129 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from playground.lessons.ddp.hooks_table import BASELINE, HOOKS
-from playground.lessons.ddp.parts import PARTS
 from playground.runtime.checks import check_at_least_one, check_choice
-from playground.runtime.errors import UsageError
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.remote import Remote, remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
+
+WARM_UP = 2
+"""Backward passes that precede every comparison. In the first, DDP has not arranged its buckets yet; a hook that keeps
+something per bucket begins after them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommHookSpec:
+    """A way to average a bucket of gradients in place of DDP's own all-reduce."""
+
+    name: str
+    summary: str
+    """What it sends, in one line."""
+    dtype: str
+    """The type of what it sends, as torch calls it: where the backend cannot add that up, the hook is refused."""
+    code: Remote
+    """Called as `register(model)`: registers the hook, with a new state, with a DistributedDataParallel."""
+
+
+HOOKS = {
+    spec.name: spec
+    for spec in (
+        CommHookSpec(
+            name="none",
+            summary="the gradients as they are, as DDP sends them without a hook",
+            dtype="float32",
+            code=remote("playground.lessons.ddp.hooks:register_none"),
+        ),
+        CommHookSpec(
+            name="fp16",
+            summary="the gradients cast to float16",
+            dtype="float16",
+            code=remote("playground.lessons.ddp.hooks:register_fp16"),
+        ),
+        CommHookSpec(
+            name="bf16",
+            summary="the gradients cast to bfloat16",
+            dtype="bfloat16",
+            code=remote("playground.lessons.ddp.hooks:register_bf16"),
+        ),
+        CommHookSpec(
+            name="powersgd",
+            summary="each matrix as the product of two thin ones",
+            dtype="float32",
+            code=remote("playground.lessons.ddp.hooks:register_power_sgd"),
+        ),
+    )
+}
+
+BASELINE = "none"
+"""The hook that the others are compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabPart:
+    """An experiment that every rank runs."""
+
+    name: str
+    shown: str
+    """What it has shown, in the last line of the lab's output."""
+    code: Remote
+    """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
+    text: Remote
+    """Formats what the ranks returned, as prose and tables."""
+    options: tuple[str, ...]
+    """Options of the command that change something in it but not in every part, by parameter name."""
+
+
+MODEL_AND_DATA = ("model", "batch_size", "limit")
+"""Options for every part that trains, or begins to."""
+PARTS = {
+    part.name: part
+    for part in (
+        LabPart(
+            name="buckets",
+            shown="the buckets that DDP built",
+            code=remote("playground.lessons.ddp.buckets:buckets"),
+            text=remote("playground.lessons.ddp.page:buckets_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "static_graph", "gradient_as_bucket_view", "steps"),
+        ),
+        LabPart(
+            name="hooks",
+            shown="what communication hooks save and what they cost",
+            code=remote("playground.lessons.ddp.hooks:hooks"),
+            text=remote("playground.lessons.ddp.page:hooks_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "comm_hooks", "steps", "lr", "momentum"),
+        ),
+        LabPart(
+            name="accumulation",
+            shown="the messages that no_sync saves",
+            code=remote("playground.lessons.ddp.lab:accumulation"),
+            text=remote("playground.lessons.ddp.page:accumulation_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "accumulate"),
+        ),
+        LabPart(
+            name="uneven_inputs",
+            shown="how Join lets ranks finish at different times",
+            code=remote("playground.lessons.ddp.lab:uneven_inputs"),
+            text=remote("playground.lessons.ddp.page:uneven_inputs_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps"),
+        ),
+        LabPart(
+            name="checkpoint",
+            shown="a checkpoint that one rank writes and all read",
+            code=remote("playground.lessons.ddp.checkpoint:checkpoint"),
+            text=remote("playground.lessons.ddp.page:checkpoint_texts"),
+            options=(*MODEL_AND_DATA, "bucket_caps", "steps", "lr", "momentum"),
+        ),
+        LabPart(
+            name="sampler",
+            shown="who gets which sample",
+            code=remote("playground.lessons.ddp.lab:sampler"),
+            text=remote("playground.lessons.ddp.page:sampler_texts"),
+            options=(),
+        ),
+    )
+}
+
 
 MAX_ACCUMULATED = 256
 """Batches: all of them are held in memory, and once more as a single one."""
@@ -72,11 +194,219 @@ class LabSettings:
     def document(self) -> dict[str, object]:
         """As JSON shows it."""
         return {
-            "model": self.model, "caps": self.bucket_caps, "static_graph": self.static_graph,
-            "gradient_as_bucket_view": self.gradient_as_bucket_view, "hooks": self.hooks, "required": self.required,
+            "model": self.model,
+            "caps": self.bucket_caps,
+            "static_graph": self.static_graph,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view,
+            "hooks": self.hooks,
+            "required": self.required,
             "steps": self.steps,
-        }  # fmt: skip
+        }
 
     def on_all_ranks(self) -> dict[str, object]:
         """What must be the same on every rank: everything but the folder, which is each host's own."""
         return {**self.training.on_all_ranks(), **self.document, "parts": self.parts}
+
+
+ROUNDING = 1e-12
+"""How far apart two sums of the same float64 numbers may be, relative to their norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far one vector is from another."""
+
+    max: float
+    """The largest difference of an element."""
+    relative: float
+    """The norm of the difference, relative to that of the other vector."""
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether two float64 vectors differ by rounding only. False if the difference is not a number."""
+        return self.relative <= ROUNDING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What a rank handed to all_reduce."""
+
+    type: str
+    """Of its elements, as torch calls it."""
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentBucket:
+    """A bucket of gradients, as it left."""
+
+    bucket: int
+    """Its number."""
+    bytes: int
+    ready: int
+    """How many gradients of the model were ready by then."""
+    parameters: list[str]
+    """The names of those whose gradients are in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapBuckets:
+    """The buckets that DDP built for one bucket cap."""
+
+    bucket_cap_mb: float
+    """MiB."""
+    first: list[SentBucket]
+    """Those of the first backward, as they left."""
+    rebuilt: list[SentBucket]
+    """Those of all later ones."""
+    rebuilt_before: int
+    """The backward that first had them, counted from 1."""
+    seconds: float
+    """Of a step, on its slowest rank; the median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMemory:
+    """Memory that gradients take after a backward."""
+
+    gradient_as_bucket_view: bool
+    gradients: int
+    """Bytes."""
+    outside: int
+    """Bytes of those that are held beside the buckets, not in them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketsResult:
+    order: list[str]
+    """The names of the parameters, as their gradients got ready."""
+    caps: list[CapBuckets]
+    memory: list[GradientMemory]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookResult:
+    """What a communication hook sends, and what it makes of gradients and parameters."""
+
+    hook: str
+    types: list[str]
+    """Of what it sends."""
+    messages: int
+    """Per step."""
+    bytes: int
+    """Per step."""
+    gradient: Difference
+    """Between the first gradient and its exact mean over all ranks."""
+    loss: float
+    """The mean loss of the last step."""
+    parameters: Difference
+    """Between the parameters in the end and those without a hook."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedHook:
+    """A hook that torch or the backend cannot do."""
+
+    hook: str
+    refused: str
+    """Their words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccumulationResult:
+    """Gradients of several batches, added up in one way."""
+
+    way: str
+    batches: int
+    messages: int
+    difference: Difference
+    """Between its gradients and those of one batch of all samples."""
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` if its gradients differ by more than rounding."""
+        if not self.difference.is_rounding:
+            raise PlaygroundError(
+                f"{self.way}: gradients differ by {self.difference.relative}, more than rounding does"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyTermination:
+    """What happens where Join is to raise as soon as one rank is done."""
+
+    steps: int
+    """Which this rank took."""
+    says: str | None
+    """What Join said; None if nobody had to wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenResult:
+    """Training under Join on a rank that has batches of its own number."""
+
+    batches: int
+    steps: int
+    messages: int
+    """All-reduces of gradients that it took part in."""
+    difference: float
+    """The largest difference of any parameter or buffer to that on rank 0, in the end."""
+    without_joining: EarlyTermination
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerResult:
+    """Who gets which sample, in one way of sharing them out."""
+
+    way: str
+    mine: list[int]
+    """The positions of this rank's samples, in order."""
+    doubled: list[int]
+    """Positions of samples that are used twice or more, on any ranks."""
+    left_out: list[int]
+    """Positions of samples that nobody gets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumedRun:
+    """Training that went on from a checkpoint."""
+
+    loaded: str
+    """What it took from the file."""
+    difference: Difference
+    """Between its parameters in the end and those of a run that was never interrupted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointResult:
+    """What one rank had to do with a checkpoint."""
+
+    steps: int
+    """Taken before it, and once more after it."""
+    written: int
+    """Bytes; 0 on all ranks but one."""
+    read: int
+    """Bytes."""
+    device: str
+    """Where what was read is put."""
+    resumed: list[ResumedRun]
+    """With the state of the model alone, and with all."""
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` unless the run that took everything from the file ends bit-identical."""
+        if self.resumed[-1].difference.max != 0:
+            raise PlaygroundError(
+                f"resumed from the checkpoint, parameters differ by up to {self.resumed[-1].difference.max:.2g} "
+                f"from those of an uninterrupted run: they must not at all"
+            )
+
+
+def check_replicas(difference: float, when: str) -> None:
+    """Raise `PlaygroundError` if replicas that must be bit-identical differ."""
+    if difference != 0:
+        raise PlaygroundError(f"{when} replicas differ by up to {difference:.2g}: they must not at all")
+
+
+def check_buckets(recorded: list[object]) -> None:
+    """Raise `PlaygroundError` unless every rank, in rank order, recorded the same buckets."""
+    if any(theirs != recorded[0] for theirs in recorded):
+        raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from math import ceil
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
-from playground.lessons.parameter_server.baseline import train_by_all_reduce
-from playground.lessons.parameter_server.lesson import ParameterServer, servers, train_with_server
+from playground.algorithms.cost_model import Task
+from playground.algorithms.ring import ring_cost
+from playground.lessons.parameter_server.lesson import (
+    Parameters,
+    ParameterServer,
+    Push,
+    load_gradients,
+    servers,
+    train_with_server,
+)
 from playground.lessons.parameter_server.mistake import repeat_the_mistake
-from playground.lessons.parameter_server.results import ModeResult, ServerResult
-from playground.lessons.parameter_server.settings import SERVER, ServerSettings
-from playground.lessons.parameter_server.workers import new_model, warm_up
+from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ModeResult, Point, ServerResult, ServerSettings
+from playground.lessons.parameter_server.workers import new_model, paced, warm_up, whole_batches
+from playground.measurement.interleave import Heartbeat
 from playground.remote.agents import AGENTS
-from playground.runtime import PeerDisconnected
+from playground.runtime import PeerDisconnected, device
 from playground.runtime.agreement import require_same_on_all_ranks
+from playground.training.data import Images
+from playground.training.replicas import flat
 
 delivered: SimpleQueue[tuple[ModeResult, torch.Tensor] | None] = SimpleQueue()
 """On the server's rank: what the workers have come to without it, with the parameters; None if one of them died."""
@@ -56,7 +71,7 @@ def serve_mode(
 
     `early_by_all_reduce`: the parameters after the first few steps without a server, to compare with.
     """
-    server = ParameterServer(new_model(settings), mode, workers, settings)
+    server = MeasuredServer(new_model(settings), mode, workers, settings)
     servers[:] = [server]
     agent.on_loss(lambda rank: server.lose_worker(rank - 1))
     agent.barrier()
@@ -78,3 +93,141 @@ def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
 def deliver(result: ModeResult, parameters: torch.Tensor) -> None:
     """Runs on the server: keep what all-reduce has come to."""
     delivered.put((result, parameters))
+
+
+def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeResult, torch.Tensor]:
+    """What every worker does. Returns what came of it (of the bytes, those of a ring), and the early parameters."""
+    model, size = new_model(settings), dist.get_world_size(workers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    coming = whole_batches(settings, workers)
+    history = LossHistory(per_step=1)
+    for step in range(1, settings.steps + 1):
+        with paced(settings, workers):
+            images, labels, samples_per_worker = next(coming)
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(images), labels, reduction="sum")
+            (loss / samples_per_worker).backward()
+        summed = torch.cat([flat(param.grad for param in model.parameters()), loss.detach().view(1)])
+        dist.all_reduce(summed, group=workers)
+        load_gradients(model, summed[:-1] / size)
+        optimizer.step()
+        if step == settings.early_steps:
+            early = flat(model.parameters()).cpu()
+        history.add(summed[-1].item(), settings.batch_size)
+    ring = ring_cost(Task(size=size, nbytes=summed[:-1].nbytes))
+    result = ModeResult(
+        mode=ALL_REDUCE, seconds=history.seconds, samples=history.samples, points=history.points(),
+        staleness={0: settings.steps * size}, gradients_by_worker=[settings.steps] * size,
+        bytes_per_step=round(2 * ring.total.bytes / size), test_accuracy=test_accuracy(model, settings),
+    )  # fmt: skip
+    return result, early
+
+
+POINTS = 10
+"""Of the curve that is shown."""
+TESTED = 2_000
+"""Images of the test set."""
+
+
+class LossHistory:
+    """Counts from its making on. `per_step`: how many times `add` is called for a step of all workers."""
+
+    def __init__(self, per_step: int) -> None:
+        self.per_step = per_step
+        self.started, self.samples = time.perf_counter(), 0
+        self.losses: list[tuple[float, int, float]] = []
+        """(seconds, samples, their summed loss) of each gradient."""
+
+    def add(self, loss: float, samples: int) -> None:
+        """A gradient of so many samples has come, whose losses sum to `loss`."""
+        self.samples += samples
+        self.losses.append((time.perf_counter() - self.started, samples, loss))
+
+    @property
+    def seconds(self) -> float:
+        """From the making to the last gradient."""
+        return self.losses[-1][0]
+
+    def points(self) -> list[Point]:
+        """The curve: as many steps from one point to the next, the last few to the last."""
+        points, seen = [], 0
+        stride = self.per_step * ceil(len(self.losses) / self.per_step / POINTS)
+        for first in range(0, len(self.losses), stride):
+            part = self.losses[first : first + stride]
+            samples = sum(number for _, number, _ in part)
+            seen += samples
+            loss = sum(loss for *_, loss in part) / samples
+            points.append(Point(samples=seen, seconds=part[-1][0], loss=loss))
+        return points
+
+
+class ServerHistory:
+    """Counts the gradients that a server takes in one mode."""
+
+    def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
+        self.mode, self.workers, self.settings = mode, workers, settings
+        self.losses = LossHistory(per_step=workers)
+        self.staleness: Counter[int] = Counter()
+        self.bytes = 0
+        """That the server has sent and received."""
+        self.early = flat(model.parameters()).cpu()
+        """The parameters after the gradients of `settings.early_steps` steps."""
+        self.heartbeat = Heartbeat()
+
+    def add(self, nbytes: int, staleness: int, loss: float, samples: int) -> None:
+        """Count a gradient of so many bytes and samples, whose losses sum to `loss`."""
+        self.bytes += nbytes
+        self.staleness[staleness] += 1
+        self.losses.add(loss, samples)
+        total = self.settings.steps * self.workers
+        self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
+
+    def keep_early(self, model: nn.Module) -> None:
+        """After each step: keep the parameters, if it is time for that."""
+        if self.staleness.total() == self.settings.early_steps * self.workers:
+            self.early = flat(model.parameters()).cpu()
+
+    def result(
+        self, model: nn.Module, taken: list[int], lost: dict[int, int], early_by_all_reduce: torch.Tensor
+    ) -> ModeResult:
+        """What came of it.
+
+        `taken`: the gradients of each worker; `lost`: workers that died, and how many gradients in all had been taken
+        by then; `early_by_all_reduce`: the parameters after as many gradients as `early`, without a server.
+        """
+        return ModeResult(
+            mode=self.mode, seconds=self.losses.seconds, samples=self.losses.samples, points=self.losses.points(),
+            staleness=dict(sorted(self.staleness.items())), gradients_by_worker=taken,
+            bytes_per_step=round(self.bytes / self.settings.steps),
+            test_accuracy=test_accuracy(model, self.settings), lost_workers=lost,
+            difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
+        )  # fmt: skip
+
+
+class MeasuredServer(ParameterServer):
+    """A server whose history is kept: what it takes, how old that is, and what it sends."""
+
+    def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
+        super().__init__(model, mode, workers, settings)
+        self.history = ServerHistory(model, mode, workers, settings)
+
+    def take(self, push: Push) -> None:
+        self.history.add(push.gradient.nbytes, self.version - push.version, push.loss, push.samples)
+        super().take(push)
+
+    def step(self, gradient: torch.Tensor) -> None:
+        super().step(gradient)
+        self.history.keep_early(self.model)
+
+    def reply(self, worker: int) -> Parameters:
+        parameters, version, finished = super().reply(worker)
+        self.history.bytes += parameters.nbytes
+        return parameters, version, finished
+
+
+@torch.no_grad()
+def test_accuracy(model: nn.Module, settings: ServerSettings) -> float:
+    """The share of right answers for the first `TESTED` images of the test set."""
+    images, labels = Images(settings.folder, "t10k", TESTED).span(0, TESTED)
+    images = images.to(device(), torch.get_default_dtype())
+    return (model.eval()(images).argmax(1).cpu() == labels).double().mean().item()

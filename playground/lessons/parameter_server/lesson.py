@@ -24,8 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.parameter_server.history import ServerHistory
-from playground.lessons.parameter_server.settings import SERVER, ServerSettings
+from playground.lessons.parameter_server.page import SERVER, ServerSettings
 from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.runtime import PeerDisconnected
 from playground.training.replicas import flat, unflatten
@@ -68,7 +67,6 @@ class ParameterServer:
         self.lost: dict[int, int] = {}
         """Workers that died, and how many gradients in all had been taken by then."""
         self.changed = threading.Condition()
-        self.history = ServerHistory(model, mode, workers, settings)
 
     def pull(self, worker: int) -> Parameters:
         """The parameters as they are. A worker begins with this."""
@@ -90,7 +88,6 @@ class ParameterServer:
         Each counts 1 / workers: a pass over the data moves the parameters equally far in every mode.
         """
         self.taken[push.worker] += 1
-        self.history.add(push.gradient.nbytes, self.version - push.version, push.loss, push.samples)
         if self.mode != "sync":
             self.step(push.gradient / self.workers)
             return
@@ -104,7 +101,6 @@ class ParameterServer:
         load_gradients(self.model, gradient)
         self.optimizer.step()
         self.version += 1
-        self.history.keep_early(self.model)
 
     def may_go_on(self, push: Push) -> bool:
         """Whether the worker may have new parameters now."""
@@ -118,9 +114,7 @@ class ParameterServer:
         if self.finished:
             self.active.discard(worker)
             self.changed.notify_all()
-        parameters = flat(self.model.parameters()).cpu()
-        self.history.bytes += parameters.nbytes
-        return parameters, self.version, self.finished
+        return flat(self.model.parameters()).cpu(), self.version, self.finished
 
     @property
     def finished(self) -> bool:

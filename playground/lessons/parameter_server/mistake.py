@@ -18,8 +18,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.parameter_server.results import MistakeResult
-from playground.lessons.parameter_server.settings import SERVER
+from playground.lessons.parameter_server.page import SERVER, MistakeResult
 from playground.remote.agent import Agent
 from playground.remote.autograd import apply_remotely
 from playground.training.net import Net

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.parameter_server.settings import ServerSettings
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.runtime import device, synchronize
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.net import Net

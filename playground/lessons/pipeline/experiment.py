@@ -1,9 +1,15 @@
-"""The schedules on a real model, on every rank: do they give one process's gradients, and what does each cost?"""
+"""The schedules on a real model, on every rank: do they give one process's gradients, and what does each cost?
+
+Timed are the forwards and backwards of a stage; memory is counted as autograd saves and frees it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import time
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,15 +17,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from playground.lessons.pipeline.activations import ActivationCounter
-from playground.lessons.pipeline.grid import Grid, make_grid
-from playground.lessons.pipeline.lesson import Stage
-from playground.lessons.pipeline.model import cut, new_model
-from playground.lessons.pipeline.results import StageRun
-from playground.lessons.pipeline.schedules import SCHEDULES
-from playground.lessons.pipeline.settings import BLOCKS, WARM_UP, WIDTH, PipelineSettings
-from playground.runtime import device, report, synchronize
+from playground.lessons.pipeline.lesson import Stage, train
+from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings, Slot, StageRun
+from playground.lessons.pipeline.stages import Grid, cut, make_grid, new_model
+from playground.runtime import device, host, report, synchronize
+from playground.runtime.agreement import all_gather_object
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
@@ -34,7 +38,9 @@ def run(rank: int, size: int, settings: PipelineSettings) -> list[StageRun]:
     differences = compare(copy.deepcopy(model).double(), grid, settings)
     own = cut(model, grid.stage, grid.stages)
     warm_up(own, grid, settings, torch.float32)
-    return [train(name, copy.deepcopy(own), grid, settings, differences[name]) for name in settings.schedules]
+    return [
+        train_and_measure(name, copy.deepcopy(own), grid, settings, differences[name]) for name in settings.schedules
+    ]
 
 
 def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dict[str, float]:
@@ -85,27 +91,34 @@ def warm_up(model: nn.Module, grid: Grid, settings: PipelineSettings, dtype: tor
     synchronize()
 
 
-def train(name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float) -> StageRun:
+def train_and_measure(
+    name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float
+) -> StageRun:
     """Train this stage by one schedule, and measure. Activations are counted in the first step, which is not timed."""
+    stage, counter, code = MeasuredStage(model, grid), ActivationCounter(model), SCHEDULES[name].code
+    steps: list[list[Slot]] = []
+
+    def begin_steps() -> Iterator[Batch]:
+        every = settings.steps + WARM_UP
+        for number, batch in enumerate(batches(settings, every)):
+            report(phase=f"{name}: training", step=number, steps=every)
+            dist.barrier()
+            stage.stopwatch.slots = []
+            steps.append(stage.stopwatch.slots)
+            yield batch
+
+    def schedule(stage: Stage, microbatches: int) -> None:
+        with counter if len(steps) == 1 else contextlib.nullcontext():
+            code(stage, microbatches)
+
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-    stage, counter, schedule = Stage(model, grid), ActivationCounter(model), SCHEDULES[name].code
-    losses, steps, most_held = [], [], 0
-    every = settings.steps + WARM_UP
-    for number, (images, labels) in enumerate(batches(settings, every)):
-        report(phase=f"{name}: training", step=number, steps=every)
-        optimizer.zero_grad()
-        dist.barrier()
-        stage.load(images, labels, settings.microbatches)
-        stage.stopwatch.slots = []
-        with contextlib.nullcontext() if number else counter:
-            schedule(stage, settings.microbatches)
-        stage.finish()
-        optimizer.step()
-        losses += [stage.loss] if grid.is_last else []
-        steps.append(stage.stopwatch.slots)
-        most_held = max(most_held, stage.most_held)
+    losses = train(stage, schedule, optimizer, begin_steps(), settings.microbatches)
     return StageRun(
-        gradient_difference=difference, held=most_held, held_bytes=counter.peak, losses=losses, steps=steps[WARM_UP:]
+        gradient_difference=difference,
+        held=stage.most_held,
+        held_bytes=counter.peak,
+        losses=losses if grid.is_last else [],
+        steps=steps[WARM_UP:],
     )
 
 
@@ -121,3 +134,86 @@ def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.f
 def gradients(model: nn.Module) -> torch.Tensor:
     """All gradients in a row, [elements]."""
     return flat(param.grad for param in model.parameters())
+
+
+class Stopwatch:
+    """Seconds since all ranks made theirs together. Ranks of a host have one clock, so that their times can be compared
+    exactly; those of several hosts began when they left a barrier, at almost the same moment."""
+
+    def __init__(self) -> None:
+        self.on_gpu = device().type == "cuda"
+        self.slots: list[Slot] = []
+        dist.barrier()
+        here = host.host_id()
+        self.origin = min(start for there, start in all_gather_object((here, self.now())) if there == here)
+
+    def now(self) -> float:
+        """Seconds, when this rank's work so far is done. On a GPU only what was computed: to wait for messages, too,
+        would be to wait for a neighbour that may be waiting for us."""
+        if self.on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter()
+
+    @contextlib.contextmanager
+    def slot(self, kind: str, microbatch: int) -> Iterator[None]:
+        """Take the time of the block."""
+        start = self.now()
+        yield
+        end = self.now()
+        self.slots.append(Slot(kind=kind, microbatch=microbatch, start=start - self.origin, end=end - self.origin))
+
+
+class MeasuredStage(Stage):
+    """A stage that takes the time of each forward and backward, without the messages, and counts what it holds."""
+
+    def __init__(self, model: nn.Module, grid: Grid) -> None:
+        super().__init__(model, grid)
+        self.stopwatch, self.most_held = Stopwatch(), 0
+
+    def forward(self, m: int) -> None:
+        super().forward(m)
+        self.most_held = max(self.most_held, len(self.held))
+
+    def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
+        with self.stopwatch.slot("F", m):
+            return super().compute(m, inputs)
+
+    def compute_gradients(self, m: int, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        with self.stopwatch.slot("B", m):
+            super().compute_gradients(m, output, gradient)
+
+
+class Saved:
+    """A tensor that autograd holds for a backward pass. It lives as long as the graph wants it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class ActivationCounter(saved_tensors_hooks):
+    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out.
+
+    Several operations may save the same memory: it counts once, and until the last of them lets go of it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self.pack, lambda saved: saved.tensor)
+        self.parameters = {param.data_ptr() for param in model.parameters()}
+        self.holders: Counter[int] = Counter()
+        self.nbytes = self.peak = 0
+
+    def pack(self, tensor: torch.Tensor) -> Saved:
+        """Called by autograd for each tensor it saves."""
+        saved = Saved(tensor.detach())
+        place = tensor.data_ptr()
+        if place not in self.parameters:
+            self.nbytes += 0 if self.holders[place] else tensor.nbytes
+            self.holders[place] += 1
+            self.peak = max(self.peak, self.nbytes)
+            weakref.finalize(saved, self.free, place, tensor.nbytes)
+        return saved
+
+    def free(self, place: int, nbytes: int) -> None:
+        """One holder of the memory at `place` is gone."""
+        self.holders[place] -= 1
+        self.nbytes -= 0 if self.holders[place] else nbytes

@@ -12,15 +12,14 @@ With --data-parallel D the ranks are a grid: D pipelines side by side, the repli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.pipeline.grid import Grid
-from playground.lessons.pipeline.stopwatch import Stopwatch
+from playground.lessons.pipeline.stages import Grid
 
 
 def naive(stage: Stage, microbatches: int) -> None:
@@ -58,14 +57,14 @@ class Stage:
     """
 
     def __init__(self, model: nn.Module, grid: Grid) -> None:
-        self.model, self.grid, self.stopwatch = model, grid, Stopwatch()
+        self.model, self.grid = model, grid
 
     def load(self, images: torch.Tensor, labels: torch.Tensor, microbatches: int) -> None:
         """Take this replica's part of a batch of images [samples, width] and labels [samples], in microbatches."""
         grid, rank = self.grid, dist.get_rank()
         images, labels = (whole.chunk(grid.replicas)[grid.replica] for whole in (images, labels))
         self.images, self.labels = images.chunk(microbatches), labels.chunk(microbatches)
-        self.loss, self.held, self.most_held = 0.0, dict[int, tuple[torch.Tensor, torch.Tensor]](), 0
+        self.loss, self.held = 0.0, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         if not grid.is_first:
             self.inputs = Inbox(rank - 1, grid.links[rank - 1, rank], self.images)
             self.input_gradients = Outbox(rank - 1, grid.links[rank, rank - 1])
@@ -79,26 +78,32 @@ class Stage:
         Whatever autograd needs for `backward` is held until then.
         """
         inputs = self.images[m] if self.grid.is_first else self.inputs.take().requires_grad_()
-        with self.stopwatch.slot("F", m):
-            output = self.model(inputs)
-            if self.grid.is_last:
-                output = F.cross_entropy(output, self.labels[m]) / len(self.labels)  # microbatches are equal
+        output = self.compute(m, inputs)
         if self.grid.is_last:
             self.loss += output.item()
         else:
             self.outputs.put(output.detach())
         self.held[m] = inputs, output
-        self.most_held = max(self.most_held, len(self.held))
+
+    def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
+        """The activations of microbatch `m`; in the last stage its part of the mean loss."""
+        output = self.model(inputs)
+        if self.grid.is_last:
+            output = F.cross_entropy(output, self.labels[m]) / len(self.labels)  # microbatches are equal
+        return output
 
     def backward(self, m: int) -> None:
         """Compute the gradients of microbatch `m`, add them to those of the parameters, and send that of the input back
         to the stage that the input came from."""
         gradient = None if self.grid.is_last else self.output_gradients.take()
         inputs, output = self.held.pop(m)
-        with self.stopwatch.slot("B", m):
-            output.backward(gradient)
+        self.compute_gradients(m, output, gradient)
         if not self.grid.is_first:
             self.input_gradients.put(inputs.grad)
+
+    def compute_gradients(self, m: int, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Those of this stage, for microbatch `m`, from that of its output."""
+        output.backward(gradient)
 
     def finish(self) -> None:
         """Wait until all has been sent; then average the gradients over the replicas of this stage."""
@@ -110,6 +115,26 @@ class Stage:
             for param in self.model.parameters():
                 dist.all_reduce(param.grad, group=self.grid.column)
                 param.grad /= self.grid.replicas
+
+
+def train(
+    stage: Stage,
+    schedule: Callable[[Stage, int], None],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    microbatches: int,
+) -> list[float]:
+    """Train this rank's stage on whole batches, each cut into microbatches. Returns its replica's losses, which only
+    the last stage knows."""
+    losses = []
+    for images, labels in batches:
+        optimizer.zero_grad()
+        stage.load(images, labels, microbatches)
+        schedule(stage, microbatches)
+        stage.finish()
+        optimizer.step()
+        losses.append(stage.loss)
+    return losses
 
 
 class Inbox:

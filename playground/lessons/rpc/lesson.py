@@ -109,9 +109,12 @@ def distributed_autograd(rank: int, size: int) -> dict[str, object]:
         loss = apply_remotely(agent, right, multiply, here)
         loss.backward()
         return {
-            "here": here.item(), "there": agent.call(right, weight).item(), "loss": loss.item(),
-            "gradient_here": here.grad.item(), "gradient_there": agent.call(right, gradient).item(),
-        }  # fmt: skip
+            "here": here.item(),
+            "there": agent.call(right, weight).item(),
+            "loss": loss.item(),
+            "gradient_here": here.grad.item(),
+            "gradient_there": agent.call(right, gradient).item(),
+        }
 
 
 def new_weights(rank: int) -> torch.Tensor:

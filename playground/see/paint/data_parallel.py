@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.lessons.data_parallel.results import DeviceLoad, WayResult
+from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement.units import format_bytes
 from playground.see.analyse.timeline import ref_of
 from playground.see.paint.results import DataParallelStep, Evidence

@@ -15,13 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import load_all_reduce
 from playground.lessons.bert.settings import BUCKETS
 from playground.lessons.collectives import lesson as collectives
-from playground.lessons.data_parallel.devices import resolve_devices
-from playground.lessons.data_parallel.language import new_model_and_batch, new_optimizer
-from playground.lessons.data_parallel.lesson import LOSSES, track_step
-from playground.lessons.data_parallel.parallel_apply import parallel_apply
-from playground.lessons.data_parallel.replicate import replicate
-from playground.lessons.data_parallel.scatter import scatter
-from playground.lessons.data_parallel.settings import WAYS, DataParallelSettings
+from playground.lessons.data_parallel.experiment import track_step
+from playground.lessons.data_parallel.lesson import parallel_apply, replicate, scatter
+from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch, new_optimizer
+from playground.lessons.data_parallel.machine import resolve_devices
+from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import device
 from playground.see.paint.results import Backward, BucketSent, Change, DataParallelStep, SgdStep

@@ -100,7 +100,7 @@ class DataParallelStep:
     """A step of DataParallel by one way to the loss."""
 
     gather: str
-    """What is gathered: a name of `playground.lessons.data_parallel.settings.WAYS`."""
+    """What is gathered: a name of `playground.lessons.data_parallel.page.WAYS`."""
     batch: tuple[int, ...]
     """The shape of what is scattered."""
     chunks: list[tuple[int, ...]]

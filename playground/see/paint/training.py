@@ -9,8 +9,7 @@ from dataclasses import replace
 from math import ceil
 
 from playground.lessons.ladder.page import LadderResult, RungResult
-from playground.lessons.pipeline.results import ScheduleRun, Slot, collect, span
-from playground.lessons.pipeline.settings import PipelineSettings
+from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, Slot, collect, span
 from playground.measurement.units import format_bytes
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.results import Backward, BucketSent, Evidence, SgdStep, last_step

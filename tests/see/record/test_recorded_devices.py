@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.devices import resolve_devices
+from playground.lessons.data_parallel.lesson import data_parallel
+from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
-from playground.lessons.data_parallel.module import data_parallel
 from playground.see.record.merge import read_recording
 from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, name_of_move, read_move
 from playground.see.record.run import Recorded
@@ -76,7 +76,7 @@ def test_moves_are_within_what_makes_them(run: tuple[Bytes, Recording]) -> None:
         is_back = read_move(event.name).part in ("gradients of outputs", "reduce")
         assert (event.parent == backward.number) == is_back
         assert event.source is not None
-        assert run[1].sources[event.source].file.endswith("data_parallel/moves.py")
+        assert run[1].sources[event.source].file.endswith("data_parallel/machine.py")
 
 
 def test_the_name_of_a_move_says_all_of_it() -> None:

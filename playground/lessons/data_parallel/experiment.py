@@ -1,0 +1,303 @@
+"""DataParallel measured: what it shares out and moves, what fills a device and what helps; two claims; training.
+
+"Two models sit on the first GPU": the replica there is made of the model's own memory. "The replicas differ, so
+training does not go well": every forward makes them anew, of the one model, which gets the sum of their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from random import Random
+from statistics import median
+
+import torch
+from torch import nn
+
+from playground.lessons.data_parallel.lesson import (
+    DataParallel,
+    data_parallel,
+    gather,
+    parallel_apply,
+    replicate,
+    scatter,
+)
+from playground.lessons.data_parallel.losses import (
+    LOSSES,
+    LossModel,
+    TokenLoss,
+    new_model_and_batch,
+    new_optimizer,
+    weighted_mean,
+)
+from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
+from playground.lessons.data_parallel.memory import Account, Utilisation, track_memory, track_utilisation
+from playground.lessons.data_parallel.page import (
+    Claims,
+    DataParallelSettings,
+    DeviceLoad,
+    DeviceShares,
+    DeviceStep,
+    Means,
+    ModelCopy,
+    Received,
+    ReplicaStep,
+    WayResult,
+)
+from playground.measurement.interleave import interleave, timed
+from playground.training.data import Images, partition_dataset, partition_test_set, training_images
+from playground.training.loop import train
+from playground.training.net import Net
+from playground.training.results import TrainingResult
+from playground.training.settings import TrainingSettings
+from playground.training.step import training_step
+from playground.training.sync import GradSync
+
+
+def split(rank: int, size: int, settings: DataParallelSettings) -> list[DeviceShares]:
+    """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how many of only 2.
+
+    | device | 30 on 1 | 30 on 2 | 30 on 3 | 2 on 3 |
+    |--------|---------|---------|---------|--------|
+    | cpu:0  | 30      | 15      | 10      | 1      |
+    | cpu:1  | 0       | 15      | 10      | 1      |
+    | cpu:2  | 0       | 0       | 10      | 0      |
+    """
+    devices = settings.devices[:3]
+    seen: dict[int, int] = {}
+
+    class Counting(nn.Module):
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            seen[int(numbers[0])] = len(numbers)
+            return numbers
+
+    shares: dict[str, dict[str, int]] = {device: {} for device in devices}
+    for batch, many in [*((30, many) for many in range(1, len(devices) + 1)), (2, len(devices))]:
+        seen.clear()
+        data_parallel(Counting(), torch.arange(batch), devices[:many])
+        sizes = [count for _, count in sorted(seen.items())]
+        for number, device in enumerate(devices):
+            shares[device][f"{batch} on {many}"] = sizes[number] if number < len(sizes) else 0
+    return [DeviceShares(device=device, samples=samples) for device, samples in shares.items()]
+
+
+def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[DeviceStep]:
+    """One training step: what each part of it moves from where to where, and what every device holds after it."""
+    devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
+    model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
+    optimizer = new_optimizer(model, settings.optimizer)
+
+    def forward() -> torch.Tensor:
+        chunks = scatter((tokens,), devices)
+        account.snapshot("scatter")
+        used = devices[: len(chunks)]  # of fewer samples than devices some devices get none
+        replicas = replicate(model, used)
+        account.snapshot("replicate")
+        outputs = parallel_apply(replicas, chunks, None, used)
+        account.snapshot("parallel_apply")
+        logits = gather(outputs, output_device)
+        account.snapshot("gather")
+        loss = TokenLoss()(logits, copy_to(targets, output_device, "loss"))
+        account.snapshot("loss")
+        return loss
+
+    def after(moment: str) -> None:
+        if moment == "synced":
+            account.snapshot("backward")
+
+    with track_memory(devices) as account:
+        account.put_module(model, devices[0])
+        account.snapshot("(before)")
+        training_step(optimizer, [forward], GradSync(model), moment=after)
+        account.snapshot("optimizer.step")
+    return [device_step(account, device) for device in devices]
+
+
+def device_step(account: Account, device: torch.device) -> DeviceStep:
+    """What the account of a step says of one device."""
+    return DeviceStep(
+        device=str(device),
+        held={part: held[device] for part, held in account.snapshots.items()},
+        received=[
+            Received(part=part, source="host" if source == HOST else str(source), bytes=count)
+            for (part, source, target), count in account.bytes_moved().items()
+            if target == device
+        ],
+    )
+
+
+def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult]:
+    """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
+    another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
+
+    For each of `settings.ways`, in order. All take their first step from the same parameters.
+    """
+    devices = resolve_devices(settings.devices)
+    model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    steps, results = [], []
+    for way in settings.ways:
+        loss = partial(LOSSES[way.gather], model, tokens, targets, devices, torch.device(way.output_device))
+        optimizer = new_optimizer(model, settings.optimizer)
+        model.load_state_dict(start)
+        steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
+        first_loss = steps[-1]().item()  # from here on the optimizer has its state
+        account = track_step(model, optimizer, loss, devices)
+        gathered = sum(move.bytes for move in account.moves if move.part == "gather")
+        with track_utilisation(devices) as use:
+            for _ in range(settings.steps):
+                steps[-1]()
+        result = partial(WayResult, gather=way.gather, output_device=way.output_device, loss=first_loss)
+        results.append(partial(result, gathered=gathered, devices=device_loads(account, use)))
+    turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
+    return [result(seconds=median(seconds)) for result, seconds in zip(results, turns, strict=True)]
+
+
+def track_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[], torch.Tensor],
+    devices: Sequence[torch.device],
+) -> Account:
+    """The account of a training step that is not the first: `optimizer` has its state already."""
+    with track_memory(devices) as account:
+        account.put_module(model, devices[0])
+        account.put_state(optimizer, devices[0])
+        training_step(optimizer, [loss], GradSync(model), moment=account.moment)
+    return account
+
+
+def device_loads(account: Account, use: Utilisation) -> list[DeviceLoad]:
+    """What a step takes of each device."""
+    peak, at_peak = account.peak, account.at_peak
+    return [
+        DeviceLoad(device=str(device), peak=peak[device], at_peak=at_peak[device], share=share)
+        for device, share in use.share.items()
+    ]
+
+
+def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Means]:
+    """The mean of the devices' mean losses is the mean over all samples only if all chunks are of one size; weighted
+    by the sizes it always is.
+
+    For two batches, with losses 1, 2, 3, …: one that the devices share evenly, and one with a sample less.
+    """
+    devices = resolve_devices(settings.devices)
+    return [take_means(samples, devices) for samples in (3 * len(devices), 3 * len(devices) - 1)]
+
+
+def take_means(samples: int, devices: list[torch.device]) -> Means:
+    losses = torch.arange(1, samples + 1, dtype=torch.float64)
+    chunks = scatter(losses, devices)
+    sizes = [len(chunk) for chunk in chunks]
+    means = gather([chunk.mean() for chunk in chunks], devices[0])
+    return Means(
+        samples=samples,
+        chunks=sizes,
+        means=means.tolist(),
+        mean=losses.mean().item(),
+        mean_of_means=means.mean().item(),
+        weighted_mean=weighted_mean(means, sizes).item(),
+    )
+
+
+def claims(rank: int, size: int, settings: DataParallelSettings) -> Claims:
+    """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
+    not go well"."""
+    devices = resolve_devices(settings.devices)
+    return Claims(copies=count_models(settings, devices), steps=compare_replicas(settings, devices))
+
+
+def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[ModelCopy]:
+    """How many bytes of parameters each device holds once there are replicas, and what of them the replicas share."""
+    model, _, _ = new_model_and_batch(1, settings.seed, devices[0])
+    with track_memory(devices) as account:
+        account.put_module(model, devices[0])
+        replicas = replicate(model, devices)
+        held = account.held_by_label
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    return [
+        ModelCopy(
+            device=str(device),
+            parameters=held[device]["parameters"],
+            of=len(own),
+            shared=sum(tensor.data_ptr() in own for tensor in parameters_of(replica, model)),
+        )
+        for device, replica in zip(devices, replicas, strict=True)
+    ]
+
+
+def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[ReplicaStep]:
+    """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64."""
+    models = [LossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)]
+    optimizers = [new_optimizer(model, settings.optimizer) for model in models]
+    _, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
+    return [compare_step(step, models, optimizers, batch, devices) for step in range(1, settings.steps + 1)]
+
+
+def compare_step(
+    step: int,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    batch: Sequence[torch.Tensor],
+    devices: list[torch.device],
+) -> ReplicaStep:
+    """One step of the first model on all devices, and of the second on the first device alone."""
+    parallel, alone = models
+    chunks = scatter(tuple(batch), devices)
+    used = devices[: len(chunks)]
+    replicas = replicate(parallel, used)
+    first, *others = (parameters_of(replica, parallel) for replica in replicas)
+    for parameter in chain(first, *others):
+        parameter.retain_grad()
+    replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
+    losses = gather(parallel_apply(replicas, chunks, None, used), devices[0])
+    together = weighted_mean(losses, [len(tokens) for tokens, _ in chunks])
+    for optimizer, loss in zip(
+        optimizers, (together, alone(*(tensor.to(devices[0]) for tensor in batch))), strict=True
+    ):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    gradients = [[parameter.grad for parameter in replica] for replica in (first, *others)]
+    return ReplicaStep(
+        step=step,
+        loss=together.item(),
+        replicas_differ=replicas_differ,
+        gradients_differ=max((largest_difference(gradients[0], other) for other in gradients[1:]), default=0.0),
+        from_one_device=largest_difference(list(parallel.parameters()), list(alone.parameters())),
+    )
+
+
+def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:
+    """A replica's parameters, in the order of the model's. They are no leaves: `parameters()` has none of them."""
+    return [attrgetter(name)(replica) for name, _ in model.named_parameters()]
+
+
+def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+    """Between two numbers in the same place, wherever the tensors lie."""
+    pairs = zip(tensors, others, strict=True)
+    return max((tensor.detach().cpu() - other.detach().cpu()).abs().max().item() for tensor, other in pairs)
+
+
+class NetWithoutDropout(Net):
+    """Net as it is in evaluation. Threads draw their dropout masks from one generator, in an order that is left to
+    chance: with dropout no two runs would be the same, and none the same as on one device."""
+
+    def train(self, mode: bool = True) -> NetWithoutDropout:
+        super().train(False)
+        return self
+
+
+def run(rank: int, size: int, settings: TrainingSettings, devices: Sequence[str]) -> TrainingResult:
+    """Train as sgd does, but in one process, with each batch on all devices."""
+    torch.manual_seed(settings.seed)
+    first = resolve_devices(devices)[0]
+    if first.type == "cuda":
+        torch.cuda.set_device(first)  # where this rank's batches are put, and so their labels: beside the outputs
+    train_set = partition_dataset(training_images(settings), settings.batch_size, settings.seed)
+    test_set = partition_test_set(Images(settings.folder, "t10k"))
+    model = NetWithoutDropout().to(first, memory_format=torch.channels_last)
+    return train(GradSync(DataParallel(model, devices)), train_set, test_set, settings)

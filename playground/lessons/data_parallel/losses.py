@@ -1,0 +1,174 @@
+"""The language model that the lesson trains, and the ways to its loss: small inside, it has an output that is not.
+
+Every sample gives a number for each word of the vocabulary at each of its places: these logits are what should not
+come together on one device. Two ways do without, and the mean that is right for unequal chunks is a weighted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from playground.lessons.data_parallel import machine
+from playground.lessons.data_parallel.lesson import (
+    DataParallel,
+    chunk_sizes,
+    data_parallel,
+    gather,
+    parallel_apply,
+    replicate,
+    scatter,
+)
+from playground.lessons.data_parallel.machine import Device, copy_to
+from playground.runtime.errors import UsageError
+from playground.training.step import training_step
+from playground.training.sync import GradSync
+
+VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
+"""Words there are, features of a word, words in a sample."""
+LR = {"sgd": 0.1, "adam": 1e-3}
+
+
+class LanguageModel(nn.Module):
+    """Tokens [batch, length] → logits [batch, length, vocabulary]. 1,951,056 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.hidden = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.hidden(self.embedding(tokens))))
+
+
+class TokenLoss(nn.Module):
+    """Cross entropy, the mean over every token of every sample."""
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def new_model_and_batch(
+    batch_size: int, seed: int, device: torch.device
+) -> tuple[LanguageModel, torch.Tensor, torch.Tensor]:
+    """A new model on `device` and, in the host's memory, tokens and targets, both [batch_size, length].
+
+    The same for the same seed, whichever the device.
+    """
+    torch.manual_seed(seed)
+    tokens, targets = new_batch(batch_size)
+    return LanguageModel().to(device), tokens, targets
+
+
+def new_batch(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and, as targets, the tokens after them, both [batch_size, length]."""
+    tokens = torch.randint(VOCABULARY, (batch_size, LENGTH + 1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def new_optimizer(model: nn.Module, name: str = "sgd") -> torch.optim.Optimizer:
+    """Plain SGD, which keeps nothing but the parameters, or Adam: a name of `OPTIMIZERS`."""
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    return kind(model.parameters(), lr=LR[name])
+
+
+def new_step(model: nn.Module, loss: Callable[[], torch.Tensor], sync: GradSync) -> Callable[[], torch.Tensor]:
+    """A call that takes one training step of `model` by SGD and returns the loss before it."""
+    return partial(training_step, new_optimizer(model), [loss], sync)
+
+
+class LossModel(nn.Module):
+    """A model and its criterion as one module: (inputs, targets) → loss. In DataParallel only losses are gathered."""
+
+    def __init__(self, model: nn.Module, criterion: nn.Module) -> None:
+        super().__init__()
+        self.model, self.criterion = model, criterion
+
+    def forward(self, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return self.criterion(self.model(inputs), targets)
+
+
+class DataParallelModel(DataParallel):
+    """DataParallel that gathers nothing: forward gives a list, each replica's output where it was made.
+
+    Idea: https://hangzhang.org/PyTorch-Encoding/parallel.html
+    """
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> list[Any]:
+        return self.run_replicas(inputs, kwargs)
+
+
+class DataParallelCriterion(nn.Module):
+    """`criterion(output, target)` in parallel, on what `DataParallelModel` has left on the devices.
+
+    The targets are cut as the inputs were. A criterion with `reduction` "mean" (taken for granted if it has none) must
+    mean the average over samples that weigh the same: with class weights or ignored targets, take "sum" and divide.
+
+    Raises `UsageError` for targets that make another number of chunks than there are outputs.
+    """
+
+    def __init__(
+        self, criterion: nn.Module, devices: Sequence[Device], output_device: Device | None = None, dim: int = 0
+    ) -> None:
+        super().__init__()
+        self.criterion, self.dim = criterion, dim
+        self.devices = machine.resolve_devices(devices)
+        self.output_device = machine.resolve_output_device(output_device, self.devices)
+
+    def forward(self, outputs: list[Any], targets: torch.Tensor) -> torch.Tensor:
+        chunks = scatter(targets, self.devices, self.dim)
+        if len(chunks) != len(outputs):
+            raise UsageError(f"targets in {len(chunks)} chunks for {len(outputs)} outputs: give both the same devices")
+        used = self.devices[: len(chunks)]
+        pairs = list(zip(outputs, chunks, strict=True))
+        losses = gather(
+            parallel_apply(replicate(self.criterion, used), pairs, None, used), self.output_device, self.dim
+        )
+        reduction = getattr(self.criterion, "reduction", "mean")
+        if reduction == "mean":
+            return weighted_mean(losses, [chunk.shape[self.dim] for chunk in chunks])
+        return losses.sum() if reduction == "sum" else losses
+
+
+def weighted_mean(losses: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The mean over all samples, from the mean over each chunk [chunks] and the chunks' sizes.
+
+    The mean of the means is the same only if all chunks are of one size: in another, each sample of a small chunk
+    weighs more than one of a large chunk.
+    """
+    weights = torch.tensor(sizes, dtype=losses.dtype, device=losses.device)
+    return (losses.reshape(-1) * weights).sum() / weights.sum()
+
+
+def gather_logits(
+    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
+) -> torch.Tensor:
+    """As DataParallel is mostly used: all logits come together on one device, and the loss is computed there."""
+    logits = data_parallel(model, tokens, devices, output)
+    return TokenLoss()(logits, copy_to(targets, output, "targets"))
+
+
+def gather_losses(
+    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
+) -> torch.Tensor:
+    """A cure: each replica computes its loss in forward, and only the losses are gathered, one number per replica."""
+    losses = data_parallel(LossModel(model, TokenLoss()), (tokens, targets), devices, output)
+    return weighted_mean(losses, chunk_sizes(len(tokens), len(devices)))
+
+
+def keep_outputs(
+    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
+) -> torch.Tensor:
+    """A cure that leaves the model as it is: outputs stay where they are, and the criterion runs in parallel too."""
+    outputs = DataParallelModel(model, devices)(tokens)
+    return DataParallelCriterion(TokenLoss(), devices, output)(outputs, targets)
+
+
+LOSSES = {"logits": gather_logits, "loss": gather_losses, "outputs": keep_outputs}
+"""Every way to the mean loss over the batch, on the output device; named after what is gathered, or is not."""

@@ -1,0 +1,743 @@
+"""The command `data-parallel`: its settings, results and text. Does not import torch.
+
+A result's `document` is its shape in JSON, where its keys are no names of fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from playground.console import plots
+from playground.console.bars import bars
+from playground.console.dependent_options import only_with
+from playground.console.epochs import EpochPrinter
+from playground.console.memory_cap import memory_cap_option
+from playground.console.options import (
+    RunOptions,
+    json_option,
+    options,
+    plot_option,
+    see_option,
+    seed_option,
+    timeout_option,
+    wide_option,
+)
+from playground.console.session import Session
+from playground.console.tables import Column, Table, cell
+from playground.console.text import Prose, heading, prose
+from playground.console.training import RUN_TRAINING
+from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.lessons import LESSONS
+from playground.runtime import server
+from playground.runtime.backends import backend_for
+from playground.runtime.checks import check_at_least_one, check_choice
+from playground.runtime.entry import World
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import Remote
+from playground.training.results import TrainingResult
+from playground.training.settings import TrainingSettings
+
+MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
+OPTIMIZERS = ("sgd", "adam")
+"""Adam keeps two numbers for each parameter, SGD none."""
+WAYS = ("logits", "loss", "outputs")
+"""Ways to the loss, named after what the devices compute and, all but the last, send to one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to the loss."""
+
+    gather: str
+    """One of `WAYS`. "outputs" stay where they are: only their losses are gathered."""
+    output_device: str
+    """Where the loss ends up."""
+
+    def __post_init__(self) -> None:
+        check_choice("gather", self.gather, WAYS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelSettings:
+    """Raises `UsageError` for what cannot be run. (Whether the devices exist is for `resolve_devices` to say.)"""
+
+    devices: tuple[str, ...]
+    """As torch calls them: cpu:0, cpu:1, … or cuda:0, cuda:1, … The model lies on the first."""
+    output_device: str
+    """One of them, where `one_step` gathers."""
+    ways: tuple[Way, ...] = ()
+    """To be compared."""
+    batch_size: int = 32
+    """Samples in a step, on all devices together."""
+    steps: int = 3
+    """Steps that are timed."""
+    optimizer: str = "sgd"
+    """One of `OPTIMIZERS`."""
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        check_device_count(len(self.devices))
+        if len(set(self.devices)) < len(self.devices):
+            raise UsageError(
+                f"--devices {','.join(self.devices)}: a device named twice would count twice, name each once"
+            )
+        for device in (self.output_device, *(way.output_device for way in self.ways)):
+            if device not in self.devices:
+                raise UsageError(
+                    f"output device {device} is none of the devices {', '.join(self.devices)}: choose one of them"
+                )
+        if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
+            raise UsageError(f"batch_size {self.batch_size}: it must be between 1 and {MAX_BATCH_SIZE}")
+        check_at_least_one(self, "steps")
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+
+    @property
+    def device_type(self) -> str:
+        """cpu or cuda."""
+        return self.devices[0].partition(":")[0]
+
+    @property
+    def on_first_device(self) -> DataParallelSettings:
+        """One step of the same training on the first device alone."""
+        first = self.devices[0]
+        alone = (Way(gather="logits", output_device=first),)
+        return replace(self, devices=(first,), output_device=first, ways=alone, steps=1)
+
+
+def check_device_count(count: float) -> None:
+    """Raise `UsageError` for more devices than a host has threads and processes for."""
+    if count > MAX_DEVICES:
+        raise UsageError(f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here")
+
+
+def ways_to_compare(devices: tuple[str, ...], gather: str | None, output_device: str | None) -> tuple[Way, ...]:
+    """The one way that is asked for or, if `gather` is None, the usual one and its three cures."""
+    if gather:
+        return (Way(gather=gather, output_device=output_device or devices[0]),)
+    elsewhere = output_device or devices[min(1, len(devices) - 1)]
+    places = [*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]
+    return tuple(Way(gather=way, output_device=device) for way, device in dict.fromkeys(places))
+
+
+LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs", "other")
+"""Kinds of what a device holds; "other" on GPUs only, where the allocator knows of more than tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceShares:
+    """How many samples of several batches one device gets."""
+
+    device: str
+    samples: dict[str, int]
+    """By batch and number of devices, as in "30 on 2"."""
+
+    @property
+    def document(self) -> dict[str, object]:
+        return {"device": self.device, **self.samples}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    """What a part of a training step copied to a device from one other."""
+
+    part: str
+    source: str
+    """A device, or "host"."""
+    bytes: int
+
+    @property
+    def document(self) -> dict[str, object]:
+        return {"part": self.part, "from": self.source, "bytes": self.bytes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStep:
+    """A training step as one device sees it."""
+
+    device: str
+    held: dict[str, int]
+    """Bytes in its memory after each part of the step; "(before)" comes first."""
+    received: list[Received]
+
+    @property
+    def document(self) -> dict[str, object]:
+        return {"device": self.device, "held": self.held, "received": [each.document for each in self.received]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLoad:
+    """What a step takes of one device."""
+
+    device: str
+    peak: int
+    """The most bytes it holds at any moment."""
+    at_peak: dict[str, int]
+    """What these bytes are, by label."""
+    share: float
+    """Of the step, in which it computes: 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayResult:
+    """What a step costs by one way to the loss."""
+
+    gather: str
+    """What is gathered: a name of `WAYS`."""
+    output_device: str
+    loss: float
+    """Before the step."""
+    gathered: int
+    """Bytes that gather copied from other devices."""
+    devices: list[DeviceLoad]
+    seconds: float
+    """Of a step, median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """The largest batch with which no device holds more than the cap, by one way to the loss."""
+
+    gather: str
+    output_device: str
+    devices: int
+    batch: int
+    fullest: str
+    """The device that holds most."""
+    at_peak: dict[str, int]
+    """What it holds then, by label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """The mean loss of a batch, taken in three ways."""
+
+    samples: int
+    chunks: list[int]
+    """Samples on each device."""
+    means: list[float]
+    """The mean over each chunk."""
+    mean: float
+    """The mean over all samples, as one device would take it."""
+    mean_of_means: float
+    weighted_mean: float
+    """The means, weighted by the sizes of their chunks."""
+
+    @property
+    def document(self) -> dict[str, object]:
+        return {
+            "samples": self.samples,
+            "chunks": self.chunks,
+            "means": self.means,
+            "mean": self.mean,
+            "mean of means": self.mean_of_means,
+            "weighted mean": self.weighted_mean,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCopy:
+    """How often a device holds the model while replicas run."""
+
+    device: str
+    parameters: int
+    """Bytes of parameters that it holds."""
+    shared: int
+    """Parameters of its replica that are the model's own memory."""
+    of: int
+    """Parameters there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStep:
+    """A training step of DataParallel, beside the same step on one device."""
+
+    step: int
+    loss: float
+    replicas_differ: float
+    """Largest difference of a replica's parameters from the first replica's, in forward."""
+    gradients_differ: float
+    """Largest difference of the gradients that a replica contributes from those of the first."""
+    from_one_device: float
+    """Largest difference between the model's parameters and those of training on one device, after the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """Two sentences about DataParallel, put to the test."""
+
+    copies: list[ModelCopy]
+    steps: list[ReplicaStep]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTraffic:
+    """Bytes of model and gradients that a device sends and receives in a step."""
+
+    device: str
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying:
+    """What a step of DataParallel costs."""
+
+    seconds: float
+    """Of a step, median."""
+    devices: list[DeviceTraffic]
+
+    @property
+    def busiest(self) -> DeviceTraffic:
+        return max(self.devices, key=lambda device: device.sent + device.received)
+
+    @property
+    def sent(self) -> int:
+        """Bytes, by all devices together."""
+        return sum(device.sent for device in self.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """What the same step costs one rank where each has its own replica, and gradients are averaged."""
+
+    seconds: float
+    """Of a step, median."""
+    sent: int
+    """Bytes this rank sends in a step, with our ring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSeconds:
+    """How long the same piece of work takes one worker, a thread or a process, and several of them at once."""
+
+    alone: float
+    """Seconds, median; 0 on a rank that waited meanwhile."""
+    together: float
+    """Seconds until every worker has done its piece, median."""
+
+
+def speedup(alone: float, together: float, workers: int) -> float:
+    """How many times as much `workers` get done in the same time as one of them."""
+    return workers * alone / together
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingComparison:
+    """The same training on all devices, and on the first alone."""
+
+    together: TrainingResult
+    alone: TrainingResult
+
+    @property
+    def loss_difference(self) -> float:
+        """Of the last epoch. Float32 rounds sums of other parts otherwise, and training enlarges it."""
+        return abs(self.together.epochs[-1].loss - self.alone.epochs[-1].loss)
+
+
+def to_documents(
+    results: Sequence[DeviceShares] | Sequence[DeviceStep] | Sequence[Means],
+) -> list[dict[str, object]]:
+    return [result.document for result in results]
+
+
+PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
+"""Of a training step, in order."""
+MOVES = {
+    "scatter": ("scatter",),
+    "replicate": ("replicate",),
+    "gather": ("gather",),
+    "loss": ("loss",),
+    "backward": ("gradients of outputs", "reduce"),
+}
+"""What is moved in which part."""
+
+
+def part_texts(name: str, about: str, texts: Sequence[str | Prose | Table]) -> list[str | Prose | Table]:
+    """A part of the lesson: its name, what it is about, and its tables."""
+    return ["", prose(heading(name), f": {about}"), *texts]
+
+
+def split_texts(shares: Sequence[DeviceShares]) -> list[str | Prose | Table]:
+    """How many samples each device got."""
+    table = Table(Column("device"), *(Column(name, right=True) for name in shares[0].samples))
+    for share in shares:
+        table.add(share.device, *map(str, share.samples.values()))
+    return ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table]
+
+
+def step_texts(devices: Sequence[DeviceStep]) -> list[str | Prose | Table]:
+    """What moved in each part of a step, and what each device held after it."""
+    moved = Table(Column("part"), Column("from"), Column("to"), Column("moved", "bytes", right=True))
+    for name in PARTS:
+        for part in MOVES.get(name, ()):
+            for device in devices:
+                for move in device.received:
+                    if move.part == part:
+                        moved.add(name, move.source, device.device, f"{move.bytes:,}")
+    held = Table(Column("after"), *(Column(device.device, "bytes", right=True) for device in devices))
+    for name in ("(before)", *PARTS):
+        held.add(name, *(f"{device.held[name]:,}" for device in devices))
+    return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
+
+
+def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose | Table]:
+    """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
+    gathers, devices = (Column("gathered"), Column("on")), [device.device for device in ways[0].devices]
+    peaks = Table(*gathers, *(Column(device, "bytes", right=True) for device in devices))
+    shares = Table(*gathers, *(Column(device, "%", right=True) for device in devices))
+    costs = Table(
+        *gathers,
+        Column("copied by\ngather", "bytes", right=True),
+        Column("time\nper step", "ms", right=True),
+        Column("loss", right=True),
+    )
+    for way in ways:
+        name = way.gather, way.output_device
+        peaks.add(*name, *(f"{device.peak:,}" for device in way.devices))
+        shares.add(*name, *(f"{100 * device.share:.0f}" for device in way.devices))
+        costs.add(*name, f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}")
+    [first] = alone.devices
+    return [
+        f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):",
+        peaks,
+        f"  What that is where {ways[0].gather} are gathered on {ways[0].output_device}:",
+        *bars([(device.device, device.at_peak) for device in ways[0].devices], LABELS),
+        "  What gather copies from other devices, and how long a step takes:",
+        costs,
+        "  Share of a step in which each device computes:",
+        shares,
+    ]
+
+
+def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> list[str | Prose | Table]:
+    """The largest batch by each way, and what the fullest device then holds."""
+    table = Table(
+        Column("devices", right=True),
+        Column("gathered"),
+        Column("on"),
+        Column("largest\nbatch", right=True),
+        Column("fullest\ndevice"),
+        Column("holds", "bytes", right=True),
+    )
+    for each in batches:
+        size = f"{each.batch}{'+' * (each.batch == most)}"
+        held = f"{sum(each.at_peak.values()):,}"
+        table.add(str(each.devices), each.gather, each.output_device, size, each.fullest, held)
+    more = f"  + as large as this command's batches get: {most}"
+    reached = any(each.batch == most for each in batches)
+    return [f"  Each device may hold {cap:,} bytes:", table, *([more] if reached else [])]
+
+
+def claims_texts(claims: Claims) -> list[str | Prose | Table]:
+    """What each device has of the model, and how far replicas are from each other and from one device."""
+    copies = Table(
+        Column("device"), Column("parameters", "bytes", right=True), Column("of its replica, the\nmodel's own memory")
+    )
+    for copy in claims.copies:
+        copies.add(copy.device, f"{copy.parameters:,}", f"{copy.shared} of {copy.of} parameters")
+    steps = Table(
+        Column("step", right=True),
+        Column("loss", right=True),
+        Column("parameters of\nthe replicas", right=True),
+        Column("their\ngradients", right=True),
+        Column("the model, from\none device's", right=True),
+    )
+    for step in claims.steps:
+        apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
+        steps.add(str(step.step), f"{step.loss:.6f}", *(f"{difference:.1g}" for difference in apart))
+    return [
+        "  The model lies on the first device once. What each device has while replicas run:",
+        copies,
+        "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
+        "added up, and the model goes where one device would take it. Largest differences, in float64:",
+        steps,
+    ]
+
+
+def means_texts(batches: Sequence[Means]) -> list[str | Prose | Table]:
+    """The mean of the means and the weighted one, beside the mean over all samples."""
+    table = Table(
+        Column("samples", right=True),
+        Column("chunks", wraps=True),
+        Column("mean loss\nof each chunk", wraps=True),
+        Column("mean", right=True),
+        Column("mean of\nmeans", right=True),
+        Column("weighted\nmean", right=True),
+    )
+    for means in batches:
+        figures = [f"{value:g}" for value in (means.mean, means.mean_of_means, means.weighted_mean)]
+        table.add(cell(means.samples), cell(means.chunks), cell(means.means), *figures)
+    return [table]
+
+
+def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> list[str | Prose | Table]:
+    """DataParallel's steps beside the processes'."""
+    busiest, sent_by_a_rank = copying.busiest, max(rank.sent for rank in ranks)
+    table = Table(
+        Column(""),
+        Column("sent\nat most", "bytes", right=True),
+        Column("received\nat most", "bytes", right=True),
+        Column("sent\nin total", "bytes", right=True),
+        Column("time\nper step", "ms", right=True),
+    )
+    table.add(
+        "data-parallel",
+        f"{busiest.sent:,}",
+        f"{busiest.received:,}",
+        f"{copying.sent:,}",
+        f"{1000 * copying.seconds:.1f}",
+    )
+    table.add(
+        f"sgd -n {len(ranks)}",
+        f"{sent_by_a_rank:,}",
+        f"{sent_by_a_rank:,}",
+        f"{sum(rank.sent for rank in ranks):,}",
+        f"{1000 * median(rank.seconds for rank in ranks):.1f}",
+    )
+    about = (
+        "  Bytes of the model and of gradients in a step; at most: by the device, or the rank, with the most traffic. "
+        "The bytes of sgd are those of our ring; its time is that of the backend's all-reduce."
+    )
+    return [about, table]
+
+
+def gil_texts(
+    threads: dict[str, WorkSeconds], processes: Sequence[dict[str, WorkSeconds]]
+) -> list[str | Prose | Table]:
+    """How many times as much is done at once, by threads and by processes."""
+    table = Table(
+        Column("work"),
+        Column("by"),
+        Column("alone", "ms", right=True),
+        Column("together", "ms", right=True),
+        Column("speed-up", right=True),
+    )
+    for name, of_threads in threads.items():
+        together = median(rank[name].together for rank in processes)
+        of_processes = WorkSeconds(alone=processes[0][name].alone, together=together)
+        for workers, seconds in (("threads", of_threads), ("processes", of_processes)):
+            gain = speedup(seconds.alone, seconds.together, len(processes))
+            table.add(name, workers, f"{1000 * seconds.alone:.1f}", f"{1000 * seconds.together:.1f}", f"{gain:.2f}")
+    count = len(processes)
+    about = (
+        f"  alone: one worker does one piece of work; together: {count} workers do one piece each at the same time; "
+        f"speed-up: {count} x alone / together"
+    )
+    return [about, table]
+
+
+def ending(devices: int) -> str:
+    """Why the path goes on."""
+    times = "once" if devices == 2 else f"{devices - 1} times"
+    return (
+        f"Why the path goes on to processes: in every step the first device sends the model {times} and "
+        f"receives as many gradients, and more with more devices; in a ring no rank sends more than twice the model. "
+        f"Threads take turns wherever Python itself is at work; processes do not. And one process is confined to one "
+        f"machine."
+    )
+
+
+def training_text(comparison: TrainingComparison, devices: int) -> str:
+    """How far training on all devices is from training on one."""
+    return (
+        f"Shown: {devices} devices trained one model to the loss of one device (difference "
+        f"{comparison.loss_difference:.1e}: in float32 a sum in another order is rounded differently, and training "
+        f"amplifies that)."
+    )
+
+
+def plot_memory(ways: Sequence[WayResult], file: Path) -> None:
+    """A bar per device, in a group per way to the loss."""
+    figure, axes = plots.new_axes("memory of each device, at its peak", "", "MB")
+    devices = [device.device for device in ways[0].devices]
+    width = 0.8 / len(devices)
+    for number, device in enumerate(devices):
+        peaks = [way.devices[number].peak / 1e6 for way in ways]
+        axes.bar([group + width * number for group in range(len(ways))], peaks, width, label=device)
+    middle = width * (len(devices) - 1) / 2
+    labels = [f"{way.gather} on {way.output_device}" for way in ways]
+    axes.set_xticks([group + middle for group in range(len(ways))], labels)
+    axes.legend()
+    plots.save(figure, file)
+
+
+LESSON = LESSONS["data-parallel"]
+SPLIT, ONE_STEP, COMPARE, TWO_MEANS, CLAIMS, TRAIN = (
+    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "two_means", "claims", "run")
+)
+LARGEST_BATCHES = LESSON.remote("largest_batches", "largest_batch")
+COPYING, AVERAGING, THREADS, PROCESSES = (
+    LESSON.remote(name, "limits") for name in ("copying", "averaging", "threads", "processes")
+)
+
+data_parallel_options = options(
+    click.option(
+        "--devices", default="4", show_default=True, metavar="N|LIST",
+        help="Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1.",
+    ),
+    click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
+    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
+    click.option(
+        "--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), default=32, show_default=True,
+        help="Number of samples per step.",
+    ),
+    click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Number of steps to time."),
+    click.option(
+        "--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True,
+        help="Whether the optimizer keeps nothing (sgd) or two numbers per parameter (adam).",
+    ),
+    memory_cap_option,
+    click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone."),
+    click.option(
+        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="With --train: passes over the data."
+    ),
+    data_options,
+    timeout_option,
+    seed_option,
+    plot_option("each device's memory"),
+    wide_option,
+    json_option,
+    see_option,
+    only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
+    only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,)),
+)  # fmt: skip
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@data_parallel_options
+def command(
+    devices: str, gather: str | None, output_device: str | None, batch_size: int, steps: int, optimizer: str,
+    memory_cap: int | None, train: bool, epochs: int, data: DataOptions, timeout: float, seed: int, plot: Path | None,
+    wide: bool, as_json: bool, see: Path | None,
+) -> None:  # fmt: skip
+    server.preload(SPLIT.module, COPYING.module, LARGEST_BATCHES.module)
+    server.warm_up()
+    names, output = resolve_names(devices, output_device)
+    settings = DataParallelSettings(
+        devices=names, output_device=output or names[0], ways=ways_to_compare(names, gather, output),
+        batch_size=batch_size, steps=steps, optimizer=optimizer, seed=seed,
+    )  # fmt: skip
+    backend = backend_for(settings.device_type).name
+    run = RunOptions(backend=backend, timeout=timeout, seed=seed, wide=wide, as_json=as_json, see=see)
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    if session.world.rank_env:
+        raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
+    if plot:
+        plots.check(plot)
+    batches = find_largest_batches(session, settings, memory_cap) if memory_cap else []  # it may be refused
+    session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
+    if train:
+        compare_training(session, names, data, epochs)
+    else:
+        run_parts(session, settings, batches, memory_cap or 0, plot)
+
+
+def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, ...], str | None]:
+    """The names of the devices, and of the one to gather on. Raises `UsageError` for those that do not exist."""
+    # imports torch, at the same time as the ranks' server does
+    from playground.lessons.data_parallel.machine import resolve_devices, resolve_output_device
+
+    resolved = resolve_devices(list_devices(devices))
+    output = None if output_device is None else resolve_output_device(output_device, resolved)
+    return tuple(map(str, resolved)), output and str(output)
+
+
+def list_devices(devices: str) -> list[str]:
+    """The names that --devices stands for: so many of the CPU, or those with commas between them."""
+    if devices.isdecimal():
+        check_device_count(float(devices))  # before so many names are made
+        return [f"cpu:{number}" for number in range(int(devices))]
+    names = [name.strip() for name in devices.split(",")]
+    if "" in names:
+        raise UsageError(f"--devices {devices!r}: a name is missing, write cpu:0,cpu:1 or a number")
+    return names
+
+
+def find_largest_batches(session: Session, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
+    """The largest batch that fits, by each way. Raises `UsageError` if not even one sample does."""
+    with session.bar() as bar:
+        bar.show(LARGEST_BATCHES.name)
+        [batches] = session.world.run(LARGEST_BATCHES, settings, cap, on_report=bar)
+    return batches
+
+
+def run_parts(
+    session: Session, settings: DataParallelSettings, batches: list[LargestBatch], cap: int, plot: Path | None
+) -> None:
+    """Run the parts of the lesson, and show each as soon as it has been run. `batches` have been found before."""
+    world = session.world
+    devices = len(settings.devices)  # a rank for each
+    ranks = World(devices, backend=world.backend, timeout=world.timeout, around=world.around)
+
+    with session.bar() as bar:
+
+        def run_on(where: World, part: Remote, *args: object) -> list[Any]:
+            bar.show(part.name)
+            return where.run(part, *args, on_report=bar)
+
+        def show(part: Remote, texts: Sequence[str | Prose | Table]) -> None:
+            session.say(*part_texts(part.name, part.summary, texts))
+
+        [shares] = run_on(world, SPLIT, settings)
+        show(SPLIT, split_texts(shares))
+        [devices] = run_on(world, ONE_STEP, settings)
+        show(ONE_STEP, step_texts(devices))
+        [ways] = run_on(world, COMPARE, settings)
+        [[alone]] = run_on(world, COMPARE, settings.on_first_device)
+        show(COMPARE, ways_texts(ways, alone))
+        if batches:
+            show(LARGEST_BATCHES, fitting_texts(batches, cap, MAX_BATCH_SIZE))
+        [means] = run_on(world, TWO_MEANS, settings)
+        show(TWO_MEANS, means_texts(means))
+        [claims] = run_on(world, CLAIMS, settings)
+        show(CLAIMS, claims_texts(claims))
+        [copying], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
+        show(COPYING, copying_texts(copying, averaging))
+        [threads], processes = run_on(world, THREADS, settings), run_on(ranks, PROCESSES)
+        show(THREADS, gil_texts(threads, processes))
+    session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
+    if plot:
+        plot_memory(ways, plot)
+        session.say(f"Drawn: {plot}")
+    session.print_document(
+        {
+            "split": to_documents(shares), "one_step": to_documents(devices),
+            **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
+            "copying": copying.devices, "averaging": averaging, "processes": processes,
+        },
+        devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size,
+        optimizer=settings.optimizer, ways=ways, one_device=alone, largest_batches=batches,
+        means=to_documents(means), claims=claims, copying_seconds=copying.seconds, threads=threads,
+    )  # fmt: skip
+
+
+def compare_training(session: Session, devices: tuple[str, ...], data: DataOptions, epochs: int) -> None:
+    """Train on all devices and on the first alone, and show what each epoch brings both times."""
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=epochs, seed=session.run.seed))
+        session.say(f"data: {prepared}")
+        results = []
+        for used in (devices, devices[:1]):
+            session.say("", prose("training on ", heading(", ".join(used)), ", without dropout"))
+            bar.show(f"training on {', '.join(used)}")
+            printer = EpochPrinter(session, bar)
+            [result] = session.world.run(RUN_TRAINING, TRAIN, settings, (used,), on_report=printer)
+            results.append(result)
+    together, alone = results
+    comparison = TrainingComparison(together=together, alone=alone)
+    session.say("", training_text(comparison, len(devices)))
+    session.print_document(
+        {},
+        devices=devices,
+        dataset=prepared.summary,
+        epochs=together.epochs,
+        epochs_on_one_device=alone.epochs,
+        loss_difference=comparison.loss_difference,
+    )

@@ -1,0 +1,322 @@
+"""The command `ddp`: train, or take DDP apart; and the text of what the parts of the lab found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import click
+from click.core import ParameterSource
+
+from playground.console.dependent_options import flag_of, typed_options
+from playground.console.names import ALL, names_option, select_names
+from playground.console.options import Finite, RunOptions, pack_options, run_options
+from playground.console.session import Session
+from playground.console.snapshot_options import SnapshotOptions, snapshot_options
+from playground.console.tables import RANK_COLUMN, Column, Table
+from playground.console.text import Prose, heading, prose
+from playground.console.training import train_and_show
+from playground.console.training_options import (
+    DataOptions,
+    TrainingOptions,
+    data_options,
+    logical_ranks_option,
+    prepare_data,
+    training_options,
+)
+from playground.lessons import LESSONS
+from playground.lessons.ddp.settings import (
+    BASELINE,
+    HOOKS,
+    PARTS,
+    AccumulationResult,
+    BucketsResult,
+    CheckpointResult,
+    Difference,
+    HookResult,
+    LabPart,
+    LabSettings,
+    RefusedHook,
+    SamplerResult,
+    UnevenResult,
+)
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import remote
+from playground.training.models import IMAGE_MODELS
+from playground.training.settings import TrainingSettings
+
+Texts = list[str | Prose | Table]
+FEW = 4
+"""Names that are listed one by one; of more, the first and the last."""
+
+
+def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
+    """A part: its name, what it is about, and its tables. `ranks` is what each rank returned."""
+    refused = [rank["refused"] for rank in ranks if isinstance(rank, Mapping)]
+    texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else part.text(ranks)
+    return ["", prose(heading(part.name), f": {part.code.summary}"), *texts]
+
+
+def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
+    """The buckets of the first backward and of the later ones, for each cap; then times and memory."""
+    order = ranks[0].order
+    cap_column = Column("bucket cap", "MiB", right=True)
+    buckets = Table(
+        cap_column,
+        Column("backward", right=True),
+        Column("bucket", right=True),
+        Column("size", "bytes", right=True),
+        Column("gradients\nready", right=True),
+        Column("parameters", wraps=True),
+    )
+    times = Table(cap_column, Column("buckets", right=True), Column("time\nper step", "ms", right=True))
+    for cap in ranks[0].caps:
+        size = f"{cap.bucket_cap_mb:g}"
+        for when, sent in (("1", cap.first), (f"{cap.rebuilt_before} …", cap.rebuilt)):
+            for bucket in sent:
+                ready = f"{bucket.ready} of {len(order)}"
+                names = list_names(bucket.parameters)
+                buckets.add(size, when, str(bucket.bucket), f"{bucket.bytes:,}", ready, names)
+        times.add(size, str(len(cap.rebuilt)), f"{1000 * cap.seconds:.2f}")
+    memory = Table(
+        Column("gradient_as_bucket_view"),
+        Column("gradients", "bytes", right=True),
+        Column("outside of\nbuckets", "bytes", right=True),
+    )
+    for row in ranks[0].memory:
+        memory.add(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}")
+    return [
+        f"  Gradients become ready in the order {list_names(order, 10)}.",
+        "  The buckets, the same on all ranks; gradients ready: when the bucket is sent.",
+        buckets,
+        "  What a step takes, and the memory that gradients take:",
+        times,
+        memory,
+    ]
+
+
+def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
+    """What each hook sends, and the errors it brings: the largest, and of the norm."""
+    table = Table(
+        Column("hook"), Column("sends"), Column("messages", right=True), Column("sent", "bytes", right=True),
+        Column("gradient\nmax. error", right=True, wide=True), Column("gradient\nrel. error", right=True),
+        Column("parameters\nmax. error", right=True, wide=True), Column("parameters\nrel. error", right=True),
+        Column("loss", right=True),
+    )  # fmt: skip
+    refused = []
+    for result in ranks[0]:
+        if isinstance(result, RefusedHook):
+            refused.append(f"  {result.hook} is refused here: {result.refused}")
+            continue
+        figures = [*difference_cells(result.gradient), *difference_cells(result.parameters), f"{result.loss:.6f}"]
+        table.add(result.hook, ", ".join(result.types), str(result.messages), f"{result.bytes:,}", *figures)
+    about = "  messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the error / norm"
+    return [about, table, *refused]
+
+
+def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
+    """Messages of each way, and how far its gradients are from those of one batch."""
+    table = Table(
+        Column("way"),
+        Column("batches", right=True),
+        Column("messages", right=True),
+        Column("max. error", right=True),
+        Column("rel. error", right=True),
+    )
+    for result in ranks[0]:
+        table.add(result.way, str(result.batches), str(result.messages), *difference_cells(result.difference))
+    return ["  errors: of the gradients, compared with those of one large batch", table]
+
+
+def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
+    """Batches, steps and messages of each rank, with Join and with its exception."""
+    joined = Table(
+        RANK_COLUMN,
+        Column("batches", right=True),
+        Column("steps", right=True),
+        Column("all-reduces", right=True),
+        Column("difference\nfrom rank 0", right=True),
+    )
+    raising = Table(RANK_COLUMN, Column("steps", right=True), Column("error", wraps=True))
+    for rank, result in enumerate(ranks):
+        joined.add(str(rank), *map(str, (result.batches, result.steps, result.messages, result.difference)))
+        end = result.without_joining
+        raising.add(str(rank), str(end.steps), end.says or "none: no rank had to wait")
+    return [
+        "  Within Join (difference from rank 0: the largest of any parameter, at the end):",
+        joined,
+        "  With throw_on_early_termination=True:",
+        raising,
+    ]
+
+
+def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
+    """Who wrote and read how much, then where training ends that went on from there."""
+    files = Table(
+        RANK_COLUMN, Column("written", "bytes", right=True), Column("read", "bytes", right=True), Column("onto")
+    )
+    for rank, result in enumerate(ranks):
+        files.add(str(rank), f"{result.written:,}", f"{result.read:,}", result.device)
+    ends = Table(Column("loaded"), Column("max. error", right=True), Column("rel. error", right=True))
+    for row in ranks[0].resumed:
+        ends.add(row.loaded, *difference_cells(row.difference))
+    steps = ranks[0].steps
+    about = (
+        f"  errors: of the parameters, after {steps} steps, the checkpoint, and {steps} steps more, compared with "
+        f"{2 * steps} steps on end"
+    )
+    return [files, about, ends]
+
+
+def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:
+    """One column per rank: the positions of its samples, in order."""
+    table = Table(
+        Column("sampler"),
+        *(Column(f"rank {rank}", wraps=True) for rank in range(len(ranks))),
+        Column("more than\nonce", wraps=True),
+        Column("left out", wraps=True),
+    )
+    for number, result in enumerate(ranks[0]):
+        mine = [list_positions(theirs[number].mine) for theirs in ranks]
+        table.add(result.way, *mine, list_positions(result.doubled), list_positions(result.left_out))
+    return ["  The positions of each rank's samples, in order:", table]
+
+
+def difference_cells(difference: Difference) -> list[str]:
+    return [f"{difference.max:.1e}", f"{difference.relative:.1e}"]
+
+
+def list_positions(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers)) or "-"
+
+
+def list_names(names: Sequence[str], most: int = FEW) -> str:
+    if len(names) <= most:
+        return " ".join(names)
+    return f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+LESSON = LESSONS["ddp"]
+TRAIN = remote("playground.training.loop:train_with_ddp")
+RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
+MODEL, STEPS, ACCUMULATED = "net", 5, 4
+"""The lab's defaults."""
+FOR_TRAINING = ("snapshots", "restarts", "epochs", "loader", "loader_workers")
+"""Options that the lab does without."""
+cap_type = Finite(0, 1e6, min_open=True)
+
+
+def read_caps(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """Numbers with commas between them, each once."""
+    words = dict.fromkeys(text.split(",")) if text is not None else ()
+    return tuple(cap_type.convert(word.strip(), param, ctx) for word in words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabOptions:
+    """What the lab is asked for. Where every value is empty, nobody asks for the lab."""
+
+    lab: bool
+    only: tuple[str, ...]
+    model: str | None
+    bucket_caps: tuple[float, ...]
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    comm_hooks: tuple[str, ...]
+    steps: int | None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts to run, in the order of the lab."""
+        return tuple(name for name in PARTS if name in (self.only or PARTS))
+
+    def settings(self, training: TrainingSettings) -> LabSettings:
+        """The lab that is asked for, with that training."""
+        words = self.comm_hooks or (ALL,)
+        return LabSettings(
+            training=training, parts=self.parts, model=self.model or MODEL, caps=self.bucket_caps,
+            static_graph=self.static_graph, gradient_as_bucket_view=self.gradient_as_bucket_view,
+            hooks=select_names(tuple(HOOKS), (BASELINE, *words)),
+            required=tuple(name for name in words if name in HOOKS), steps=self.steps or STEPS,
+        )  # fmt: skip
+
+
+lab_options = pack_options(
+    "asked", LabOptions,
+    click.option("--lab", is_flag=True, help="Take DDP apart instead of training. Implied by the options below."),
+    click.option("--only", type=click.Choice(tuple(PARTS)), multiple=True, help="Run only this part; may be repeated."),
+    click.option("--model", type=click.Choice(tuple(IMAGE_MODELS)), show_default=MODEL, help="Model of the lab."),
+    click.option(
+        "--bucket-cap-mb", "bucket_caps", callback=read_caps, metavar="MB,…", show_default="by model",
+        help="Bucket sizes to compare; the other parts use the last one.",
+    ),
+    click.option("--static-graph", is_flag=True, help="In the part buckets: tell DDP that the graph never changes."),
+    click.option("--gradient-as-bucket-view", is_flag=True, help="In the part buckets: let gradients be views."),
+    names_option(
+        "--comm-hook", "comm_hooks", known=tuple(HOOKS), default=(ALL,),
+        help=f"Hooks to compare in the part hooks "
+        f"({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), by name",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(1), show_default=str(STEPS),
+        help="Number of steps: timed in the part buckets, trained with each hook in the part hooks, before and after "
+        "the part checkpoint.",
+    ),
+)  # fmt: skip
+"""Gives a command the argument `asked`: its `LabOptions`."""
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@training_options
+@data_options
+@logical_ranks_option(hidden=True)
+@snapshot_options
+@lab_options
+@click.pass_context
+def command(
+    ctx: click.Context, /, run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions,
+    asked: LabOptions, logical_ranks: int | None,
+) -> None:  # fmt: skip
+    TrainingSettings(folder=data.folder, logical_ranks=logical_ranks).check_for_ddp()
+    if not any(vars(asked).values()):
+        train_and_show(LESSON, TRAIN, run, data, training, survival)
+        return
+    check_given(ctx, asked.parts)
+    if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:
+        training = replace(training, accumulate=ACCUMULATED)
+    run_and_show_lab(run, data, training, asked)
+
+
+def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
+    """Raise `UsageError` for an option that changes nothing in what is asked for."""
+    for name in typed_options(ctx):
+        option = flag_of(ctx, name)
+        if name in FOR_TRAINING:
+            raise UsageError(f"{option} is for training, the lab does without: leave it out")
+        meant = [part.name for part in PARTS.values() if name in part.options]
+        if meant and not set(meant) & set(parts):
+            raise UsageError(f"{option} changes nothing in {' and '.join(parts)}: it is for {', '.join(meant)}")
+
+
+def run_and_show_lab(run: RunOptions, data: DataOptions, training: TrainingOptions, asked: LabOptions) -> None:
+    """Run the parts of the lab and show what each found."""
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world = session.world
+    settings = asked.settings(TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **vars(training)))
+    settings.check_batch(world.size)
+    parts = [PARTS[name] for name in settings.parts]
+    hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
+    world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *IMAGE_MODELS[settings.model].preload)
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        settings.training.check_samples(prepared.train)
+        settings = replace(settings, training=prepared.settings(settings.training))
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"lab: on the model {settings.model}")
+        bar.show(f"starting {world.size} ranks")
+        by_rank = world.run(RUN_LAB, settings, on_report=bar)
+    by_part = dict(zip(settings.parts, zip(*by_rank, strict=True), strict=True))
+    for part in parts:
+        session.say(*part_texts(part, by_part[part.name]))
+    session.say("", f"Shown: {', '.join(part.shown for part in parts)}.")
+    session.print_document(by_part, dataset=prepared.summary, lab=settings.document)

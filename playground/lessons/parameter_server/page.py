@@ -1,0 +1,350 @@
+"""The command `parameter-server`: its settings, results and text. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from playground.console import plots
+from playground.console.failures import echo_loss
+from playground.console.options import Finite, RunOptions, options, plot_option, run_options
+from playground.console.session import Session
+from playground.console.tables import Column, Table
+from playground.console.text import Prose, good, heading, prose
+from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.lessons import LESSONS
+from playground.remote.agents import AGENTS
+from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.remote import remote
+from playground.training.results import ROUNDING
+from playground.training.settings import TrainingSettings
+
+MODES = {
+    "sync": "waits for every worker's gradient, then takes one step with their mean",
+    "async": "takes a step with each gradient as it comes, however old",
+    "stale-synchronous": "the same, but nobody gets more than --staleness gradients ahead of the slowest",
+}
+"""When the server takes a step, and when a worker gets the new parameters."""
+ALL_REDUCE = "all-reduce"
+"""The same training without a server, to compare with."""
+
+MAX_SLOW = 1e6
+"""The largest factor by which a worker can be slowed down."""
+SERVER = 0
+"""Its rank. Worker 0 is rank 1, and so on."""
+EARLY_STEPS = 5
+"""Steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it decides which of
+two numbers a ReLU or max_pool lets through."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(TrainingSettings):
+    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for what cannot be."""
+
+    lr: float = 0.05
+    modes: tuple[str, ...] = tuple(MODES)
+    steps: int = 100
+    """Global batches: so many gradients of each worker, on average."""
+    staleness: int = 3
+    """Stale-synchronous: how many gradients the fastest worker may be ahead of the slowest."""
+    slow_worker: float = 1.0
+    """How many times as long as its gradient takes the last worker needs for it."""
+    over: str = "send-recv"
+    """What carries the remote calls: a name of `AGENTS`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for mode in self.modes:
+            check_choice("mode", mode, MODES)
+        check_choice("over", self.over, AGENTS)
+        check_at_least_one(self, "steps")
+        check_not_negative(self, "staleness")
+        if not 1 <= self.slow_worker <= MAX_SLOW:
+            raise UsageError(f"slow_worker {self.slow_worker:g}: it must be a number from 1 to {MAX_SLOW:g}")
+
+    @property
+    def early_steps(self) -> int:
+        return min(EARLY_STEPS, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The training after so many samples."""
+
+    samples: int
+    seconds: float
+    loss: float
+    """The mean over the samples since the point before, with dropout on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeResult:
+    """One mode of the server, or all-reduce in its place."""
+
+    mode: str
+    seconds: float
+    samples: int
+    points: list[Point]
+    staleness: dict[int, int]
+    """Of how many gradients the parameters had changed so often since the worker had got them."""
+    gradients_by_worker: list[int]
+    """That the server took."""
+    bytes_per_step: int
+    """Sent and received by the busiest rank, for a gradient of every worker."""
+    test_accuracy: float
+    lost_workers: dict[int, int] = field(default_factory=dict)
+    """Workers that died, and how many gradients in all the server had taken by then: 0 if it was before this mode."""
+    difference_to_all_reduce: float = 0.0
+    """The largest of any parameter, after the same number of gradients, the first few."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def mean_staleness(self) -> float:
+        return sum(steps * count for steps, count in self.staleness.items()) / sum(self.staleness.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistakeResult:
+    """What a worker of the published parameter server met."""
+
+    worker: int
+    version_read: int
+    """Of the server's parameters, when its forward pass used them."""
+    version_found: int
+    """When its backward pass came back to them."""
+    error: str
+    """What backward raised; empty if it went well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerResult:
+    """What a rank brings back."""
+
+    mistake: MistakeResult | None
+    """None on the server, which only answers."""
+    modes: list[ModeResult]
+    """All-reduce, then each mode of the server; empty on a worker."""
+
+
+def steps_verdict(modes: Sequence[ModeResult]) -> str:
+    """What to say of the synchronous server's steps, or of the number of gradients, if it was not one of the modes.
+
+    Raises `PlaygroundError` if they were others than those of all-reduce, by more than rounding.
+    """
+    for each in modes:
+        difference = each.difference_to_all_reduce
+        if each.mode == "sync" and not difference < ROUNDING:
+            raise PlaygroundError(f"sync went up to {difference:.2g} away from all-reduce: rounding does less")
+        if each.mode == "sync":
+            return f"sync took the first steps as all-reduce did (largest difference {difference:.1e})"
+    return "in every mode the server took as many gradients as all-reduce"
+
+
+BAR = 24
+"""Characters of the longest bar of a histogram."""
+SHOWN = len("is at version 2; expected version 1 instead")
+"""Characters of an error in a table, from its end."""
+LARGEST = 8
+"""Staleness from which on gradients are counted together."""
+
+
+def modes_table(modes: Sequence[str]) -> Table:
+    """A row per mode, with what it does."""
+    rows = [(ALL_REDUCE, "no server: the workers average their gradients"), *((mode, MODES[mode]) for mode in modes)]
+    return Table(Column("mode"), Column("what it does", wraps=True), rows=rows)
+
+
+def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[str | Prose | Table]:
+    """What each worker of the published server met."""
+    yield prose(
+        heading("the mistake"),
+        ": the workers' forward passes run through the server's own parameters; worker 0 goes "
+        "backward and steps, then the others go backward.",
+    )
+    table = Table(
+        Column("worker", right=True),
+        Column("version\nread", right=True),
+        Column("version\nfound", right=True),
+        Column("backward", wraps=True),
+    )
+    for each in met:
+        outcome = f"fails: … {each.error[-SHOWN:]}" if each.error else "goes well"
+        table.add(str(each.worker), str(each.version_read), str(each.version_found), outcome)
+    yield table
+    if errors := [each.error for each in met if each.error]:
+        yield f"In full: {errors[0]}."
+
+
+def result_texts(modes: Sequence[ModeResult]) -> Iterator[str | Prose | Table]:
+    """What came of each mode; the loss as it fell; how old the gradients were."""
+    yield prose(heading("the right one"), ": each worker computes on a copy of its own; the server adds and steps.")
+    yield summary_table(modes)
+    yield from (loss_text(each) for each in modes if each.lost_workers)
+    yield ""
+    yield "loss, and the seconds after which it was reached, by the share of gradients:"
+    yield curve_table(modes)
+    if any(max(each.staleness) for each in modes):
+        yield ""
+        yield "staleness: how many steps the server had taken since the worker got its copy"
+        yield histogram(modes)
+
+
+def loss_text(mode: ModeResult) -> Prose:
+    """Which workers died in this mode or before it, and when."""
+    total = sum(mode.gradients_by_worker)
+    lost = (
+        f"worker {worker} was lost after {taken} of {total} gradients ({mode.gradients_by_worker[worker]} of its own)"
+        if taken
+        else f"worker {worker} had been lost before"
+        for worker, taken in mode.lost_workers.items()
+    )
+    return prose(f"{mode.mode}: ", ", ".join(lost), "; the others computed the rest.")
+
+
+def summary_table(modes: Sequence[ModeResult]) -> Table:
+    """A row per mode."""
+    table = Table(
+        Column("mode"), Column("speed", "samples/s", right=True), Column("time", "s", right=True),
+        Column("last\nloss", right=True), Column("test", "%", right=True), Column("mean\nstaleness", right=True),
+        Column("busiest\nrank", "bytes/step", right=True), Column("gradients\nby worker", wide=True),
+        Column("distance to\nall-reduce", wide=True, right=True),
+    )  # fmt: skip
+    for each in modes:
+        table.add(
+            each.mode, f"{each.samples_per_second:,.0f}", f"{each.seconds:.2f}", f"{each.points[-1].loss:.3f}",
+            f"{100 * each.test_accuracy:.1f}", f"{each.mean_staleness:.2f}", f"{each.bytes_per_step:,}",
+            " ".join(map(str, each.gradients_by_worker)), f"{each.difference_to_all_reduce:.1e}",
+        )  # fmt: skip
+    return table
+
+
+def curve_table(modes: Sequence[ModeResult]) -> Table:
+    """The loss of every mode, with the seconds that it took."""
+    table = Table(Column("done", "%", right=True), *(Column(each.mode, right=True) for each in modes))
+    count = len(modes[0].points)
+    for number, points in enumerate(zip(*(each.points for each in modes), strict=True), 1):
+        cells = [f"{point.loss:.3f} {point.seconds:6.2f}" for point in points]
+        table.add(f"{100 * number / count:.0f}", *cells)
+    return table
+
+
+def histogram(modes: Sequence[ModeResult]) -> Table:
+    """A bar per staleness, for every mode that has any."""
+    stale = [each for each in modes if max(each.staleness)]
+    counts = [binned(each.staleness) for each in stale]
+    table = Table(Column("staleness", right=True), *(Column(each.mode) for each in stale))
+    largest = max(max(each) for each in counts)
+    for number in range(max(map(len, counts))):
+        name = str(number) if number < LARGEST else f"{LARGEST} or more"
+        here = [each[number] if number < len(each) else 0 for each in counts]
+        table.add(name, *(f"{'█' * round(BAR * count / largest)} {count}".strip() for count in here))
+    return table
+
+
+def binned(staleness: dict[int, int]) -> list[int]:
+    """How many gradients were so stale, from 0 on; the last number is of all that were `LARGEST` or more."""
+    counts = [0] * (min(max(staleness), LARGEST) + 1)
+    for steps, count in staleness.items():
+        counts[min(steps, LARGEST)] += count
+    return counts
+
+
+def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
+    """The loss of every mode against time."""
+    figure, axes = plots.new_axes(title, "seconds", "loss")
+    for each in modes:
+        axes.plot([point.seconds for point in each.points], [point.loss for point in each.points], label=each.mode)
+    axes.legend()
+    plots.save(figure, file)
+
+
+LESSON = LESSONS["parameter-server"]
+RUN = remote("playground.lessons.parameter_server.experiment:run")
+
+
+def format_workers(count: int) -> str:
+    return f"{count} worker{'s' * (count > 1)}"
+
+
+def in_order(ctx: click.Context, param: click.Parameter, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """The modes that were asked for, each once; all of them by default."""
+    return tuple(mode for mode in MODES if mode in chosen or not chosen)
+
+
+server_options = options(
+    click.option(
+        "--mode", type=click.Choice(tuple(MODES)), multiple=True, callback=in_order, show_default="all of them",
+        help="When the server takes a step; may be repeated.",
+    ),
+    click.option(
+        "--staleness", type=click.IntRange(0), default=3, show_default=True, metavar="K",
+        help="Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
+    ),
+    click.option(
+        "--slow-worker", type=Finite(1, MAX_SLOW), default=1.0, show_default=True, metavar="FACTOR",
+        help="Slow the last worker down: its gradients take so many times as long.",
+    ),
+    click.option(
+        "--over", type=click.Choice(tuple(AGENTS)), default="send-recv", show_default=True,
+        help="What carries the remote calls: our own agent over send and recv, or torch.distributed.rpc.",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(1), default=100, show_default=True,
+        help="Number of gradients of each worker, on average.",
+    ),
+    click.option(
+        "--batch-size", type=click.IntRange(1), default=128, show_default=True,
+        help="Global batch size: samples for a gradient of every worker.",
+    ),
+    click.option("--lr", type=Finite(0), default=0.05, show_default=True, help="Learning rate."),
+    click.option("--momentum", type=Finite(0), default=0.5, show_default=True, help="Momentum of SGD."),
+    data_options,
+    plot_option("the loss against time"),
+)  # fmt: skip
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@server_options
+def command(
+    run: RunOptions, data: DataOptions, mode: tuple[str, ...], staleness: int, slow_worker: float, over: str,
+    steps: int, batch_size: int, lr: float, momentum: float, plot: Path | None,
+) -> None:  # fmt: skip
+    session = Session(LESSON.name, run, default_size=LESSON.default_size, min_size=LESSON.min_size)
+    world, workers = session.world, session.world.size - 1
+    asked = ServerSettings(
+        folder=data.folder, limit=data.limit, seed=run.seed, modes=mode, staleness=staleness,
+        slow_worker=slow_worker, over=over, steps=steps, batch_size=batch_size, lr=lr, momentum=momentum,
+    )  # fmt: skip
+    asked.check_batch(workers)
+    if plot:
+        plots.check(plot)
+    world.warm_up(RUN)
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        asked.check_samples(prepared.train)
+        settings = prepared.settings(asked)
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}")
+        shared = f"shared by {format_workers(workers)}, over {over}"
+        session.say(f"training: {steps} steps of {batch_size} samples, {shared}")
+        session.say("", modes_table(settings.modes))
+        expendable = range(1, world.size) if over == "send-recv" else ()  # torch's RPC does not tell who is lost
+        results = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
+    survivors: list[ServerResult] = [each for each in results if each]
+    mistakes, modes = [each.mistake for each in survivors if each.mistake], survivors[0].modes
+    verdict = steps_verdict(modes)
+    session.say("", *mistake_texts(mistakes), "", *result_texts(modes), "")
+    session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
+    if plot and world.is_main:
+        plot_loss(modes, f"{LESSON.name}, {world}", plot)
+    session.print_document(
+        {"mistake": mistakes}, dataset=prepared.summary, over=over, staleness=staleness, slow_worker=slow_worker,
+        batch_size=batch_size, modes=[{**vars(each), "speed": each.samples_per_second} for each in modes],
+    )  # fmt: skip

@@ -1,0 +1,483 @@
+"""The command `pipeline`: the schedules by name, with what theory says of each, settings, results and text. Does not
+import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+import click
+
+from playground.console import terminal
+from playground.console.options import RunOptions, options, run_options
+from playground.console.session import Session
+from playground.console.tables import GAP, RANK_COLUMN, Column, Table
+from playground.console.text import Prose, good, heading, prose
+from playground.console.training import RUN_TRAINING
+from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.lessons import LESSONS
+from playground.measurement.units import format_seconds
+from playground.runtime import host
+from playground.runtime.checks import check_at_least_one, check_choice
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.remote import Remote, remote
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    name: str
+    code: Remote
+    """Called as `schedule(stage, microbatches)`, by every stage."""
+    bubble_rule: str
+    """`bubble`, as papers write it."""
+    bubble: Callable[[int, int], float]
+    """The share of the time for which stages idle, given the numbers of stages S and of microbatches M, if every
+    forward takes equally long, every backward does, and messages take no time."""
+    held_rule: str
+    """`held`, as papers write it; s is the stage, 0 for the first."""
+    held: Callable[[int, int, int], int]
+    """Microbatches whose activations a stage holds at most, given s, S and M."""
+
+
+def pipelined_bubble(stages: int, microbatches: int) -> float:
+    """The last stage waits S - 1 slots for its first microbatch, and all stages have M + S - 1 of them."""
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+SCHEDULES = {
+    spec.name: spec
+    for spec in (
+        ScheduleSpec(
+            name="naive",
+            code=remote("playground.lessons.pipeline.lesson:naive"),
+            bubble_rule="(S-1)/S",
+            bubble=lambda stages, microbatches: (stages - 1) / stages,
+            held_rule="1",
+            held=lambda stage, stages, microbatches: 1,
+        ),
+        ScheduleSpec(
+            name="gpipe",
+            code=remote("playground.lessons.pipeline.lesson:gpipe"),
+            bubble_rule="(S-1)/(M+S-1)",
+            bubble=pipelined_bubble,
+            held_rule="M",
+            held=lambda stage, stages, microbatches: microbatches,
+        ),
+        ScheduleSpec(
+            name="1f1b",
+            code=remote("playground.lessons.pipeline.lesson:one_forward_one_backward"),
+            bubble_rule="(S-1)/(M+S-1)",
+            bubble=pipelined_bubble,
+            held_rule="min(M, S-s)",
+            held=lambda stage, stages, microbatches: min(microbatches, stages - stage),
+        ),
+    )
+}
+
+
+BLOCKS = 24
+"""Equal blocks that the model is made of, so that it can be cut into equal stages."""
+WIDTH = 28 * 28
+"""Features that each block takes and gives: an image's pixels."""
+WARM_UP = 1
+"""Training steps that are not timed: the first one opens connections and fetches memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """Raises `UsageError` for a grid, stages or microbatches that do not fit."""
+
+    size: int
+    """Number of ranks: stages x replicas."""
+    folder: Path
+    """Holds the four data files."""
+    dataset: str = "digits"
+    """What they are: mnist or digits."""
+    limit: int | None = None
+    """Train on the first so many samples; None for all."""
+    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    """Of `SCHEDULES`, in the order of running."""
+    microbatches: int = 8
+    """That each replica cuts its part of a batch into."""
+    data_parallel: int = 1
+    """Replicas of the pipeline."""
+    batch_size: int = 512
+    """Of all replicas together."""
+    steps: int = 5
+    """Training steps with each schedule, after those that warm up."""
+    lr: float = 0.02
+    momentum: float = 0.9
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "size", "microbatches", "data_parallel", "batch_size", "steps")
+        for name in self.schedules:
+            check_choice("schedule", name, SCHEDULES)
+        if self.size % self.data_parallel:
+            raise UsageError(
+                f"--data-parallel {self.data_parallel} on {self.size} ranks: a grid has stages x replicas ranks, so "
+                f"choose a multiple of {self.data_parallel} as -n"
+            )
+        if BLOCKS % self.stages:
+            raise UsageError(
+                f"{self.stages} stages: the model's {BLOCKS} equal blocks can be cut into {either(divisors(BLOCKS))} "
+                f"equal stages, so choose one of these, times --data-parallel, as -n"
+            )
+        self.check_microbatches()
+
+    def check_microbatches(self) -> None:
+        """Raise `UsageError` unless a batch can be cut into equal microbatches, on every replica."""
+        if self.batch_size % self.data_parallel:
+            raise UsageError(
+                f"--batch-size {self.batch_size} for {self.data_parallel} replicas: each gets an equal part, so choose "
+                f"a multiple of {self.data_parallel}"
+            )
+        part = self.batch_size // self.data_parallel
+        if part % self.microbatches:
+            of = f"a replica's {part} of the {self.batch_size} samples" if self.data_parallel > 1 else f"{part} samples"
+            raise UsageError(
+                f"--microbatches {self.microbatches}: microbatches are equal, and {of} in a batch make "
+                f"{either(divisors(part))} of them: choose one of these, or another --batch-size"
+            )
+
+    @property
+    def stages(self) -> int:
+        return self.size // self.data_parallel
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples in a microbatch."""
+        return self.batch_size // self.data_parallel // self.microbatches
+
+    def check_samples(self, samples: int) -> None:
+        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
+        if self.batch_size > samples:
+            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+
+def divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def either(numbers: list[int]) -> str:
+    """Numbers in words: 1, 2 or 4."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+EXACT = 1e-12
+"""How far gradients in float64 may be from one process's: rounding, for microbatches are added up in another order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """A forward or a backward of one microbatch in one stage. Times are seconds on a clock that all ranks share."""
+
+    kind: str
+    """F or B."""
+    microbatch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRun:
+    """What one rank has measured of one schedule."""
+
+    gradient_difference: float
+    """The largest difference of any gradient from one process's, in float64."""
+    held: int
+    """Microbatches whose activations it held at once, at most."""
+    held_bytes: int
+    """What autograd saved for them, in float32, parameters left out."""
+    losses: list[float]
+    """Of this replica's part of the batch, step by step, on the last stage; empty on the others."""
+    steps: list[list[Slot]]
+    """Of the steps that are timed: what it did, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRun:
+    """What all ranks have measured of one schedule."""
+
+    name: str
+    stages: int
+    microbatches: int
+    ranks: list[StageRun]
+    """Replica by replica, and within each stage by stage."""
+
+    @property
+    def spec(self) -> ScheduleSpec:
+        return SCHEDULES[self.name]
+
+    @property
+    def steps(self) -> list[list[list[Slot]]]:
+        """The steps that are timed: of each, what every rank did."""
+        return [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
+
+    @property
+    def typical(self) -> list[list[Slot]]:
+        """The step whose bubble is the median."""
+        return sorted(self.steps, key=bubble)[len(self.steps) // 2]
+
+    @property
+    def bubble(self) -> float:
+        """The median of all steps."""
+        return bubble(self.typical)
+
+    @property
+    def expected_bubble(self) -> float:
+        return self.spec.bubble(self.stages, self.microbatches)
+
+    @property
+    def gradient_difference(self) -> float:
+        """The largest on any rank."""
+        return max(rank.gradient_difference for rank in self.ranks)
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the whole batch, step by step."""
+        return [mean(parts) for parts in zip(*(rank.losses for rank in self.ranks if rank.losses), strict=True)]
+
+    def held(self, stage: int) -> int:
+        """By that stage, in the replica that held most."""
+        return max(rank.held for rank in self.ranks[stage :: self.stages])
+
+    def held_bytes(self, stage: int) -> int:
+        return max(rank.held_bytes for rank in self.ranks[stage :: self.stages])
+
+    def expected_held(self, stage: int) -> int:
+        return self.spec.held(stage, self.stages, self.microbatches)
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """As JSON shows it."""
+        stages = range(self.stages)
+        return {
+            "bubble": self.bubble,
+            "expected_bubble": self.expected_bubble,
+            "step_seconds": span(self.typical),
+            "held": [self.held(stage) for stage in stages],
+            "expected_held": [self.expected_held(stage) for stage in stages],
+            "held_bytes": [self.held_bytes(stage) for stage in stages],
+            "gradient_difference": self.gradient_difference,
+            "losses": self.losses,
+        }
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
+        if not self.gradient_difference <= EXACT:
+            raise PlaygroundError(
+                f"{self.name}: gradients differ from one process's by {self.gradient_difference:.1e}, more than "
+                f"rounding ({EXACT:.0e}): this must not be"
+            )
+        for stage in range(self.stages):
+            if self.held(stage) != self.expected_held(stage):
+                raise PlaygroundError(
+                    f"{self.name}: stage {stage} held {self.held(stage)} microbatches, and {self.spec.held_rule} is "
+                    f"{self.expected_held(stage)}: this must not be"
+                )
+
+
+def span(step: Sequence[Sequence[Slot]]) -> float:
+    """Seconds from the first start to the last end, on any rank."""
+    slots = [slot for rank in step for slot in rank]
+    return max(slot.end for slot in slots) - min(slot.start for slot in slots)
+
+
+def bubble(step: Sequence[Sequence[Slot]]) -> float:
+    """The share of the ranks' time in which they neither computed a forward nor a backward."""
+    busy = sum(slot.seconds for rank in step for slot in rank)
+    return 1 - busy / (len(step) * span(step))
+
+
+def collect(
+    by_rank: Sequence[Sequence[StageRun]], names: Sequence[str], stages: int, microbatches: int
+) -> list[ScheduleRun]:
+    """What every rank returned, schedule by schedule."""
+    return [
+        ScheduleRun(name=name, stages=stages, microbatches=microbatches, ranks=list(ranks))
+        for name, ranks in zip(names, zip(*by_rank, strict=True), strict=True)
+    ]
+
+
+FILL = {"F": "-", "B": "="}
+"""What follows the name of a forward or backward as long as it takes."""
+IDLE = "."
+
+
+def draw(step: Sequence[Sequence[Slot]], width: int) -> list[str]:
+    """A line of `width` characters for each rank, all on one scale: F0-- and B0== are the forward and the backward of
+    microbatch 0, dots are idle time. What takes less than a character may not be seen."""
+    slots = [slot for rank in step for slot in rank]
+    first = min(slot.start for slot in slots)
+    scale = width / (max(slot.end for slot in slots) - first)
+    return [draw_rank(rank, first, scale, width) for rank in step]
+
+
+def draw_rank(rank: Sequence[Slot], first: float, scale: float, width: int) -> str:
+    line = IDLE * width
+    for slot in rank:
+        start, end = round((slot.start - first) * scale), round((slot.end - first) * scale)
+        line = line[:start] + label(slot, end - start) + line[end:]
+    return line
+
+
+def label(slot: Slot, length: int) -> str:
+    """The name of a slot, or of its kind where that does not fit, as long as the slot is."""
+    name = f"{slot.kind}{slot.microbatch}"
+    return (name if len(name) <= length else slot.kind).ljust(length, FILL[slot.kind])[:length]
+
+
+def model_text(settings: PipelineSettings) -> str:
+    """What is trained, and how it is cut."""
+    each = BLOCKS // settings.stages
+    replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
+    return (
+        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {each} in each of {settings.stages} "
+        f"stage{'s' * (settings.stages > 1)}; batches of {settings.batch_size} samples, in {settings.microbatches} "
+        f"microbatches of {settings.microbatch_size}{replicas}"
+    )
+
+
+def crowded_text(ranks: int, cores: int) -> str:
+    """Why bubbles do not show where ranks share cores."""
+    return (
+        f"{ranks} ranks share {cores} core{'s' * (cores > 1)}: while one stage waits, another uses its core, so the "
+        f"bubble that is measured says little; gradients, activations and losses hold all the same"
+    )
+
+
+def timeline_texts(run: ScheduleRun, summary: str, width: int) -> list[str | Prose | Table]:
+    """One step, a row for each rank. `width`: characters that the text may take."""
+    several = len(run.ranks) > run.stages
+    columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
+    taken = sum(GAP + len(column.heading) for column in columns) + GAP
+    about = f"one step of {format_seconds(span(run.typical))}: F forward, B backward, . idle"
+    table = Table(*columns, Column(about))
+    for rank, line in enumerate(draw(run.typical, max(len(about), width - taken))):
+        table.add(*[str(rank), str(rank % run.stages)][: 1 + several], line)
+    return [prose(heading(run.name), f": {summary}"), table]
+
+
+def held_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
+    """What every stage held of each schedule, against the rule."""
+    rules = (Column(f"{run.name}\n{run.spec.held_rule}", right=True) for run in runs)
+    table = Table(Column("stage", right=True), *rules)
+    for stage in range(runs[0].stages):
+        cells = (f"{run.held(stage)} = {run.held_bytes(stage) / 2**20:.3g} MiB" for run in runs)
+        table.add(str(stage), *cells)
+    return [prose(heading("activations"), ": microbatches held at once, at most, and what they take"), table]
+
+
+def cost_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
+    """All schedules side by side."""
+    table = Table(
+        Column("schedule"),
+        Column("bubble", "%", right=True),
+        Column("formula", "%", right=True),
+        Column("step", "ms", right=True),
+        Column("first\nloss", right=True),
+        Column("last\nloss", right=True),
+        Column("difference from\none process", right=True),
+    )
+    for run in runs:
+        table.add(
+            run.name, f"{100 * run.bubble:.1f}", f"{100 * run.expected_bubble:.1f}", f"{span(run.typical) * 1000:.1f}",
+            f"{run.losses[0]:.4f}", f"{run.losses[-1]:.4f}", f"{run.gradient_difference:.1e}",
+        )  # fmt: skip
+    rules = ", ".join(f"{run.name} {run.spec.bubble_rule}" for run in runs)
+    about = (
+        f"bubble is the share of the time in which ranks idle, in the step that is the median; the formulas are "
+        f"{rules}. Difference is the largest of any gradient, in float64"
+    )
+    return [prose(heading("cost"), f": {about}"), table]
+
+
+def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
+    """What the losses say of the schedules."""
+    steps = len(runs[0].losses)
+    if all(run.losses == runs[0].losses for run in runs):
+        return f"the losses of all {steps} steps have the same bits in every schedule"
+    return f"the losses of {steps} steps differ by rounding"
+
+
+LESSON = LESSONS["pipeline"]
+EXPERIMENT = LESSON.remote("run", "experiment")
+ALL = "all"
+
+pipeline_options = options(
+    click.option(
+        "--schedule", type=click.Choice([*SCHEDULES, ALL]), default=ALL, show_default=True,
+        help="The order in which stages work.",
+    ),
+    click.option(
+        "--microbatches", type=click.IntRange(1), default=PipelineSettings.microbatches, show_default=True, metavar="M",
+        help="Number of microbatches that each replica's part of a batch is cut into.",
+    ),
+    click.option(
+        "--data-parallel", type=click.IntRange(1), default=PipelineSettings.data_parallel, show_default=True,
+        metavar="D", help="Number of replicas of the pipeline: -n is stages x D.",
+    ),
+    click.option(
+        "--batch-size", type=click.IntRange(1), default=PipelineSettings.batch_size, show_default=True,
+        help="Global batch size: samples per step, over all replicas.",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(1), default=PipelineSettings.steps, show_default=True,
+        help="Number of training steps that are timed, with each schedule.",
+    ),
+    data_options,
+)  # fmt: skip
+
+
+@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
+@run_options(LESSON.default_size)
+@pipeline_options
+def command(
+    run: RunOptions, data: DataOptions, schedule: str, microbatches: int, data_parallel: int, batch_size: int,
+    steps: int,
+) -> None:  # fmt: skip
+    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    world = session.world
+    asked = PipelineSettings(
+        size=world.size, folder=data.folder, limit=data.limit, seed=run.seed, microbatches=microbatches,
+        data_parallel=data_parallel, batch_size=batch_size, steps=steps,
+        schedules=tuple(SCHEDULES) if schedule == ALL else (schedule,),
+    )  # fmt: skip
+    world.warm_up(RUN_TRAINING, EXPERIMENT)
+    with session.bar() as bar:
+        prepared = prepare_data(data, bar)
+        asked.check_samples(prepared.train)
+        settings = replace(asked, folder=prepared.folder, dataset=prepared.name)
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", model_text(settings))
+        if (crowd := world.local_size) > host.cores() and world.device == "cpu":
+            session.say(crowded_text(crowd, host.cores()))
+        bar.show(f"starting {world.size} ranks")
+        by_rank: list[list[StageRun]] = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=bar)
+    runs = collect(by_rank, settings.schedules, settings.stages, microbatches)
+    for each in runs:
+        session.say("", *timeline_texts(each, each.spec.code.summary, terminal.width()))
+    session.say("", *held_texts(runs), "", *cost_texts(runs))
+    session.print_document(
+        {each.name: each.ranks for each in runs},
+        dataset=prepared.summary,
+        stages=settings.stages,
+        microbatches=microbatches,
+        data_parallel=data_parallel,
+        schedules={each.name: each.summary for each in runs},
+    )
+    for each in runs:
+        each.check()
+    shown = good(LESSON.conclude(world.size))
+    session.say("", prose("Shown: ", shown, f"; {same_losses_text(runs)}."))
