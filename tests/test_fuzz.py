@@ -355,8 +355,8 @@ def sign_snapshots(folder: Path, files: Files) -> None:
 def read_snapshots(folder: Path) -> None:
     from playground.console.json import to_document
     from playground.console.rendering import render
-    from playground.tools.snapshots.report import snapshots_table, summary_text
-    from playground.tools.snapshots.results import examine_folder
+    from playground.tools.snapshots.command import snapshots_table, summary_text
+    from playground.tools.snapshots.settings import examine_folder
     from playground.training.snapshots.folder import find_newest
     from playground.training.snapshots.snapshots import load_all
 

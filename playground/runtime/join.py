@@ -21,8 +21,7 @@ from playground.runtime import backends, signals
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.environment import RankEnv
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
-from playground.runtime.peer_ends import Loss
-from playground.runtime.peers import PeerWatch
+from playground.runtime.peers import Loss, PeerWatch
 from playground.runtime.preemption import heed_signals, raise_if_preempted, run_until_preempted
 from playground.runtime.rank import Progress, failure, report_to
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen

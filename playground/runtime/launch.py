@@ -12,7 +12,6 @@ from typing import Any
 
 from playground.runtime import backends, kept, rank as rank_process, server
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.limits import check_open_files
 from playground.runtime.losses import OnLoss, check_expendable, log_loss
 from playground.runtime.output import open_pipes
 from playground.runtime.preemption import PreemptionNotice, raise_if_preempted
@@ -23,6 +22,25 @@ from playground.runtime.restarts import OnRestart, check_restarts, log_restart, 
 from playground.runtime.shutdown import release, stop
 from playground.runtime.watch import watch
 from playground.runtime.work import Work, prepare_work
+
+FILES, FILES_PER_RANK = 24, 5
+"""What a launcher has open, and a rank in two process groups, measured: at most 13 + 5 * size and 25 + 3 * size."""
+
+
+def check_open_files(size: int) -> None:
+    """Raise `UsageError` if a world of `size` ranks needs more open files than a process may have."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES + FILES_PER_RANK * size
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UsageError(
+            f"a world of {size} ranks needs {needed} open files, and the limit here is {limit}: "
+            f"raise it (ulimit -n {needed}) or take fewer ranks"
+        )
+
 
 MAX_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""

@@ -17,7 +17,9 @@ its result waits too: for the order to leave, or for more work.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pdb
 import pickle
 import re
 import signal
@@ -28,6 +30,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from playground.runtime.coverage import count_lines
@@ -39,6 +42,7 @@ from playground.runtime.work import Work, call
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 MACHINERY = ("runtime", "testing", os.path.join("see", "record"))
@@ -169,7 +173,7 @@ def debug(launcher: Launcher, *args: Any, **kwargs: Any) -> Any:
     """What `breakpoint()` does in a rank."""
     if "PYTHONBREAKPOINT" in os.environ:  # somebody has chosen a debugger, or none
         return sys.__breakpointhook__(*args, **kwargs)
-    from playground.runtime.debug import set_trace
+    from playground.runtime.rank import set_trace
 
     return set_trace(sys._getframe(1), launcher.rank, launcher.tell)
 
@@ -199,3 +203,51 @@ def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
     theirs = [frame for frame in stack[start:] if not frame.filename.startswith(NOT_THEIRS)]
     return theirs or list(stack)
+
+
+TERMINAL = "/dev/tty"
+
+
+class RankDebugger(pdb.Pdb):
+    """Python's debugger at a terminal that several ranks share: whoever holds its lock is the one that speaks."""
+
+    def __init__(self, rank: int, tell: Callable[..., None]) -> None:
+        terminal = open(TERMINAL), open(TERMINAL, "w")  # noqa: SIM115 - they stay open as long as this process debugs
+        super().__init__(stdin=terminal[0], stdout=terminal[1], nosigint=True)
+        self.prompt = f"(rank {rank} Pdb) "
+        self.tell = tell
+
+    def interaction(self, *args: Any, **kwargs: Any) -> None:
+        with self.turn():
+            super().interaction(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the terminal; meanwhile, and as long as a person thinks, this rank's silence is no hang."""
+        self.tell("paused", True)
+        fcntl.flock(self.stdin, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.stdin, fcntl.LOCK_UN)
+            self.tell("paused", False)
+
+
+debuggers: list[RankDebugger] = []
+"""This process's, once it has met a breakpoint."""
+
+
+def set_trace(frame: FrameType, rank: int, tell: Callable[..., None]) -> None:
+    """Let a person debug this process from `frame` on; `tell("paused", flag)` says when it waits for them.
+
+    Peers that wait for this rank inside an operation of the process group do so for its timeout, no longer.
+    Raises `RuntimeError` if this process has no terminal.
+    """
+    try:
+        debuggers[:] = debuggers or [RankDebugger(rank, tell)]
+    except OSError:
+        raise RuntimeError(
+            "breakpoint() in a rank needs a terminal, and there is none: run the program in one, "
+            "or set PYTHONBREAKPOINT=0 to pass over breakpoints"
+        ) from None
+    debuggers[0].set_trace(frame)

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from processes import ENOUGH, is_alive
 
-from playground.runtime import fork_client, server
+from playground.runtime import server
 from playground.runtime.errors import ForkServerFailed
-from playground.runtime.fork_client import ForkServerClient
+from playground.runtime.server import ForkServerClient
 
 Begin = Callable[..., ForkServerClient]
 
@@ -181,14 +181,14 @@ def test_a_stopped_process_dies_with_its_launcher(begin: Begin) -> None:
 
 
 def test_a_server_that_is_stopped_while_it_is_asked_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 0.5)
+    monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
     client = begin(busy="import os; os.kill(os.getpid(), 19)")
     with pytest.raises(ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"):
         client.fork([])
 
 
 def test_a_server_that_was_stopped_before_is_replaced(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 0.5)
+    monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
     client = begin()
     stop(client)
     process = server.ForkedProcess(target=os._exit, args=(7,))
@@ -278,7 +278,7 @@ def test_a_request_with_too_many_descriptors_is_refused_and_the_next_is_not(begi
 
 
 def test_a_server_that_cannot_even_answer_is_explained(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "PUT_AWAY_LIMIT", 0.5)
+    monkeypatch.setattr(server, "PUT_AWAY_LIMIT", 0.5)
     client = begin()
     process = server.ForkedProcess(target=len, args=("",))
     process.start()

@@ -22,7 +22,7 @@ from ranks import misbehave
 
 import playground
 from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
-from playground.runtime import fork_client, restart_count, server
+from playground.runtime import restart_count, server
 from playground.runtime.entry import World
 from playground.runtime.kept import end_worlds, keep_worlds
 from playground.runtime.restarts import run_with_restarts
@@ -422,7 +422,7 @@ def stop_the_server(rank: int, size: int, fails: bool) -> int:
 
 
 def test_a_fork_server_that_is_stopped_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "STOPPED_LIMIT", 0.5)
+    monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
     seen = Restarts()
     end_worlds()
     try:

@@ -20,8 +20,7 @@ from playground.runtime.backends import BACKENDS
 from playground.tools.chaos import command, processes
 from playground.tools.chaos.experiment import train_undisturbed
 from playground.tools.chaos.processes import Processes, find_processes, opened_in
-from playground.tools.chaos.results import PHASES, Kill, RunRecord
-from playground.tools.chaos.settings import FORK_SERVER, LAUNCHER, RANK, WHOM, Draws
+from playground.tools.chaos.results import FORK_SERVER, LAUNCHER, PHASES, RANK, WHOM, Draws, Kill, RunRecord
 from playground.tools.chaos.training import Training
 from playground.training.snapshots.comparison import Comparison
 
@@ -191,7 +190,7 @@ def test_a_stranger_with_a_number_of_ours_is_not_killed(role: str, tmp_path: Pat
 FOLLOW = """
 import sys
 from pathlib import Path
-from playground.tools.chaos.process import CommandProcess
+from playground.tools.chaos.processes import CommandProcess
 
 words = ("sgd", "-n", "2", "--epochs", "100000", "--dataset", "digits", "--data-dir", sys.argv[1])
 command = CommandProcess(words, Path(sys.argv[2]), 0)

@@ -22,9 +22,8 @@ from playground.algorithms.transport import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.testing import World
-from playground.tools.scale import command, fit, plan, predict, report as show, settings
-from playground.tools.scale.plan import COSTS, Sample
-from playground.tools.scale.results import Point
+from playground.tools.scale import command, fit, plan, report as show
+from playground.tools.scale.plan import COSTS, Point, Sample
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -95,16 +94,16 @@ def test_the_time_is_the_path_or_a_core_s_share_of_all_work() -> None:
 def test_more_bytes_never_take_less(name: str, size: int, few: int, more: int, alpha: float, beta: float) -> None:
     """With adding for free: a tensor in one more piece may, by hiding the additions, be faster."""
     for machine in (Machine(alpha, beta), Machine(alpha, beta, cores=2)):
-        before, after = (predict.seconds(machine, size, 4 * count)[name] for count in (few, few + more))
+        before, after = (plan.seconds(machine, size, 4 * count)[name] for count in (few, few + more))
         assert before <= after * (1 + 1e-9)
 
 
 @given(st.integers(2, 5000), st.integers(1, 2**20), st.integers(1, 100))
 def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
     """But for the one that sends other messages then."""
-    one = predict.seconds(CLUSTER, size, 4 * count)
+    one = plan.seconds(CLUSTER, size, 4 * count)
     alike = replace(CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta)
-    two = predict.seconds(alike, size, 4 * count)
+    two = plan.seconds(alike, size, 4 * count)
     assert [two[name] for name in ONE_LEVEL] == pytest.approx([one[name] for name in ONE_LEVEL])
 
 
@@ -112,8 +111,8 @@ def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> 
 def test_nodes_make_nothing_slower_and_one_node_is_all_inside(name: str, size: int, node: int) -> None:
     inner = Machine(1e-6, 1e-11)
     two = Machine(1e-5, 1e-10, 0, None, node, inner.alpha, inner.beta)
-    took = predict.seconds(two, size, 1024)[name]
-    fastest, slowest = (predict.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10)))
+    took = plan.seconds(two, size, 1024)[name]
+    fastest, slowest = (plan.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10)))
     assert fastest * (1 - 1e-9) <= took <= slowest * (1 + 1e-9)
     if size <= node:
         assert took == pytest.approx(fastest)
@@ -140,12 +139,12 @@ def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
     on_one_host = plan.plan_for(one_host(8), plan.effort(0.0), cores, cores)
     samples = [
-        Sample(name, size, nbytes, predict.seconds(true, size, nbytes)[name])
+        Sample(name, size, nbytes, plan.seconds(true, size, nbytes)[name])
         for name in ONE_LEVEL for size in (2, 4) for nbytes in plan.FITTED_SIZES
     ]  # fmt: skip
     found = fit.fit(samples, on_one_host)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
-    half = Sample("ring", 3, 999, predict.seconds(true, 3, 999)["ring"] / 2)
+    half = Sample("ring", 3, 999, plan.seconds(true, 3, 999)["ring"] / 2)
     assert fit.error(found, half, on_one_host) == pytest.approx(1)
 
 
@@ -162,7 +161,7 @@ def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     assert fit.samples_of(rounds) == [Sample("ring", 2, 4, 4.0), Sample("ring", 1, 4, 1.0)]
 
 
-@pytest.mark.parametrize("size", range(settings.MIN_RANKS, settings.MAX_RANKS + 1))
+@pytest.mark.parametrize("size", range(plan.MIN_RANKS, plan.MAX_RANKS + 1))
 def test_what_is_held_out_is_not_fitted(size: int) -> None:
     groups = plan.plan_for(one_host(size), plan.effort(0.0), 2, 2).groups
     fitted = {len(group.ranks) for group in groups if group.fitted}
@@ -174,10 +173,10 @@ def test_what_is_held_out_is_not_fitted(size: int) -> None:
 
 
 def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
-    rows = {(row.size, row.world_size): row for row in predict.predictions(CLUSTER, predict.CLUSTER)}
+    rows = {(row.size, row.world_size): row for row in plan.predictions(CLUSTER, plan.CLUSTER)}
     assert rows[4, 65536].winner == rows[1024, 64].winner == "recursive-doubling"
     assert rows[2**20, 1024].winner == "halving-doubling"
-    slow_adding = predict.predictions(Machine(1e-6, 1e-10, 1e-10), [8])
+    slow_adding = plan.predictions(Machine(1e-6, 1e-10, 1e-10), [8])
     assert slow_adding[-1].winner == "pipelined-ring"
     assert slow_adding[-1].seconds["ring"] < slow_adding[-1].seconds["halving-doubling"] * 1.01
     assert all(row.seconds[row.winner] == min(row.seconds.values()) for row in rows.values())
@@ -207,7 +206,7 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
 def test_wide_shows_every_number_of_ranks(run_cli: Run) -> None:
     lines = run_cli("scale", *BY_HAND, "--wide").out.splitlines()
     [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
-    assert [int(size.replace(",", "")) for size in headings.split()[::2]] == predict.CLUSTER
+    assert [int(size.replace(",", "")) for size in headings.split()[::2]] == plan.CLUSTER
 
 
 def test_json_by_hand(run_cli: Run) -> None:
@@ -218,7 +217,7 @@ def test_json_by_hand(run_cli: Run) -> None:
     }  # fmt: skip
     assert document["parameters"]["ranks_per_node"] == 8
     rows = document["predictions"]["cluster"]
-    assert len(rows) == len(predict.SIZES) * len(predict.CLUSTER)
+    assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
     assert all(set(row["seconds"]) == set(COSTS) for row in rows)
 
 
@@ -235,9 +234,9 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     errors = [abs(point["error"]) for point in points if not point["fitted"]]
     assert document["fit"]["worst_error"] == max(errors)
-    assert {row["world_size"] for row in document["predictions"]["host"]} == set(predict.HOST)
+    assert {row["world_size"] for row in document["predictions"]["host"]} == set(plan.HOST)
     assert document["fit"]["median_error"] <= max(errors)
-    assert {row["world_size"] for row in document["predictions"]["cluster"]} == set(predict.CLUSTER)
+    assert {row["world_size"] for row in document["predictions"]["cluster"]} == set(plan.CLUSTER)
 
 
 def test_a_measured_host_as_text() -> None:
@@ -245,7 +244,7 @@ def test_a_measured_host_as_text() -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, 2)
     measured = plan.plan_for(one_host(8), plan.effort(0.0), 2, 2)
     samples = [
-        Sample(name, len(group.ranks), nbytes, predict.seconds(true, len(group.ranks), nbytes)[name])
+        Sample(name, len(group.ranks), nbytes, plan.seconds(true, len(group.ranks), nbytes)[name])
         for name in measured.names for group in measured.groups for nbytes in group.sizes
     ]  # fmt: skip
     result = fit.evaluate(samples, measured)
@@ -263,7 +262,7 @@ def test_a_measured_host_as_text() -> None:
 
 
 def test_names_in_cells_are_explained() -> None:
-    rows = predict.predictions(CLUSTER, predict.CLUSTER)
+    rows = plan.predictions(CLUSTER, plan.CLUSTER)
     assert show.legend(rows) == "doubling = recursive-doubling, halving = halving-doubling."
 
 

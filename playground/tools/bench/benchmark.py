@@ -4,25 +4,173 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from random import Random
+from statistics import median
 
 import torch
 import torch.distributed as dist
 
 from playground.algorithms.operation import check
 from playground.measurement import environment
+from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
+from playground.measurement.units import format_bytes
 from playground.runtime import UsageError, device, report
 from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.tools.bench.collectives import COLLECTIVES
-from playground.tools.bench.point import Point
-from playground.tools.bench.results import BenchStart
-from playground.tools.bench.settings import OPS, BenchSettings
-from playground.tools.bench.trials import split_into_passes
-from playground.tools.bench.wire import open_wire
+from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
+from playground.tools.bench.settings import DTYPES, OPS, BenchSettings
+from playground.tools.bench.wire import Wire, open_wire
 from playground.tools.bench.workload import Workload
+
+PASSES = 4
+TRIAL = 0.006
+"""Seconds a trial is to take."""
+MAX_CALLS = 200
+"""In one trial."""
+SAMPLE = 3
+"""Calls from which the number of calls per trial is worked out."""
+
+Call = Callable[[], object]
+
+
+class Trials:
+    """All trials of one call, pass by pass, the same on every rank."""
+
+    def __init__(self, calls: int, ranks: int) -> None:
+        self.calls = calls
+        """In a row, per trial."""
+        self.times_us: list[list[float]] = [[] for _ in range(ranks)]
+        """Per call, in µs: [rank][trial]."""
+
+    def add(self, seconds: list[float]) -> None:
+        """Take in the seconds per call that further trials took on this rank. All ranks must call this."""
+        for times_us, theirs in zip(self.times_us, gather_by_rank(seconds), strict=True):
+            times_us += [1e6 * each for each in theirs]
+
+    @property
+    def slowest_us(self) -> list[float]:
+        """By trial, on its slowest rank."""
+        return [max(times) for times in zip(*self.times_us, strict=True)]
+
+    @property
+    def rank_us(self) -> list[float]:
+        """By rank, the median of its trials."""
+        return [median(times) for times in self.times_us]
+
+    @property
+    def slowest_rank(self) -> tuple[int, float]:
+        """The rank that was the slowest in most trials, and in what fraction of them."""
+        by_trial = list(zip(*self.times_us, strict=True))
+        [(rank, trials)] = Counter(times.index(max(times)) for times in by_trial).most_common(1)
+        return rank, trials / len(by_trial)
+
+
+def split_into_passes(iterations: int) -> list[int]:
+    """How many trials each pass takes: as equal as can be, none empty."""
+    passes = min(PASSES, iterations)
+    return [iterations // passes + (number < iterations % passes) for number in range(passes)]
+
+
+def prepare_trials(candidates: Sequence[Call], warmup: int, ranks: int) -> list[Trials]:
+    """Warm up, and find how many calls of each candidate fill a trial. All ranks must call this."""
+    warm_up(candidates, warmup)
+    seconds_per_call = slowest([timed(call, times=SAMPLE)() for call in candidates])
+    return [Trials(max(1, min(MAX_CALLS, round(TRIAL / seconds))), ranks) for seconds in seconds_per_call]
+
+
+def run_trials(candidates: Sequence[Call], trials: Sequence[Trials], iterations: int, order: Random) -> None:
+    """Add `iterations` trials of each candidate to its trials. All ranks must call this, with `order` in the same
+    state."""
+    timers = [timed(call, times=each.calls) for call, each in zip(candidates, trials, strict=True)]
+    for each, seconds in zip(trials, interleave(timers, range(iterations), order), strict=True):
+        each.add(seconds)
+
+
+def warm_up(candidates: Sequence[Call], calls: int) -> None:
+    heartbeat = Heartbeat()
+    for candidate in candidates:
+        for _ in range(calls):
+            heartbeat.beat()
+            candidate()
+
+
+class Point:
+    """One collective at one size: a row per algorithm, and the wire's if there is one, all timed in turns."""
+
+    def __init__(
+        self, settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int, wire: Wire | None
+    ) -> None:
+        self.settings, self.spec, self.rank, self.size, self.wire = settings, COLLECTIVES[collective], rank, size, wire
+        self.count = settings.count(collective, nbytes, size)
+        self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
+        self.algorithms = settings.algorithms_of(collective)
+        self.wrong: dict[str, int] = {}
+        self.trials: list[Trials] = []
+        """One per algorithm, and one for the wire."""
+
+    def __str__(self) -> str:
+        return f"{self.spec.name}, {format_bytes(self.nbytes)}"
+
+    def measure(self, iterations: int, order: Random) -> None:
+        """Take further trials; before the first ones, check the results and warm up. All ranks must call this.
+
+        Buffers last for one pass: those of all sizes together might not fit into memory.
+        """
+        workload = Workload(self.settings, self.spec.name, self.count, self.rank, self.size)
+        calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
+        if not self.trials:
+            self.wrong = {algorithm: count_wrong_on_all_ranks(workload, call) for algorithm, call in calls.items()}
+        workload.buffers.clear()
+        candidates = [*calls.values(), *([self.wire.transfer(self.nbytes)] if self.wire else [])]
+        if not self.trials:
+            self.trials = prepare_trials(candidates, self.settings.warmup, self.size)
+        else:
+            warm_up(candidates, min(1, self.settings.warmup))
+        run_trials(candidates, self.trials, iterations, order)
+
+    def result(self, complete: bool) -> SizeResult:
+        """What all trials so far come to."""
+        wire = None
+        if self.wire:
+            wire = WireRow(collective=self.spec.name, **vars(figures(self.nbytes, self.trials[-1], 1.0)))
+        rows = [
+            self.row(algorithm, trials, wire) for algorithm, trials in zip(self.algorithms, self.trials, strict=False)
+        ]
+        return SizeResult(collective=self.spec.name, size=self.nbytes, rows=rows, wire=wire, complete=complete)
+
+    def row(self, algorithm: str, trials: Trials, wire: WireRow | None) -> Row:
+        its_figures = figures(self.nbytes, trials, self.spec.factor(self.size))
+        slowest_rank, share = trials.slowest_rank
+        return Row(
+            collective=self.spec.name, count=self.count, type=self.settings.dtype,
+            redop=self.settings.op if self.spec.reduces else "none", root=self.spec.root, algorithm=algorithm,
+            **vars(its_figures), wrong=self.wrong[algorithm],
+            slowest_rank=slowest_rank, slowest_percent=100 * share, rank_us=trials.rank_us,
+            limit_percent=100 * its_figures.busbw / wire.busbw if wire else None,
+        )  # fmt: skip
+
+
+def count_wrong_on_all_ranks(workload: Workload, call: Callable[[], object]) -> int:
+    """How many elements of the result are wrong, on all ranks together. All must call this."""
+    report(checking=True)
+    total = torch.tensor(workload.count_wrong(call), device=device())
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
+    """What the trials of calls on `nbytes` bytes come to; `factor` is busbw / algbw."""
+    times_us = trials.slowest_us
+    p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
+    algbw = nbytes / p50 / 1000
+    return Figures(
+        size=nbytes, time_us=p50, algbw=algbw, busbw=algbw * factor, p50_us=p50, p95_us=p95, p99_us=p99,
+        trials=len(times_us), calls=trials.calls, times_us=times_us,
+    )  # fmt: skip
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:

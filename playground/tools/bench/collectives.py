@@ -60,7 +60,7 @@ COLLECTIVES = {
     for spec in (
         CollectiveSpec(
             name="all_reduce",
-            backend_call=remote("playground.tools.bench.backend_calls:all_reduce"),
+            backend_call=remote("playground.tools.bench.workload:all_reduce"),
             factor=lambda size: 2 * share_of_others(size),
             pieces_expected=lambda rank, size: [(REDUCTION, 0)],
             in_place=True,
@@ -68,7 +68,7 @@ COLLECTIVES = {
         ),
         CollectiveSpec(
             name="broadcast",
-            backend_call=remote("playground.tools.bench.backend_calls:broadcast"),
+            backend_call=remote("playground.tools.bench.workload:broadcast"),
             factor=lambda size: 1.0,
             pieces_expected=lambda rank, size: [(0, 0)],
             in_place=True,
@@ -76,7 +76,7 @@ COLLECTIVES = {
         ),
         CollectiveSpec(
             name="reduce",
-            backend_call=remote("playground.tools.bench.backend_calls:reduce"),
+            backend_call=remote("playground.tools.bench.workload:reduce"),
             factor=lambda size: 1.0,
             pieces_expected=lambda rank, size: [(REDUCTION, 0)] if rank == 0 else [],
             in_place=True,
@@ -85,13 +85,13 @@ COLLECTIVES = {
         ),
         CollectiveSpec(
             name="all_gather",
-            backend_call=remote("playground.tools.bench.backend_calls:all_gather"),
+            backend_call=remote("playground.tools.bench.workload:all_gather"),
             factor=share_of_others,
             pieces_expected=one_from_each,
         ),
         CollectiveSpec(
             name="reduce_scatter",
-            backend_call=remote("playground.tools.bench.backend_calls:reduce_scatter"),
+            backend_call=remote("playground.tools.bench.workload:reduce_scatter"),
             factor=share_of_others,
             pieces_given=lambda rank, size: size,
             pieces_expected=lambda rank, size: [(REDUCTION, rank)],
@@ -99,21 +99,21 @@ COLLECTIVES = {
         ),
         CollectiveSpec(
             name="all_to_all",
-            backend_call=remote("playground.tools.bench.backend_calls:all_to_all"),
+            backend_call=remote("playground.tools.bench.workload:all_to_all"),
             factor=share_of_others,
             pieces_given=lambda rank, size: size,
             pieces_expected=lambda rank, size: [(source, rank) for source in range(size)],
         ),
         CollectiveSpec(
             name="gather",
-            backend_call=remote("playground.tools.bench.backend_calls:gather"),
+            backend_call=remote("playground.tools.bench.workload:gather"),
             factor=share_of_others,
             pieces_expected=lambda rank, size: one_from_each(rank, size) if rank == 0 else [],
             root=0,
         ),
         CollectiveSpec(
             name="scatter",
-            backend_call=remote("playground.tools.bench.backend_calls:scatter"),
+            backend_call=remote("playground.tools.bench.workload:scatter"),
             factor=share_of_others,
             pieces_given=lambda rank, size: size if rank == 0 else 0,
             pieces_expected=lambda rank, size: [(0, rank)],

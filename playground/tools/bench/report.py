@@ -2,21 +2,206 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
+from playground.console import plots
 from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.tables import Column, Rows, Table
-from playground.console.text import Prose, bad, good, heading, prose
+from playground.console.text import Prose, Styled, bad, good, heading, prose
 from playground.measurement.environment import Environment
 from playground.measurement.units import format_bytes, format_digits
+from playground.runtime.errors import PlaygroundError, UsageError
 from playground.tools.bench.collectives import COLLECTIVES
-from playground.tools.bench.columns import RowColumn, explain, row_columns
 from playground.tools.bench.compare import Comparison, RowName, SavedResult
-from playground.tools.bench.csv_file import CsvFile
 from playground.tools.bench.results import BenchResult, BenchStart, Limit, Row, SizeResult
 from playground.tools.bench.settings import BenchSettings
+
+CSV_FIELDS = (
+    "collective", "algorithm", "size", "count", "type", "redop", "root", "time_us", "algbw", "busbw", "wrong",
+    "p50_us", "p95_us", "p99_us", "trials", "slowest_rank", "slowest_percent", "limit_percent",
+)  # fmt: skip
+"""Fields of a `Row`, by the names that JSON has for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowColumn:
+    """A column of the table."""
+
+    column: Column
+    cell: Callable[[Row], str | Styled]
+    meaning: str = ""
+    """What is said of it above the table, if the name alone does not do."""
+
+
+def number(heading: str, unit: str, width: int, *, wide: bool = False) -> Column:
+    return Column(heading, unit, right=True, width=width, wide=wide)
+
+
+def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
+    """The columns for these settings; `wire` says what the limit is, if it is measured."""
+    names = [name for collective in settings.collectives for name in settings.algorithms_of(collective)]
+    algorithm = Column("algorithm", width=max(len("algorithm"), *map(len, names)))
+    columns = [
+        RowColumn(column=Column("collective", width=14, wide=True), cell=lambda row: row.collective),
+        RowColumn(column=algorithm, cell=lambda row: row.algorithm),
+        *size_columns(len(str(settings.sizes[-1]))),
+        *TIME_COLUMNS,
+    ]
+    if wire:
+        columns.append(replace(LIMIT, meaning=f"busbw relative to {wire}"))
+    return columns
+
+
+def size_columns(digits: int) -> list[RowColumn]:
+    """What was moved: in the default table its size only."""
+    return [
+        RowColumn(
+            column=number("size", "B", max(4, digits)), cell=lambda row: str(row.size),
+            meaning="of the tensor, or of all ranks' shares of it together",
+        ),
+        RowColumn(column=number("count", "elements", max(10, digits), wide=True), cell=lambda row: str(row.count),
+                  meaning="elements of the tensor, or of one rank's share"),
+        RowColumn(column=Column("type", width=8, wide=True), cell=lambda row: row.type),
+        RowColumn(column=Column("redop", width=5, wide=True), cell=lambda row: row.redop),
+        RowColumn(column=number("root", "rank", 6, wide=True), cell=lambda row: str(row.root),
+                  meaning="-1 where there is none"),
+    ]  # fmt: skip
+
+
+def wrong_cell(row: Row) -> str | Styled:
+    return bad(str(row.wrong)) if row.wrong else "0"
+
+
+TIME_COLUMNS = (
+    RowColumn(
+        column=number("time", "us", 9), cell=lambda row: f"{row.time_us:.1f}",
+        meaning="per call, in the median trial; each trial counts as on its slowest rank",
+    ),
+    RowColumn(
+        column=number("algbw", "GB/s", 8, wide=True), cell=lambda row: format_digits(row.algbw),
+        meaning="algorithm bandwidth, size / time",
+    ),
+    RowColumn(
+        column=number("busbw", "GB/s", 8), cell=lambda row: format_digits(row.busbw),
+        meaning="bus bandwidth, what each link carries",
+    ),
+    RowColumn(
+        column=number("#wrong", "", 6), cell=wrong_cell,
+        meaning="wrong elements in the results of all ranks together",
+    ),
+    RowColumn(column=number("p50", "us", 9, wide=True), cell=lambda row: f"{row.p50_us:.1f}",
+              meaning="percentiles of the trials, like p95 and p99"),
+    RowColumn(column=number("p95", "us", 9, wide=True), cell=lambda row: f"{row.p95_us:.1f}"),
+    RowColumn(column=number("p99", "us", 9, wide=True), cell=lambda row: f"{row.p99_us:.1f}"),
+    RowColumn(column=number("trials", "", 6, wide=True), cell=lambda row: str(row.trials)),
+    RowColumn(
+        column=number("slowest", "rank: %", 9), cell=lambda row: f"{row.slowest_rank}: {row.slowest_percent:.0f}%",
+        meaning="the rank that was slowest in most trials, and in how many",
+    ),
+)  # fmt: skip
+LIMIT = RowColumn(column=number("%limit", "%", 6), cell=lambda row: f"{row.limit_percent or 0:.1f}")
+
+
+def explain(columns: Sequence[RowColumn], wide: bool) -> list[str]:
+    """A line for each column that is shown and needs one."""
+    return [
+        f"  {each.column.heading}: {each.meaning}"
+        for each in columns if each.meaning and (wide or not each.column.wide)
+    ]  # fmt: skip
+
+
+class CsvFile:
+    """One line per row, under the names that JSON has for the fields. Without a path, nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.failure: OSError | None = None
+
+    def begin(self) -> None:
+        """Make the file, with its header. Raises `UsageError` if that fails: nothing has been measured yet."""
+        try:
+            self.write([])
+        except OSError as error:
+            raise UsageError(f"--csv {self.path} cannot be written: {error.strerror}") from None
+
+    def update(self, rows: Sequence[Row]) -> None:
+        """Have these rows in the file. If that fails, the measurement goes on: `check` says so at the end."""
+        try:
+            self.write(rows)
+            self.failure = None
+        except OSError as error:
+            self.failure = error
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` unless every row is in the file."""
+        if self.failure:
+            raise PlaygroundError(f"--csv {self.path} lacks rows ({self.failure.strerror}): they are printed above")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write all anew beside the file, then put it in its place: a disk that is full costs no row that is there."""
+        if self.path is None:
+            return
+        target = self.path.resolve()
+        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+            write_rows(target, rows)  # a pipe or a device, or a file in a folder that is not ours
+            return
+        part = target.with_name(f"{target.name}.part")
+        try:
+            write_rows(part, rows)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def write_rows(file: Path, rows: Sequence[Row]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, CSV_FIELDS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(map(vars, rows))
+
+
+MAX_TICKS = 12
+"""On the axis of sizes: more labels would run into each other."""
+
+
+def check_plot(settings: BenchSettings, size: int, file: Path) -> None:
+    """Raise `UsageError` if there will be nothing to draw, or no file to draw it in."""
+    still = [name for name in settings.collectives if COLLECTIVES[name].factor(size) == 0]
+    if still:
+        raise UsageError(f"--plot with {size} rank: {still[0]} moves nothing, its bandwidth is 0; use at least -n 2")
+    plots.check(file)
+
+
+def bandwidth_plot(title: str, result: BenchResult, file: Path) -> None:
+    """A line for each collective and algorithm, and one for the wire if it was measured."""
+    figure, axes = plots.new_axes(title, "size", "bus bandwidth (GB/s)")
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in result.rows:
+        lines.setdefault(f"{row.collective}, {row.algorithm}", []).append((row.size, row.busbw))
+    for wire_row in result.limit.rows if result.limit else []:
+        lines.setdefault(f"limit ({wire_row.collective})", []).append((wire_row.size, wire_row.busbw))
+    for label, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if "limit" in label else "-")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    ticks = choose_ticks(sorted({row.size for row in result.rows}))
+    axes.set_xticks(ticks, labels=[format_bytes(tick) for tick in ticks], rotation=45)
+    axes.minorticks_off()
+    axes.legend()
+    plots.save(figure, file)
+
+
+def choose_ticks(sizes: Sequence[int]) -> Sequence[int]:
+    """The sizes that were measured; every second, third, … of them where there are too many."""
+    return sizes[:: -(-len(sizes) // MAX_TICKS)]
+
 
 STYLES = {"faster": good, "slower": bad}
 

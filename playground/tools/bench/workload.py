@@ -2,17 +2,129 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
+from playground.algorithms.operation import ADDS, Op, kind
 from playground.runtime import device
-from playground.tools.bench import known_data
 from playground.tools.bench.collectives import COLLECTIVES, REDUCTION, CollectiveSpec
 from playground.tools.bench.settings import OPS, BenchSettings
+
+PERIOD = 10007
+"""Elements of a pattern."""
+MAX_VALUE = 64
+"""No value is larger, and no sum."""
+SENTINEL = 100
+"""In place of every result before the call: no rank gives it and no reduction makes it."""
+MAX_FACTORS = 4
+"""Ranks that multiply by more than 1, at any one position: 3 to the 4th fits into every type."""
+
+
+def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
+    """What `rank` of `size` gives where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
+    op, random = kind(op), torch.Generator().manual_seed(rank)
+    if op in (Op.SUM, Op.AVG):
+        largest = max(1, min(MAX_VALUE, largest_exact(dtype)) // size)
+        return torch.randint(0, largest + 1, (PERIOD,), generator=random)
+    if op == Op.PRODUCT:
+        takes_part = (torch.arange(PERIOD) + rank) % size < MAX_FACTORS
+        return torch.where(takes_part, torch.randint(1, 4, (PERIOD,), generator=random), 1)
+    return torch.randint(0, MAX_VALUE, (PERIOD,), generator=random)
+
+
+def largest_exact(dtype: torch.dtype) -> int:
+    """The largest number up to which this type holds every whole one."""
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps)
+    return torch.iinfo(dtype).max
+
+
+def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
+    """What a reduction must make of what all ranks give."""
+    op = kind(op)
+    patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
+    result = functools.reduce(ADDS[op], patterns)
+    return result / size if op == Op.AVG else result
+
+
+def fill(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
+    """Write the pattern again and again."""
+    pattern = pattern.to(tensor)
+    whole = tensor.numel() // PERIOD * PERIOD
+    tensor[:whole].view(-1, PERIOD).copy_(pattern)
+    tensor[whole:].copy_(pattern[: tensor.numel() - whole])
+
+
+def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int, tolerance: float = 0.0) -> int:
+    """How many elements of `tensor` are not those of the repeated pattern from position `start` on.
+
+    `tolerance`: how far they may be off, relative to what they must be.
+    """
+    whole = tensor.numel() // PERIOD * PERIOD
+    pattern = pattern.roll(-(start % PERIOD))
+    rows = tensor[:whole].view(-1, PERIOD), tensor[whole:]
+    expected = pattern, pattern[: tensor.numel() - whole]
+    return sum(int(differ(part, right, tolerance).sum()) for part, right in zip(rows, expected, strict=True))
+
+
+def differ(found: torch.Tensor, right: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Where `found` is not `right`: True or False per element."""
+    if not tolerance:
+        return found != right.to(found)
+    right = right.to(found.device, torch.float64)
+    return ~((found.double() - right).abs() <= tolerance * right)  # not (… > …): NaN is wrong too
+
+
+def tolerance_of_average(size: int, dtype: torch.dtype) -> float:
+    """How far an average over `size` ranks may be off, relative to its value: half an epsilon for every rounding.
+
+    A backend divides after it has added, or multiplies by 1/N before (nccl), and then 1/N itself is rounded too: N + 1
+    roundings one after the other, of 1/N, of a product and of N - 1 sums.
+    """
+    return (1 + torch.finfo(dtype).eps / 2) ** (size + 1) - 1
+
+
+# What torch 2.14 calls by other names than those before.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_reduce(buffers: Buffers, op: Any) -> None:
+    dist.all_reduce(buffers.input, op=op)
+
+
+def broadcast(buffers: Buffers, op: Any) -> None:
+    dist.broadcast(buffers.input, src=0)
+
+
+def reduce(buffers: Buffers, op: Any) -> None:
+    dist.reduce(buffers.input, dst=0, op=op)
+
+
+def all_gather(buffers: Buffers, op: Any) -> None:
+    all_gather_single(buffers.output, buffers.input)
+
+
+def reduce_scatter(buffers: Buffers, op: Any) -> None:
+    reduce_scatter_single(buffers.output, buffers.input, op=op)
+
+
+def all_to_all(buffers: Buffers, op: Any) -> None:
+    dist.all_to_all_single(buffers.output, buffers.input)
+
+
+def gather(buffers: Buffers, op: Any) -> None:
+    dist.gather(buffers.input, buffers.output_pieces or None, dst=0)
+
+
+def scatter(buffers: Buffers, op: Any) -> None:
+    dist.scatter(buffers.output, buffers.input_pieces or None, src=0)
 
 
 class Buffers:
@@ -62,22 +174,21 @@ class Workload:
 
         Only an average may be off by what rounding can do, see `tolerance_of_average`.
         """
-        self.buffers.output.fill_(known_data.SENTINEL)
-        known_data.fill(self.buffers.input, self.pattern(self.rank))
+        self.buffers.output.fill_(SENTINEL)
+        fill(self.buffers.input, self.pattern(self.rank))
         call()
         tolerance = 0.0
         if self.data_for == dist.ReduceOp.AVG:
-            tolerance = known_data.tolerance_of_average(self.size, self.dtype)
+            tolerance = tolerance_of_average(self.size, self.dtype)
         expected = self.spec.pieces_expected(self.rank, self.size)
         # Where nothing is expected of a rank, what its buffers hold is not defined.
         found = zip(self.buffers.output_pieces, expected, strict=False)
         return sum(
-            known_data.count_wrong(piece, self.pattern(source), index * self.count, tolerance)
-            for piece, (source, index) in found
+            count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
         )
 
     def pattern(self, source: int) -> torch.Tensor:
         """What the rank `source` gives, or what the `REDUCTION` must leave."""
         if source == REDUCTION:
-            return known_data.reduction_pattern(self.size, self.dtype, self.data_for)
-        return known_data.input_pattern(source, self.size, self.dtype, self.data_for)
+            return reduction_pattern(self.size, self.dtype, self.data_for)
+        return input_pattern(source, self.size, self.dtype, self.data_for)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import click
 
-from playground.console.options import RunOptions, json_option, wide_option
+from playground.console.dependent_options import flag_of, typed_options
+from playground.console.options import RunOptions, json_option, options, pack_options, seed_option, wide_option
 from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session
+from playground.console.snapshot_options import MAX_RESTARTS
+from playground.console.tables import Column, Table, cell
 from playground.console.text import good, prose
 from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
@@ -19,13 +25,95 @@ from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.tools import TOOLS
 from playground.tools.chaos.experiment import train_undisturbed, train_with_kills
-from playground.tools.chaos.options import chaos_options, check_command
 from playground.tools.chaos.processes import require_proc
-from playground.tools.chaos.report import kills_table, recovery_text
-from playground.tools.chaos.results import RunRecord
-from playground.tools.chaos.settings import ChaosSettings, Draws
+from playground.tools.chaos.results import LAUNCHER, PHASES, WHOM, ChaosSettings, Draws, RunRecord
 from playground.training.snapshots.comparison import Comparison, last_snapshot
 from playground.training.snapshots.disk import make_folder
+
+SETS_ITSELF = ("snapshots", "restarts", "resume")
+"""Parameters of a command that `chaos` needs for itself."""
+SAYS_ITSELF = ("wide", "as_json")
+"""Parameters that say how to print results, which nobody would see."""
+
+chaos_options = pack_options(
+    "settings", ChaosSettings,
+    click.option(
+        "--kills", type=click.IntRange(1, MAX_RESTARTS), default=ChaosSettings.kills, show_default=True, metavar="K",
+        help="Number of processes to kill.",
+    ),
+    click.option(
+        "--whom", type=click.Choice(tuple(WHOM)), default=ChaosSettings.whom, show_default=True,
+        help="Whom to kill: ranks; the launcher, whose command is then started again; or any process.",
+    ),
+    options(
+        seed_option,
+        click.argument("words", metavar="-- COMMAND [OPTIONS]", nargs=-1, required=True, type=click.UNPROCESSED),
+    ),
+)  # fmt: skip
+
+
+def check_command(words: tuple[str, ...]) -> str:
+    """Return the backend that the command asks for.
+
+    Raise `UsageError` for a command that takes no snapshots, or has options that `chaos` sets itself, and
+    `click.UsageError` for options it does not know.
+    """
+    name, *rest = words
+    if not (command := find_trainer(name)):
+        known = ", ".join(filter(find_trainer, all_commands().list_commands(click.get_current_context())))
+        raise UsageError(f"chaos kills commands that train and take snapshots, and {name} is none: take {known}")
+    ctx = command.make_context(name, rest)
+    for parameter in typed_options(ctx):
+        if parameter in SETS_ITSELF:
+            raise UsageError(f"chaos sets {flag_of(ctx, parameter)} of {name} itself: leave it out")
+        if parameter in SAYS_ITSELF:
+            raise UsageError(f"chaos does not show what {name} prints: put {flag_of(ctx, parameter)} before --")
+    return str(ctx.params["backend"])
+
+
+def find_trainer(name: str) -> click.Command | None:
+    """The command of this name, if it can be started anew after a failure and go on."""
+    command = all_commands().get_command(click.get_current_context(), name)
+    return command if command and {*SETS_ITSELF} <= {param.name for param in command.params} else None
+
+
+def all_commands() -> click.Group:
+    """The group that `chaos` itself is one of."""
+    group = click.get_current_context().find_root().command
+    assert isinstance(group, click.Group)
+    return group
+
+
+STARTED_AGAIN = "(nothing; it is started again)"
+
+
+def kills_table(runs: Sequence[RunRecord]) -> Table:
+    """One row per kill, in their order."""
+    table = Table(
+        Column("run", right=True), Column("at", "s", right=True), Column("killed"), Column("phase"),
+        Column("newest\nsnapshot", right=True), Column("next\nsnapshot", "s", right=True),
+        Column("the command says", wraps=True),
+    )  # fmt: skip
+    for number, run in enumerate(runs, 1):
+        for kill in run.kills:
+            said = STARTED_AGAIN if kill.role == LAUNCHER else kill.said or None
+            seconds = None if kill.seconds is None else f"{kill.seconds:.2f}"
+            step = cell(kill.step or None)
+            table.add(str(number), f"{kill.at:.2f}", kill.role, kill.phase, step, cell(seconds), cell(said))
+    return table
+
+
+def recovery_text(runs: Sequence[RunRecord]) -> str:
+    """In which phases the kills have come, and how long it took until the next snapshot."""
+    kills = [kill for run in runs for kill in run.kills]
+    counts = Counter(kill.phase for kill in kills)
+    phases = ", ".join(f"{counts[phase]} {phase}" for phase in PHASES if counts[phase])
+    seconds = [kill.seconds for kill in kills if kill.seconds is not None]
+    after = (
+        f" Until the next snapshot: median {median(seconds):.2f} s, longest {max(seconds):.2f} s." if seconds else ""
+    )
+    return f"Kills by phase: {phases}.{after}"
+
 
 TOOL = TOOLS["chaos"]
 COMPARE = remote("playground.training.snapshots.compare:compare")

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.tools.chaos.results import RunRecord
-from playground.tools.chaos.settings import RANK, Draws
+from playground.tools.chaos.results import RANK, Draws, RunRecord
 from playground.tools.chaos.training import Training
 
 

@@ -13,10 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from playground.runtime.restarts import RESTART
-from playground.tools.chaos.process import CommandProcess
-from playground.tools.chaos.processes import Processes, find_processes, open_process, opened_in
-from playground.tools.chaos.results import ENDING, LOADING, NO_RANKS, SAVING, STARTING, TRAINING, Kill, RunRecord
-from playground.tools.chaos.settings import LAUNCHER, RANK
+from playground.tools.chaos.processes import CommandProcess, Processes, find_processes, open_process, opened_in
+from playground.tools.chaos.results import (
+    ENDING,
+    LAUNCHER,
+    LOADING,
+    NO_RANKS,
+    RANK,
+    SAVING,
+    STARTING,
+    TRAINING,
+    Kill,
+    RunRecord,
+)
 from playground.training.snapshots.folder import WHOLE, examine, find_steps
 
 TICK = 0.01

@@ -25,10 +25,15 @@ from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale import report
 from playground.tools.scale.fit import evaluate, samples_of
-from playground.tools.scale.plan import effort
-from playground.tools.scale.predict import predict_cluster
-from playground.tools.scale.results import ScaleResult
-from playground.tools.scale.settings import DEFAULT_RANKS, MAX_RANKS, MIN_RANKS, ScaleSettings
+from playground.tools.scale.plan import (
+    DEFAULT_RANKS,
+    MAX_RANKS,
+    MIN_RANKS,
+    ScaleResult,
+    ScaleSettings,
+    effort,
+    predict_cluster,
+)
 
 TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")

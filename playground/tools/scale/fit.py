@@ -10,9 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from playground.algorithms.cost_model import Cost, Machine, Task
-from playground.tools.scale import predict
-from playground.tools.scale.plan import COSTS, Plan, Sample
-from playground.tools.scale.results import Point, Predictions, ScaleResult, fit_of
+from playground.tools.scale.plan import (
+    CLUSTER,
+    COSTS,
+    HOST,
+    Plan,
+    Point,
+    Predictions,
+    Sample,
+    ScaleResult,
+    fit_of,
+    predictions,
+)
 
 SWEEPS = 2000
 """Enough for five parameters to settle to their last digits, in a fraction of a second."""
@@ -31,11 +40,11 @@ def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
         Point(**vars(sample), error=error(machine, sample, plan), fitted=plan.is_fitted(sample)) for sample in samples
     ]
     host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
-    of_host = None if plan.ranks_per_host == 1 else predict.predictions(host, predict.HOST)
+    of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
     cluster = replace(machine, cores=None)
     return ScaleResult(
         parameters=machine, fit=fit_of(points), plan=plan,
-        predictions=Predictions(host=of_host, cluster=predict.predictions(cluster, predict.CLUSTER)),
+        predictions=Predictions(host=of_host, cluster=predictions(cluster, CLUSTER)),
     )  # fmt: skip
 
 

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from statistics import median
 
 from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Cost, Task
+from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.algorithms.hosts import Hosts
 from playground.runtime.errors import UsageError
-from playground.tools.scale.settings import MAX_RANKS, MIN_RANKS
+
+MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
+"""Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleSettings:
+    """Raises `UsageError` for half a description of a cluster."""
+
+    size: int | None = None
+    """Ranks to measure with."""
+    alpha: float | None = None
+    """Latency: seconds per message, between nodes if there are two levels."""
+    beta: float | None = None
+    """Inverse bandwidth: seconds per byte."""
+    gamma: float | None = None
+    """Seconds per byte added."""
+    ranks_per_node: int | None = None
+    inner_alpha: float | None = None
+    """Seconds per message inside a node."""
+    inner_beta: float | None = None
+    """Seconds per byte inside a node."""
+
+    def __post_init__(self) -> None:
+        inner = (self.ranks_per_node, self.inner_alpha, self.inner_beta)
+        if (self.alpha is None) != (self.beta is None):
+            raise UsageError("--alpha and --beta belong together: give both, or neither to have them measured")
+        if self.alpha is None or self.beta is None:
+            if self.gamma is not None or any(each is not None for each in inner):
+                raise UsageError("--gamma, --ranks-per-node and --inner-… describe a cluster: add --alpha and --beta")
+            return
+        if self.size is not None:
+            raise UsageError(f"-n {self.size} with --alpha and --beta: nothing is measured then, leave -n out")
+        if any(each is not None for each in inner) and any(each is None for each in inner):
+            raise UsageError("--ranks-per-node, --inner-alpha and --inner-beta belong together: give all three")
+        if (self.inner_alpha or 0) > self.alpha or (self.inner_beta or 0) > self.beta:
+            raise UsageError(
+                "a message inside a node slower than one between nodes: --inner-alpha and --inner-beta must not be "
+                "higher than --alpha and --beta"
+            )
+
+    @property
+    def machine(self) -> Machine | None:
+        """The cluster that is described; None if there is none, and this host is to be measured."""
+        if self.alpha is None or self.beta is None:
+            return None
+        return Machine(
+            self.alpha, self.beta, self.gamma or 0, None, self.ranks_per_node or 1, self.inner_alpha or 0,
+            self.inner_beta or 0,
+        )  # fmt: skip
+
 
 COSTS: dict[str, Callable[[Task], Cost]] = {
     name: spec.cost.load() for name, spec in ALGORITHMS.items() if spec.cost is not None
@@ -150,3 +201,100 @@ def groups_of_hosts(hosts: Hosts, effort: Effort) -> Iterator[Group]:
         yield Group(ranks=tuple(range(size)), node=node, held_out=effort.held_out_between)
     if node > 2:
         yield Group(ranks=first, node=node, held_out=effort.held_out)
+
+
+@dataclass(frozen=True)
+class Point(Sample):
+    """A measurement beside what the model predicts."""
+
+    error: float
+    """By how much of what was measured the prediction is too long (or, negative, too short)."""
+    fitted: bool
+    """Whether the model was fitted to it; the others it has never seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How well the model describes what was measured."""
+
+    points: list[Point]
+    median_error: float
+    """Of the absolute errors of the points that were not fitted to."""
+    worst_error: float
+    """The largest of them."""
+
+    @property
+    def unseen(self) -> list[Point]:
+        """The points that were not fitted to."""
+        return [point for point in self.points if not point.fitted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Every algorithm's time for one size of tensor and one number of ranks."""
+
+    size: int
+    """Bytes of the tensor."""
+    world_size: int
+    winner: str
+    """The fastest algorithm."""
+    seconds: dict[str, float]
+    """By algorithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """For all sizes and numbers of ranks."""
+
+    host: list[Prediction] | None
+    """With all ranks on one host's cores; None if none was measured."""
+    cluster: list[Prediction]
+    """With every rank on cores and a link of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleResult:
+    """The machine, how well the model describes it, and what it predicts."""
+
+    parameters: Machine
+    fit: Fit | None
+    """None if the machine was given, and not measured."""
+    plan: Plan | None
+    """What was measured."""
+    predictions: Predictions
+
+
+def fit_of(points: Sequence[Point]) -> Fit:
+    """How well the model predicts what it was not fitted to."""
+    errors = [abs(point.error) for point in points if not point.fitted]
+    return Fit(points=list(points), median_error=median(errors), worst_error=max(errors))
+
+
+SIZES = [4 << 2 * step for step in range(15)]
+"""Bytes: 4 B to 1 GiB."""
+HOST = [2**power for power in range(1, 8)]
+CLUSTER = [2**power for power in range(1, 17)]
+"""Ranks: as many as one host takes, and up to 65,536."""
+
+
+def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
+    """What each algorithm takes on `size` ranks for `nbytes`."""
+    task = Task(size, nbytes, machine.ranks_per_node)
+    return {name: machine.seconds(cost(task)) for name, cost in COSTS.items()}
+
+
+def predictions(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
+    """For all sizes, on all these numbers of ranks."""
+    rows = []
+    for nbytes in SIZES:
+        for size in ranks:
+            times = seconds(machine, size, nbytes)
+            winner = min(times, key=times.__getitem__)
+            rows.append(Prediction(size=nbytes, world_size=size, winner=winner, seconds=times))
+    return rows
+
+
+def predict_cluster(machine: Machine) -> ScaleResult:
+    """What is to be expected of a cluster that nobody has measured."""
+    cluster = predictions(machine, CLUSTER)
+    return ScaleResult(parameters=machine, fit=None, plan=None, predictions=Predictions(host=None, cluster=cluster))

@@ -13,8 +13,7 @@ from playground.console import plots
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
-from playground.tools.scale.plan import COSTS, Plan
-from playground.tools.scale.results import Fit, Point, Prediction, ScaleResult
+from playground.tools.scale.plan import COSTS, Fit, Plan, Point, Prediction, ScaleResult
 
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 """Names of algorithms that fit into a cell."""

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device, report, synchronize
-from playground.tools.snapshots.results import SaveTimes
-from playground.tools.snapshots.settings import MeasureSettings
+from playground.tools.snapshots.settings import MeasureSettings, SaveTimes
 from playground.training.snapshots.snapshots import Snapshots, State
 
 

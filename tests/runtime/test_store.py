@@ -11,10 +11,9 @@ import pytest
 import torch.distributed as dist
 from processes import ENOUGH
 
-from playground.runtime.attempts import agree_on_attempt
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous import Rendezvous
-from playground.runtime.store import await_everyone, connect
+from playground.runtime.store import agree_on_attempt, await_everyone, connect
 
 Serve = Callable[[], dist.TCPStore]
 SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)
