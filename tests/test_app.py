@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from playground.app import cli
-from playground.console.lesson import Lesson
+from playground.console.steps import Lesson
 from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank
 

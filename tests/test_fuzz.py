@@ -142,8 +142,8 @@ def pack_recording() -> Files:
 
 def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
-    from playground.console.json import to_document
     from playground.console.rendering import render
+    from playground.console.session import to_document
     from playground.see.command import document_of, read
     from playground.see.files import PAINTED, describe, paint, paint_steps
     from playground.see.paint.words import recording_texts
@@ -159,7 +159,7 @@ def see(file: Path) -> None:
 
 
 def make_results() -> Files:
-    from playground.console.json import to_document
+    from playground.console.session import to_document
     from playground.measurement.environment import Environment
 
     times = [100.0, 101.5, 99.25, 102.0, 98.0]
@@ -177,8 +177,8 @@ def make_results() -> Files:
 
 
 def compare_results(folder: Path) -> None:
-    from playground.console.json import to_document
     from playground.console.rendering import render
+    from playground.console.session import to_document
     from playground.tools.bench.compare import compare, load
     from playground.tools.bench.report import difference_texts
 
@@ -353,8 +353,8 @@ def sign_snapshots(folder: Path, files: Files) -> None:
 
 
 def read_snapshots(folder: Path) -> None:
-    from playground.console.json import to_document
     from playground.console.rendering import render
+    from playground.console.session import to_document
     from playground.tools.snapshots.command import snapshots_table, summary_text
     from playground.tools.snapshots.settings import examine_folder
     from playground.training.snapshots.folder import find_newest

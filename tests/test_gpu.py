@@ -55,7 +55,7 @@ from playground.training.grad_syncs import NET_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand
 from playground.training.net import Net
-from playground.training.sentence_pairs import generated
+from playground.training.sentence_pairs import grammar
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.buffers import Buffers, restore
 from playground.training.snapshots.compare import compare
@@ -758,7 +758,7 @@ def test_logical_ranks_are_the_same_on_any_number(pair: int, data_dir: Path, run
 @pytest.fixture
 def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, size: int) -> Run:
     """The command on a few generated pairs, with as many workers as there are ranks."""
-    monkeypatch.setattr(generated, "COUNTS", {"train": 240, "test": 50})
+    monkeypatch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
     data = ("--dataset", "generated", "--data-dir", tmp_path_factory.getbasetemp() / "pairs", "--weights", "scratch")
     return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
 

@@ -18,7 +18,7 @@ from processes import ENOUGH, session_ends
 from widths import too_wide
 
 from playground.app import TOOLS
-from playground.console.lesson import Lesson
+from playground.console.steps import Lesson
 from playground.lessons import PATH
 
 pytest_plugins = ["pytester"]

@@ -9,7 +9,10 @@ torch or we ask for, and would be run. The command line imports nothing of their
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 HERE = os.path.join(os.sep, "playground", "console", "search_path.py")
 """This file, seen from the folder that the package lies in."""
@@ -33,3 +36,17 @@ def is_our_command() -> bool:
     """Whether Python is about to run `python -m playground`: as long as it looks for the module, `sys.argv` says so."""
     asked = (word.removeprefix("-m").partition(".")[0] for word in sys.orig_argv[1:])
     return sys.argv[:1] == ["-m"] and "playground" in asked
+
+
+def leave_quietly_on_ctrl_c() -> None:
+    """Until the command line takes over (`app.Commands`). Does nothing in any other program, nor where Ctrl-C is
+    ignored."""
+    installed = os.path.basename(sys.argv[0]) == "playground" if sys.argv else False
+    if (installed or is_our_command()) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave_at_once)
+
+
+def leave_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """There is nothing to clean up yet."""
+    os.write(2, b"playground: interrupted\n")
+    os._exit(128 + number)

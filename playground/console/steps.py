@@ -2,13 +2,135 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import click
 
-from playground.console.lesson import Lesson
 from playground.console.options import RunOptions, run_options
-from playground.console.rank_tables import step_texts
 from playground.console.session import Session
-from playground.runtime.remote import remote
+from playground.console.tables import RANK_COLUMN, Column, Table, cell
+from playground.console.text import Prose, heading, prose, rank_number
+from playground.runtime.remote import Remote, module_exists, outline, remote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """A row of the path. Everything else about a lesson lies in its folder."""
+
+    name: str
+    """Its command."""
+    teaches: str
+    """One line for the path."""
+    shown: str
+    """What the last line of its output says has been shown: `conclude` fills it in."""
+    default_size: int
+    """World size unless the user asks for another."""
+    min_size: int = 1
+    """Smallest world in which it makes sense."""
+    says: str = ""
+    """A line each rank has to say after a step that leaves it with `before` and `after`, as tutorials print it."""
+    folder: str = ""
+    """Where it lies, if its command has another name."""
+
+    @property
+    def path(self) -> str:
+        """Its folder, seen from the top of the repository."""
+        return f"playground/lessons/{self.folder or self.name.replace('-', '_')}"
+
+    def module(self, part: str = "lesson") -> str:
+        """The name of one of its modules."""
+        return f"{self.path.replace('/', '.')}.{part}"
+
+    @property
+    def command(self) -> Remote | None:
+        """Its command, if it has one of its own; without one it is a row of steps."""
+        part = next((part for part in ("page", "command") if module_exists(self.module(part))), None)
+        return self.remote("command", part) if part else None
+
+    def conclude(self, size: int, **values: str) -> str:
+        """What has been shown, on a world of this size; `values`: further fields of `shown`."""
+        return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
+
+    def remote(self, function: str, part: str = "lesson") -> Remote:
+        return remote(f"{self.module(part)}:{function}")
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The functions of `lesson.py` that ranks run, in order."""
+        return outline(self.module()).rank_functions
+
+    @property
+    def help(self) -> str:
+        """What the lesson says about itself, for click, which would fill lines that are indented as if prose."""
+        return outline(self.module()).docstrings[""].replace("\n\n    ", "\n\n\b\n    ")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What its steps say about themselves."""
+        return outline(self.module()).docstrings
+
+
+MANY = 6
+"""From so many columns on, what is the same on every rank is shown once, below the table."""
+Outcome = Mapping[str, object]
+"""What a step returned on a rank."""
+
+
+def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> list[str | Prose | Table]:
+    """One step: what it does, then what every rank had before and after, and what each `says` about that."""
+    ranks = [to_outcome(each) for each in returned]
+    head = prose(heading(name), f": {about}")
+    if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
+        return [head, f"  the backend refuses: {refused[0]}"]
+    texts = [head, *rank_texts(ranks)]
+    if says and ranks[0].keys() == {"before", "after"}:
+        before, _, after = says.partition("{rank}")
+        texts += [
+            prose(before, rank_number(rank), after.format(rank=rank, **values)) for rank, values in enumerate(ranks)
+        ]
+    return texts
+
+
+def rank_texts(ranks: Sequence[Outcome]) -> list[str | Prose | Table]:
+    """One row per rank. What is the same on every rank, or is itself a table, stands below."""
+    columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
+    common = {name: ranks[0][name] for name in columns if is_common(name, ranks)}
+    below = {name: value for name, value in common.items() if len(columns) >= MANY or is_table(value)}
+    if len(ranks) == 1:
+        below = {name: value for name, value in below.items() if is_table(value)}
+    columns = [name for name in columns if name not in below]
+    table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
+    for rank, values in enumerate(ranks):
+        table.add(str(rank), *(cell(values.get(name)) for name in columns))
+    texts: list[str | Prose | Table] = [table]
+    for name, value in below.items():
+        if isinstance(value, Mapping) and is_table(value):
+            texts += [f"  {name}, on every rank:", pairs(value)]
+        else:
+            texts += [f"  {name}, on every rank: {cell(value)}"]
+    return texts
+
+
+def pairs(values: Mapping[str, object]) -> Table:
+    """A row for each name and its value."""
+    rows = [(f"  {name}", cell(value)) for name, value in values.items()]
+    return Table(Column(""), Column("", wraps=True), rows=rows, headed=False)
+
+
+def to_outcome(returned: object) -> Outcome:
+    """What a step returned, by name: a dataclass as its fields."""
+    return returned if isinstance(returned, Mapping) else vars(returned)
+
+
+def is_common(name: str, ranks: Sequence[Outcome]) -> bool:
+    """Whether every rank has this value, and the same one."""
+    return all(name in values and values[name] == ranks[0].get(name) for values in ranks)
+
+
+def is_table(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) > 1
+
 
 RUN_STEPS = remote("playground.runtime.steps:run_steps")
 

@@ -6,7 +6,7 @@ plain data. This table is all the command line needs to know before torch is imp
 
 from __future__ import annotations
 
-from playground.console.lesson import Lesson
+from playground.console.steps import Lesson
 
 PATH = (
     Lesson(

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from playground.console.files import check_writable
 from playground.console.options import RunOptions, json_option, wide_option
-from playground.console.paths import FilePath
+from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.runtime.errors import UsageError

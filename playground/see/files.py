@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from playground.console.files import check_writable
+from playground.console.paths import check_writable
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.untrusted import printable

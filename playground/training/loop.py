@@ -5,38 +5,169 @@ The lessons sgd and ddp have the tutorial's loop written out. This one takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
+from random import Random
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from playground.runtime import device
+from playground.runtime.backends import backend_of
 from playground.training import net
-from playground.training.data import Batch, Images, collate, training_images
+from playground.training.data import TEST_BATCH, Batch, EqualSteps, Images, collate, part_of, training_images
 from playground.training.files import sha256
+from playground.training.gradients import gradients
 from playground.training.history import History
-from playground.training.logical_ranks import AverageOverShards, seed_shard
+from playground.training.loader import RankLoader
 from playground.training.net import Net
-from playground.training.replicas import broadcast_parameters
+from playground.training.partition import Partition
+from playground.training.replicas import broadcast_parameters, flat
 from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
-from playground.training.shards import (
-    carried_shards,
-    partition_among_shards,
-    partition_test_set_among_shards,
-    shard_batches,
-)
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
+
+
+class SideBySide(Sampler[list[int]]):
+    """For each step a batch of every shard, in the order of the shards, whose samples lie one after the other."""
+
+    def __init__(self, shards: Sequence[EqualSteps]) -> None:
+        self.shards = shards
+
+    def go_on_from(self, epochs: int, steps: int) -> None:
+        """Be as after so many epochs, and so many steps of the next."""
+        for shard in self.shards:
+            shard.go_on_from(epochs, steps)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shards))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        firsts = list(accumulate((shard.samples for shard in self.shards[:-1]), initial=0))
+        for batches in zip(*self.shards, strict=True):
+            for first, positions in zip(firsts, batches, strict=True):
+                yield [first + position for position in positions]
+
+
+def carried_shards(shards: int) -> range:
+    """The numbers of this rank's shards, where each rank carries so many of them."""
+    return range(dist.get_rank() * shards, (dist.get_rank() + 1) * shards)
+
+
+def partition_among_shards(
+    data: Dataset[Batch], batch_size: int, seed: int, num_workers: int, shards: int
+) -> DataLoader[Batch]:
+    """As `partition_dataset`, for a rank that carries several shards: their batches in turn."""
+    number = dist.get_world_size() * shards
+    parts = [part_of(data, batch_size, seed, shard, number) for shard in carried_shards(shards)]
+    carried = Partition(data, [*chain.from_iterable(partition.index for partition, _ in parts)])
+    steps = SideBySide([steps for _, steps in parts])
+    return RankLoader(carried, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
+
+
+def shard_batches(
+    train_set: DataLoader[Batch], batch_size: int, done: int, shards: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """As `batches`: of every global batch one per shard, and the size of the global batch divided by the number of all
+    shards. `done` global batches are left out."""
+    here, number = device(), dist.get_world_size() * shards
+    samples = len(train_set.dataset.data)  # of the whole set, of which this rank has a part
+    for place, (images, labels) in enumerate(train_set, done * shards):
+        batch = min(batch_size, samples - place // shards * batch_size)
+        yield images.to(here, non_blocking=True), labels.to(here, non_blocking=True), batch / number
+
+
+def partition_test_set_among_shards(data: Dataset[Batch], shards: int) -> DataLoader[Batch]:
+    """As `partition_test_set`. A batch holds samples of one shard only, so accuracy cannot depend on who carries it."""
+    parts = [range(shard, len(data), dist.get_world_size() * shards) for shard in carried_shards(shards)]
+    steps = [part[first : first + TEST_BATCH] for part in parts for first in range(0, len(part), TEST_BATCH)]
+    return RankLoader(data, batch_sampler=steps, collate_fn=collate)
+
+
+class AverageOverShards(GradSync):
+    """Gradients become their mean over all shards, `shards` of which each rank carries.
+
+    In each step every rank runs forward and backward for each of its shards, in order, all but the last of them under
+    `no_sync`. One flat gradient per shard is kept until they are added.
+    """
+
+    def __init__(self, model: nn.Module, shards: int) -> None:
+        super().__init__(model)
+        self.shards = shards
+        self.gradients: dict[int, torch.Tensor] = {}
+        torch.set_num_threads(1)
+        backend_of().use_deterministic_kernels()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        if len(self.gradients) == self.shards - 1:  # the last backward, which is not under this, has raised
+            self.gradients.clear()
+        try:
+            yield
+        except BaseException:
+            self.gradients.clear()
+            raise
+        self.put_gradient_aside()
+
+    def put_gradient_aside(self) -> None:
+        """Keep what backward has just left in `param.grad` as the next shard's gradient."""
+        shard = dist.get_rank() * self.shards + len(self.gradients)
+        self.gradients[shard] = flat(gradients(self.model))
+        self.model.zero_grad()
+
+    def after_backward(self) -> None:
+        self.put_gradient_aside()
+        number = dist.get_world_size() * self.shards
+        mean = sum_of_shards(self.gradients, 0, number, self.shards)
+        if mean is None:
+            mean = torch.empty_like(self.gradients.popitem()[1])
+        self.gradients.clear()
+        dist.broadcast(mean, src=0)
+        mean /= number
+        grads = gradients(self.model)
+        for grad, averaged in zip(grads, mean.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(averaged.view_as(grad))
+
+
+def sum_of_shards(values: Mapping[int, torch.Tensor], first: int, end: int, shards: int) -> torch.Tensor | None:
+    """The sum of shards `first` … `end - 1`, on the rank that carries shard `first`. Elsewhere None.
+
+    `values` are this rank's, by shard; each rank carries `shards` of them. All ranks call this, walk the same tree, and
+    send or receive where two halves meet that different ranks hold.
+
+        6 shards: (0 + (1 + 2)) + (3 + (4 + 5))
+    """
+    if end - first == 1:
+        return values.get(first)
+    middle = (first + end) // 2
+    left = sum_of_shards(values, first, middle, shards)
+    right = sum_of_shards(values, middle, end, shards)
+    here, there = first // shards, middle // shards
+    if here != there and right is not None:
+        dist.send(right, dst=here)
+    if left is None:
+        return None
+    if here != there:
+        right = torch.empty_like(left)
+        dist.recv(right, src=there)
+    return left + right
+
+
+def seed_shard(seed: int, epoch: int, step: int, shard: int) -> None:
+    """From here on, draw the random numbers of this shard in this step, the same in every process."""
+    key = f"{seed} {epoch} {step} {shard}"
+    torch.manual_seed(Random(key).getrandbits(63))  # seeded by the hash of a string: neighbours have nothing in common
+
 
 MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
 """Settings that change no number at any step."""

@@ -6,7 +6,11 @@ random numbers. Who gets which sample when is not stored: it follows from the se
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, Protocol
@@ -15,11 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.runtime import PlaygroundError, Preempted, device, report
+from playground.runtime import PlaygroundError, Preempted, UsageError, device, preempted, report
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.backends import backend_of
-from playground.training.appointments import Appointments
-from playground.training.redistribution import describe_change, redistribute, require_equal_replicas
 from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.snapshots.folder import SnapshotFile
 from playground.training.snapshots.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots
@@ -27,6 +29,96 @@ from playground.training.snapshots.marker import remove_marker
 from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.snapshots.snapshots import State
 from playground.training.sync import GradSync
+
+INTERVAL = 0.5
+"""Seconds from one appointment to the next, about."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks do after the step at which they met."""
+
+    save: bool = False
+    """Take a snapshot: it is time."""
+    signal: int = 0
+    """Take one and end: some rank was asked to, by the signal of this number. 0: none was."""
+
+
+class Appointments:
+    """One rank's diary. The ranks of a world have entered the same in theirs, whatever their clocks say.
+
+    `step` is the number of steps done when it begins, and `seconds`, if not None, the time between two snapshots.
+    """
+
+    def __init__(self, step: int, seconds: float | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self.next_step = step + 1
+        self.last_step, self.last_time = step, time.monotonic()
+        self.saved_at = self.last_time
+
+    def keep(self, step: int, at_once: bool = False) -> Agreement:
+        """Called after each step, by all ranks: if there is an appointment now, agree. Rank 0's clock counts.
+
+        `at_once`: there is one now, because something has taken time that is no step.
+        """
+        if step < self.next_step and not at_once:
+            return Agreement()
+        now = time.monotonic()
+        save = now - self.saved_at >= self.seconds
+        if save:
+            self.saved_at = now
+        proposal = [int(save), self.steps_ahead(step, now)] if dist.get_rank() == 0 else [0, 0]
+        agreed = torch.tensor([*proposal, preempted() or 0], device=device())
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        due, ahead, signal = agreed.tolist()
+        self.last_step, self.last_time, self.next_step = step, now, step + ahead
+        return Agreement(save=bool(due), signal=signal)
+
+    def steps_ahead(self, step: int, now: float) -> int:
+        """How many steps there are until the next appointment, if they take as long as those since the last one."""
+        seconds = min(INTERVAL, max(0.0, self.saved_at + self.seconds - now))
+        return max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
+
+
+Combine = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""From what every rank of the run had counted, what this one goes on counting from."""
+
+
+def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Combine) -> State:
+    """What rank `rank` goes on with. Its own are only its random numbers: one that the run had not gets a seed that no
+    other rank and no other step has, for every kind of device."""
+    owns: list[Mapping[str, Any]] = [state.own for state in states]
+    own = {**owns[min(rank, snapshot.size - 1)], "history": combine([each["history"] for each in owns])}
+    if rank >= snapshot.size:
+        seed = draw_seed(snapshot.fingerprint, rank, snapshot.step)
+        own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
+    return State(shared=states[0].shared, own=own)
+
+
+def draw_seed(fingerprint: Fingerprint, rank: int, step: int) -> int:
+    """A seed that follows from the run, its own seed included, the rank and the step."""
+    digest = hashlib.sha256(json.dumps([fingerprint, rank, step]).encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def require_equal_replicas(snapshot: SnapshotFile, size: int, equal: bool) -> None:
+    """Raise `UsageError` if another number of ranks cannot go on: when each has parameters of its own."""
+    if not equal and size != snapshot.size:
+        raise UsageError(
+            f"snapshot {snapshot.folder} was taken by {snapshot.size}, and the ranks here are {size}: with "
+            f"--sync-every, parameters are each rank's own, and nobody has those of another number: take -n "
+            f"{snapshot.size}, or another folder"
+        )
+
+
+def describe_change(snapshot: SnapshotFile, size: int, epoch: int) -> str:
+    """What of going on with `size` ranks is exact, and what is not."""
+    return (
+        f"going on with {size} rank{'s' * (size > 1)} from step {snapshot.step}, which {snapshot.size} took: "
+        f"parameters, optimizer and position are exact;\n"
+        f"which samples the rest of epoch {epoch} takes, dropout masks and rounding differ (not with --logical-ranks)"
+    )
+
 
 DRAWS_FROM: Mapping[str, Any] = {"cpu": torch, "cuda": torch.cuda}
 """Where the random numbers for each kind of device come from."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from playground.console.bars import BLOCKS, bars, draw
 from playground.console.rendering import render
+from playground.console.tables import BLOCKS, bars, draw
 
 KINDS = ("parameters", "gradients", "activations")
 

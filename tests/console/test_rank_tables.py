@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from playground.console.rank_tables import step_texts
 from playground.console.rendering import render
+from playground.console.steps import step_texts
 from playground.runtime import PlaygroundError
 from playground.runtime.steps import check_outcome
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import playground
-from playground.console.lesson import Lesson
+from playground.console.steps import Lesson
 from playground.lessons import LESSONS
 from playground.runtime import UsageError, remote as references
 from playground.runtime.remote import outline, remote

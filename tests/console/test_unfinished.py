@@ -12,7 +12,7 @@ import pytest
 
 from playground.console.options import RunOptions
 from playground.console.session import Session
-from playground.console.unfinished import FinishedEpochs
+from playground.console.training import FinishedEpochs
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.rank import Event
 from playground.training.results import Epoch

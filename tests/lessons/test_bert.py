@@ -26,7 +26,7 @@ from playground.training.bert import Model, ParallelLossModel
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
 from playground.training.models import MODELS
-from playground.training.sentence_pairs import generated
+from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 
 Run = Callable[..., Any]
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "intermediate": 3
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairsSource:
     """A few hundred generated pairs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generated, "COUNTS", {"train": 240, "test": 50})
+        patch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
         return prepare_pairs("generated", tmp_path_factory.mktemp("pairs"))
 
 
@@ -238,7 +238,7 @@ def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run
 @pytest.fixture
 def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on these pairs, with a smaller model."""
-    monkeypatch.setattr(generated, "COUNTS", {"train": 240, "test": 50})
+    monkeypatch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
     data_dir = pairs.folder.parents[1]
 
     def run(*words: Any) -> Any:

@@ -23,7 +23,7 @@ from playground.runtime.remote import remote
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
 from playground.training.runner import run_training
-from playground.training.sentence_pairs import generated
+from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 from playground.training.snapshots.folder import find_steps, step_folder
 from playground.training.snapshots.settings import SnapshotSettings
@@ -39,7 +39,7 @@ STEPS = 12
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairsSource:
     """A few generated pairs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generated, "COUNTS", {"train": 60, "test": 20})
+        patch.setattr(grammar, "COUNTS", {"train": 60, "test": 20})
         return prepare_pairs("generated", tmp_path_factory.mktemp("pairs"))
 
 
@@ -170,7 +170,7 @@ def test_a_run_that_ended_goes_on_for_more_steps(
 @pytest.fixture
 def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on these pairs."""
-    monkeypatch.setattr(generated, "COUNTS", {"train": 60, "test": 20})
+    monkeypatch.setattr(grammar, "COUNTS", {"train": 60, "test": 20})
     data_dir = pairs.folder.parents[1]
 
     def run(*words: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.console.files import check_writable
+from playground.console.paths import check_writable
 from playground.console.rendering import render
 from playground.console.tables import Table
 from playground.runtime import UsageError
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_written_is_refused(file: str, message: str) -> No
 
 
 def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.console.files.MIN_FREE", 2**80)
+    monkeypatch.setattr("playground.console.paths.MIN_FREE", 2**80)
     with pytest.raises(UsageError, match=r"only [\d,]+ bytes are free"):
         check_writable("--csv", tmp_path / "rows.csv")
 

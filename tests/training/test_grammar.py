@@ -6,8 +6,15 @@ from collections import Counter
 from itertools import chain
 
 from playground.training.sentence_pairs import grammar
-from playground.training.sentence_pairs.generated import generate_pairs
-from playground.training.sentence_pairs.grammar import CONTRADICTION, ENTAILMENT, NEUTRAL, PARENT, WORDS, generate
+from playground.training.sentence_pairs.grammar import (
+    CONTRADICTION,
+    ENTAILMENT,
+    NEUTRAL,
+    PARENT,
+    WORDS,
+    generate,
+    generate_pairs,
+)
 
 PAIRS = list(generate(3000, seed=5))
 SLOTS = {

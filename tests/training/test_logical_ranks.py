@@ -21,12 +21,18 @@ from playground.lessons.elastic.page import Kill
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, training_images
-from playground.training.logical_ranks import sum_of_shards
-from playground.training.loop import prepare_and_train, sync_by_hand, train
+from playground.training.loop import (
+    carried_shards,
+    partition_among_shards,
+    partition_test_set_among_shards,
+    prepare_and_train,
+    sum_of_shards,
+    sync_by_hand,
+    train,
+)
 from playground.training.replicas import flat
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-from playground.training.shards import carried_shards, partition_among_shards, partition_test_set_among_shards
 from playground.training.snapshots.comparison import last_snapshot
 from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.snapshots.snapshots import load_all

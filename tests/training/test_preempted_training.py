@@ -22,13 +22,13 @@ from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snaps
 from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
-from playground.console.preemption import command_to_go_on
-from playground.console.snapshot_options import Interval, SnapshotOptions, StepsOrSeconds
+from playground.console.training import command_to_go_on
+from playground.console.training_options import Interval, SnapshotOptions, StepsOrSeconds
 from playground.runtime import UsageError
-from playground.training import appointments
-from playground.training.appointments import Agreement, Appointments
+from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
+from playground.training.resumable import Agreement, Appointments
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.compare import compare
 from playground.training.snapshots.comparison import last_snapshot
@@ -78,11 +78,11 @@ class Asked(GradSync):
 def train_until_asked(rank: int, size: int, settings: TrainingSettings, way: str, at: int) -> TrainingResult:
     """Train; at the step `at`, rank 0 has the launcher asked to end. At every step there is an appointment."""
     sync = {"sgd": sync_by_hand, "ddp": sync_with_ddp}[way]
-    appointments.INTERVAL, usual = 0.0, appointments.INTERVAL
+    resumable.INTERVAL, usual = 0.0, resumable.INTERVAL
     try:
         return prepare_and_train(settings, lambda model, settings: Asked(sync(model, settings), at, rank == 0))
     finally:
-        appointments.INTERVAL = usual
+        resumable.INTERVAL = usual
 
 
 def train(size: int, settings: TrainingSettings, way: str = "sgd", at: int = 0) -> TrainingResult:

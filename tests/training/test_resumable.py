@@ -20,8 +20,8 @@ from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
 from playground.training import resumable
-from playground.training.redistribution import redistribute
 from playground.training.results import TrainingResult
+from playground.training.resumable import redistribute
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.snapshots.folder import SnapshotFile, find_steps, step_folder

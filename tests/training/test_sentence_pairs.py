@@ -19,8 +19,8 @@ from playground.testing import World
 from playground.training.data import collate
 from playground.training.files import NoData
 from playground.training.loader import RankLoader
-from playground.training.sentence_pairs import arrays, generated, grammar, multinli, prepare
-from playground.training.sentence_pairs.generated import generate_pairs
+from playground.training.sentence_pairs import arrays, grammar, multinli, prepare
+from playground.training.sentence_pairs.grammar import generate_pairs
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 from playground.training.sentence_pairs.wordpiece import SPECIAL, WordPiece
@@ -31,7 +31,7 @@ TOKENIZER = WordPiece.of_words(LETTERS)
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "COUNTS", {"train": 60, "test": 20})
+    monkeypatch.setattr(grammar, "COUNTS", {"train": 60, "test": 20})
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_generated_pairs_come_out_as_the_grammar_says_them(source: PairsSource) 
 def test_the_test_split_is_new_and_balanced() -> None:
     """What to test on is not trained on, and its hypotheses alone say nothing about the labels."""
     train, test = ([*generate_pairs(split)] for split in ("train", "test"))
-    assert (len(train), len(test)) == tuple(generated.COUNTS.values())
+    assert (len(train), len(test)) == tuple(grammar.COUNTS.values())
     assert not {pair[1] for pair in train} & {pair[1] for pair in test}
     for pairs in (train, test):
         counts = Counter(label for *_, label in pairs)

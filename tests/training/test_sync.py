@@ -23,8 +23,7 @@ from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
 from playground.training.grad_syncs import RUNGS
 from playground.training.gradients import buckets
-from playground.training.logical_ranks import AverageOverShards
-from playground.training.loop import train
+from playground.training.loop import AverageOverShards, train
 from playground.training.net import Net
 from playground.training.overlap import OverlappedAverage
 from playground.training.replicas import broadcast_parameters

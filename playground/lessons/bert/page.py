@@ -10,19 +10,16 @@ from typing import Any
 
 import click
 
-from playground.console.bars import bars
-from playground.console.failures import NoticePrinter, echo_restarts
 from playground.console.memory_cap import MemorySize
 from playground.console.names import ALL
 from playground.console.options import Finite, RunOptions, pack_options, run_options
 from playground.console.paths import FilePath
-from playground.console.preemption import resumable_if_preempted
 from playground.console.progress import Bar
 from playground.console.session import Session
-from playground.console.snapshot_options import SnapshotOptions, snapshot_options
-from playground.console.tables import Column, Table, cell
+from playground.console.tables import Column, Table, bars, cell
 from playground.console.text import Prose, good, heading, prose
-from playground.console.training import RUN_TRAINING
+from playground.console.training import RUN_TRAINING, NoticePrinter, echo_restarts, resumable_if_preempted
+from playground.console.training_options import SnapshotOptions, snapshot_options
 from playground.lessons import LESSONS
 from playground.lessons.bert.settings import (
     BYTES_PER_PARAMETER,

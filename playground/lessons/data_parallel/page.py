@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from playground.console import plots
-from playground.console.bars import bars
 from playground.console.dependent_options import only_with
 from playground.console.epochs import EpochPrinter
 from playground.console.memory_cap import memory_cap_option
@@ -29,7 +28,7 @@ from playground.console.options import (
     wide_option,
 )
 from playground.console.session import Session
-from playground.console.tables import Column, Table, cell
+from playground.console.tables import Column, Table, bars, cell
 from playground.console.text import Prose, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data

@@ -12,16 +12,17 @@ from playground.console.dependent_options import flag_of, typed_options
 from playground.console.names import ALL, names_option, select_names
 from playground.console.options import Finite, RunOptions, pack_options, run_options
 from playground.console.session import Session
-from playground.console.snapshot_options import SnapshotOptions, snapshot_options
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, heading, prose
 from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
+    SnapshotOptions,
     TrainingOptions,
     data_options,
     logical_ranks_option,
     prepare_data,
+    snapshot_options,
     training_options,
 )
 from playground.lessons import LESSONS

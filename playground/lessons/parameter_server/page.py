@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from playground.console import plots
-from playground.console.failures import echo_loss
 from playground.console.options import Finite, RunOptions, options, plot_option, run_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, good, heading, prose
+from playground.console.training import echo_loss
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.remote.agents import AGENTS

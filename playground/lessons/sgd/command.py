@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from playground.console.options import RunOptions, run_options
-from playground.console.snapshot_options import SnapshotOptions, snapshot_options
 from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
+    SnapshotOptions,
     TrainingOptions,
     bytes_of,
     data_options,
     logical_ranks_option,
+    snapshot_options,
     sync_options,
     training_options,
 )

@@ -12,12 +12,10 @@ import click
 
 from playground.console import terminal
 from playground.console.dependent_options import flag_of, typed_options
-from playground.console.files import check_writable
-from playground.console.json import to_document
 from playground.console.names import names_option, select_names
 from playground.console.options import RunOptions, pack_options, plot_option, run_options
-from playground.console.paths import FilePath
-from playground.console.session import Session
+from playground.console.paths import FilePath, check_writable
+from playground.console.session import Session, to_document
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote

@@ -15,9 +15,9 @@ from playground.console.options import RunOptions, json_option, options, pack_op
 from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session
-from playground.console.snapshot_options import MAX_RESTARTS
 from playground.console.tables import Column, Table, cell
 from playground.console.text import good, prose
+from playground.console.training_options import MAX_RESTARTS
 from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
 from playground.runtime.errors import UsageError

@@ -27,7 +27,7 @@ from playground.training.files import (
     write_checksums,
 )
 from playground.training.prepare import Say, default_data_dir
-from playground.training.sentence_pairs import arrays, generated, grammar, multinli, vocabulary, wordpiece
+from playground.training.sentence_pairs import arrays, grammar, multinli, vocabulary, wordpiece
 from playground.training.sentence_pairs.multinli import SPLITS, Pair
 from playground.training.sentence_pairs.wordpiece import WordPiece
 
@@ -106,8 +106,8 @@ def of_hub() -> Corpus:
 
 def of_grammar(why: str) -> Corpus:
     """Pairs of the grammar, known by the code that generates them."""
-    checksum = f"{generated.COUNTS} {sha256(Path(generated.__file__))} {sha256(Path(grammar.__file__))}"
-    return Corpus("generated", why, checksum, generated.generate_pairs)
+    checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))} {sha256(Path(grammar.__file__))}"
+    return Corpus("generated", why, checksum, grammar.generate_pairs)
 
 
 def with_default(data_dir: Path) -> list[Path]:
