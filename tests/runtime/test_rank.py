@@ -22,7 +22,7 @@ def stop_here(rank: int, size: int) -> str:
 
 SCRIPT = textwrap.dedent("""
     from playground import launch
-    from test_debug import stop_here
+    from test_rank import stop_here
 
     if __name__ == "__main__":
         print("answers:", *sorted(launch(stop_here, 2)))
