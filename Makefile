@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # The tests that need a GPU, on two simulated ones.
 SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest
+QUICK := tests/test_house.py tests/algorithms tests/runtime/test_launch.py tests/training/test_sync.py
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
-.PHONY: demo test lint stress oldest gpu clean
+.PHONY: demo quick test lint stress oldest gpu clean
 
 demo: .venv/.installed
 	$(BIN)/python -m playground sgd
@@ -14,6 +15,10 @@ demo: .venv/.installed
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"
 	$(SIMULATED) -n 2 --dist worksteal -m "gpu and not stress"
+
+# In half a minute: whether the house stands, ranks start and end, and every all-reduce and average is right.
+quick: lint
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not stress and not gpu" $(QUICK)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from playground.training.snapshots.folder import find_steps
+from playground.survival.folder import find_steps
 
 ENOUGH = 60.0
 """Seconds after which something is taken to hang: much longer than it takes on the busiest machine."""

@@ -327,7 +327,7 @@ def read_sentence_pairs(folder: Path) -> None:
 def make_snapshots() -> Files:
     import torch
 
-    from playground.training.snapshots.snapshots import Snapshots, State
+    from playground.survival.snapshots import Snapshots, State
 
     with tempfile.TemporaryDirectory() as name:
         state = State(shared={"weights": torch.arange(6.0).view(2, 3), "epoch": (1, "two")}, own={"rng": [None, 1.5]})
@@ -355,10 +355,10 @@ def sign_snapshots(folder: Path, files: Files) -> None:
 def read_snapshots(folder: Path) -> None:
     from playground.console.rendering import render
     from playground.console.session import to_document
+    from playground.survival.folder import find_newest
+    from playground.survival.snapshots import load_all
     from playground.tools.snapshots.command import snapshots_table, summary_text
     from playground.tools.snapshots.settings import examine_folder
-    from playground.training.snapshots.folder import find_newest
-    from playground.training.snapshots.snapshots import load_all
 
     for read_contents in (False, True):
         found = examine_folder(folder, read_contents=read_contents)

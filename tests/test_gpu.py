@@ -49,6 +49,11 @@ from playground.see.record.recording import (
     RankRecording,
 )
 from playground.see.record.run import Recorded
+from playground.survival.buffers import Buffers, restore
+from playground.survival.compare import compare
+from playground.survival.comparison import Comparison, last_snapshot
+from playground.survival.folder import find_steps
+from playground.survival.settings import SnapshotSettings
 from playground.testing import World
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS
@@ -57,11 +62,6 @@ from playground.training.loop import train_by_hand
 from playground.training.net import Net
 from playground.training.sentence_pairs import grammar
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.buffers import Buffers, restore
-from playground.training.snapshots.compare import compare
-from playground.training.snapshots.comparison import Comparison, last_snapshot
-from playground.training.snapshots.folder import find_steps
-from playground.training.snapshots.settings import SnapshotSettings
 
 pytestmark = pytest.mark.gpu
 

@@ -69,13 +69,14 @@ def room(module: str) -> str:
 ALLOWED = {
     "runtime": set(),
     "algorithms": {"runtime"},
-    "training": {"algorithms", "runtime"},
+    "survival": {"algorithms", "runtime"},
+    "training": {"survival", "algorithms", "runtime"},
     "measurement": {"runtime"},
     "remote": {"runtime"},
     "testing": {"runtime"},
-    "console": {"training", "algorithms", "runtime"},
-    "lessons": {"console", "training", "algorithms", "measurement", "remote", "runtime"},
-    "tools": {"console", "training", "algorithms", "measurement", "runtime"},
+    "console": {"training", "survival", "algorithms", "runtime"},
+    "lessons": {"console", "training", "survival", "algorithms", "measurement", "remote", "runtime"},
+    "tools": {"console", "training", "survival", "algorithms", "measurement", "runtime"},
     "see.record": {"training", "algorithms", "remote", "runtime"},
     "see.analyse": {"see.record", "algorithms"},
     "see.paint": {
@@ -89,7 +90,18 @@ ALLOWED = {
         "runtime",
     },
     "see.play": {"see.paint", "see.analyse", "see.record", "runtime"},
-    "see": {"see.play", "see.paint", "see.analyse", "see.record", "tools", "lessons", "console", "training", "runtime"},
+    "see": {
+        "see.play",
+        "see.paint",
+        "see.analyse",
+        "see.record",
+        "tools",
+        "lessons",
+        "console",
+        "training",
+        "survival",
+        "runtime",
+    },
     "app": {"see", "tools", "lessons", "console", "runtime"},
     "": {"console", "runtime"},
     "__main__": {"app"},
@@ -133,6 +145,22 @@ def test_every_room_has_its_place() -> None:
     assert {room(module) for module in MODULES} == set(ALLOWED)
     order = [name for name in ALLOWED if name]
     assert all(order.index(below) < place for place, name in enumerate(order) for below in ALLOWED[name])
+
+
+def test_the_page_of_the_rooms_is_true() -> None:
+    """playground/README.md: every room, above all that it imports, and nothing it does not import."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = {
+        name: set(below.split(", ")) - {"-"} for name, below in re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", page, re.M)
+    }
+    allowed: dict[str, set[str]] = {}
+    for name, below in ALLOWED.items():
+        if name not in ("", "__main__", "app"):
+            rooms = allowed.setdefault(name.split(".")[0], set())
+            rooms |= {each.split(".")[0] for each in below} - {name.split(".")[0]}
+    assert told == allowed
+    order = [*told]
+    assert all(order.index(each) > place for place, name in enumerate(order) for each in told[name])
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,11 @@ from playground.runtime.restarts import OnRestart, describe_restart
 from playground.runtime.signals import stopping_signal
 from playground.runtime.untrusted import printable
 from playground.runtime.working_folder import working_folder
+from playground.survival.marker import write_marker
+from playground.survival.settings import AUTO
 from playground.training.grad_syncs import RUNGS
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.marker import write_marker
-from playground.training.snapshots.settings import AUTO
 
 
 class NoticePrinter:

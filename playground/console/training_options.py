@@ -15,11 +15,11 @@ from playground.console.options import Finite, options, pack_options
 from playground.console.paths import FilePath, check_place
 from playground.console.progress import Bar
 from playground.runtime.errors import UsageError
+from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.training import prepare
 from playground.training.grad_syncs import NET_SYNCS
 from playground.training.image_files import prepare_image_files
 from playground.training.settings import LOADERS, MAX_LOADER_WORKERS, TrainingSettings
-from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
 
 MAX_RESTARTS = 1000
 

@@ -22,9 +22,9 @@ from playground.see.paint.painters import paint_scene
 from playground.see.paint.results import Evidence
 from playground.see.paint.scene import Scene
 from playground.see.record.run import record_run
+from playground.survival.settings import SnapshotSettings
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.settings import SnapshotSettings
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 IMAGES, TEST_IMAGES = 1280, 128

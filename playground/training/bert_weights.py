@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playground.runtime.errors import UsageError
+from playground.runtime.files import NoData, sha256
 from playground.training import hub
 from playground.training.bert_config import BertConfig
 from playground.training.bert_folder import WEIGHTS, check_vocabulary, read_config
-from playground.training.files import NoData, sha256
 from playground.training.prepare import Say
 from playground.training.sentence_pairs.vocabulary import read_wordpiece
 

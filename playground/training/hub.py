@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from playground.training.files import NoData
+from playground.runtime.files import NoData
 from playground.training.prepare import NETWORK_TIMEOUT, Say
 
 INSTALL = "pip install 'playground[hub]'"

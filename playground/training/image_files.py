@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.errors import PlaygroundError
-from playground.training.files import (
+from playground.runtime.files import (
     CHECKSUMS,
     NoData,
     find_damaged,

@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from playground.runtime import device
 from playground.runtime.backends import backend_of
+from playground.runtime.files import sha256
+from playground.survival.fingerprint import Fingerprint
 from playground.training import net
 from playground.training.data import TEST_BATCH, Batch, EqualSteps, Images, collate, part_of, training_images
-from playground.training.files import sha256
 from playground.training.gradients import gradients
 from playground.training.history import History
 from playground.training.loader import RankLoader
@@ -33,7 +34,6 @@ from playground.training.replicas import broadcast_parameters, flat
 from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.fingerprint import Fingerprint
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from playground.training.files import (
+from playground.runtime.files import (
     NoData,
     find_damaged,
     lock_directory,

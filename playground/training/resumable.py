@@ -22,12 +22,12 @@ from torch import nn
 from playground.runtime import PlaygroundError, Preempted, UsageError, device, preempted, report
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.backends import backend_of
-from playground.training.snapshots.fingerprint import Fingerprint
-from playground.training.snapshots.folder import SnapshotFile
-from playground.training.snapshots.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots
-from playground.training.snapshots.marker import remove_marker
-from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import State
+from playground.survival.fingerprint import Fingerprint
+from playground.survival.folder import SnapshotFile
+from playground.survival.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots
+from playground.survival.marker import remove_marker
+from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import State
 from playground.training.sync import GradSync
 
 INTERVAL = 0.5

@@ -9,9 +9,9 @@ from pathlib import Path
 from playground.algorithms import ALL_REDUCES
 from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
 from playground.runtime.errors import UsageError
+from playground.survival.settings import SnapshotSettings
 from playground.training.grad_syncs import NET_SYNCS
 from playground.training.models import MODELS
-from playground.training.snapshots.settings import SnapshotSettings
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from playground.training.snapshots.folder import find_steps
+from playground.survival.folder import find_steps
 
 Run = Callable[..., Any]
 

@@ -20,14 +20,14 @@ from playground.lessons.bert.history import History
 from playground.lessons.bert.settings import DDP, WAYS, BertSettings, Training
 from playground.runtime import UsageError, restart_count
 from playground.runtime.remote import remote
+from playground.survival.folder import find_steps, step_folder
+from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import load_part
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
 from playground.training.runner import run_training
 from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
-from playground.training.snapshots.folder import find_steps, step_folder
-from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import load_part
 
 Run = Callable[..., Any]
 TRAIN = remote("playground.lessons.bert.resumable:train")

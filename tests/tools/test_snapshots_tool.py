@@ -15,10 +15,10 @@ import torch
 from widths import too_wide
 
 from playground.console.rendering import render
+from playground.survival.folder import Examined, find_steps, step_folder
+from playground.survival.snapshots import Snapshots, State
 from playground.tools.snapshots import command
 from playground.tools.snapshots.settings import SaveTimes, check_times
-from playground.training.snapshots.folder import Examined, find_steps, step_folder
-from playground.training.snapshots.snapshots import Snapshots, State
 
 Run = Callable[..., Any]
 

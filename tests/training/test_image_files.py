@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
+from playground.runtime.files import NoData
 from playground.training import image_files
 from playground.training.data import ImageFiles, Images
 from playground.training.digits import write_digits
-from playground.training.files import NoData
 from playground.training.image_files import UnreadableImage, list_image_files, prepare_image_files
 
 COUNT = 25

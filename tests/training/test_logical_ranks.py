@@ -19,6 +19,9 @@ from torch import nn
 from playground import launch
 from playground.lessons.elastic.page import Kill
 from playground.runtime import RankFailed, UsageError
+from playground.survival.comparison import last_snapshot
+from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import load_all
 from playground.testing import World
 from playground.training.data import Images, training_images
 from playground.training.loop import (
@@ -33,9 +36,6 @@ from playground.training.loop import (
 from playground.training.replicas import flat
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.comparison import last_snapshot
-from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import load_all
 from playground.training.sync import GradSync
 
 Worlds = Callable[..., World]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.training.files import NoData
+from playground.runtime.files import NoData
 from playground.training.sentence_pairs import multinli
 from playground.training.sentence_pairs.multinli import FILES, find_multinli, read_pairs
 from playground.training.sentence_pairs.pairs import Pairs

@@ -25,16 +25,16 @@ from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.console.training import command_to_go_on
 from playground.console.training_options import Interval, SnapshotOptions, StepsOrSeconds
 from playground.runtime import UsageError
+from playground.survival.compare import compare
+from playground.survival.comparison import last_snapshot
+from playground.survival.folder import find_steps
+from playground.survival.marker import NAME
+from playground.survival.settings import SnapshotSettings
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.resumable import Agreement, Appointments
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.compare import compare
-from playground.training.snapshots.comparison import last_snapshot
-from playground.training.snapshots.folder import find_steps
-from playground.training.snapshots.marker import NAME
-from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.sync import GradSync
 
 Run = Callable[..., Any]

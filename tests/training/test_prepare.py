@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 from torchvision import datasets
 
+from playground.runtime.files import NoData, find_damaged, lock_directory, replace_files
 from playground.training import prepare
 from playground.training.data import MEAN, STD, Images
 from playground.training.digits import write_digits
-from playground.training.files import NoData, find_damaged, lock_directory, replace_files
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from playground import launch
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
+from playground.survival.folder import SnapshotFile, find_steps, step_folder
+from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import State, load_part
 from playground.training import resumable
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.folder import SnapshotFile, find_steps, step_folder
-from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import State, load_part
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from playground.runtime.errors import UsageError
+from playground.runtime.files import NoData
 from playground.testing import World
 from playground.training.data import collate
-from playground.training.files import NoData
 from playground.training.loader import RankLoader
 from playground.training.sentence_pairs import arrays, grammar, multinli, prepare
 from playground.training.sentence_pairs.grammar import generate_pairs

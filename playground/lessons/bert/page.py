@@ -45,13 +45,13 @@ from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.rank import Event
 from playground.runtime.remote import Remote
+from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource, find_weights
 from playground.training.results import replicas_verdict
 from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
 from playground.training.sentence_pairs.vocabulary import read_wordpiece
 from playground.training.settings import MAX_LOADER_WORKERS
-from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
 
 Texts = list[str | Prose | Table]
 TRAINING_LEGEND = (

@@ -16,13 +16,13 @@ from playground.lessons.bert.history import History
 from playground.lessons.bert.lesson import Loss, batches, prepare, take_steps, test
 from playground.lessons.bert.settings import DDP, BertSettings, Training
 from playground.runtime import UsageError, device
+from playground.runtime.files import CHECKSUMS, sha256
+from playground.survival.fingerprint import Fingerprint
+from playground.survival.settings import SnapshotSettings
 from playground.training import bert
 from playground.training.bert_folder import PICKLED_WEIGHTS, WEIGHTS
-from playground.training.files import CHECKSUMS, sha256
 from playground.training.resumable import ResumableRun
 from playground.training.sentence_pairs.pairs import Pairs
-from playground.training.snapshots.fingerprint import Fingerprint
-from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.sync import GradSync
 
 MAY_DIFFER = ("steps", "loader_workers", "report_every", "memory_cap")

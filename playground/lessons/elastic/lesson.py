@@ -29,6 +29,9 @@ from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import PlaygroundError, device, report, restart_count, synchronize
 from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
+from playground.survival.compare import compare
+from playground.survival.comparison import Comparison, last_snapshot
+from playground.survival.settings import SnapshotSettings
 from playground.training.data import Images, batches, partition_dataset, partition_test_set
 from playground.training.history import History
 from playground.training.loop import first_sample, identify
@@ -38,9 +41,6 @@ from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.compare import compare
-from playground.training.snapshots.comparison import Comparison, last_snapshot
-from playground.training.snapshots.settings import SnapshotSettings
 from playground.training.sync import GradSync
 
 

@@ -25,7 +25,7 @@ from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
 RUN, EXPERIMENT = LESSON.remote("run"), LESSON.remote("Experiment")
-COMPARE = remote("playground.training.snapshots.compare:compare")
+COMPARE = remote("playground.survival.compare:compare")
 SAMPLES = 6_000
 """Training samples, unless --limit says otherwise."""
 WAYS = ("sgd", "ddp")

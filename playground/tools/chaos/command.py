@@ -23,12 +23,12 @@ from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
+from playground.survival.comparison import Comparison, last_snapshot
+from playground.survival.disk import make_folder
 from playground.tools import TOOLS
 from playground.tools.chaos.experiment import train_undisturbed, train_with_kills
 from playground.tools.chaos.processes import require_proc
 from playground.tools.chaos.results import LAUNCHER, PHASES, WHOM, ChaosSettings, Draws, RunRecord
-from playground.training.snapshots.comparison import Comparison, last_snapshot
-from playground.training.snapshots.disk import make_folder
 
 SETS_ITSELF = ("snapshots", "restarts", "resume")
 """Parameters of a command that `chaos` needs for itself."""
@@ -116,7 +116,7 @@ def recovery_text(runs: Sequence[RunRecord]) -> str:
 
 
 TOOL = TOOLS["chaos"]
-COMPARE = remote("playground.training.snapshots.compare:compare")
+COMPARE = remote("playground.survival.compare:compare")
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose, context_settings={"allow_interspersed_args": False})

@@ -8,7 +8,7 @@ from random import Random
 
 from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import PlaygroundError
-from playground.training.snapshots.comparison import Comparison
+from playground.survival.comparison import Comparison
 
 RANK, FORK_SERVER, LAUNCHER = "rank", "fork server", "launcher"
 WHOM = {"rank": (RANK,), "launcher": (LAUNCHER,), "any": (RANK, RANK, FORK_SERVER, LAUNCHER)}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from playground.runtime.restarts import RESTART
+from playground.survival.folder import WHOLE, examine, find_steps
 from playground.tools.chaos.processes import CommandProcess, Processes, find_processes, open_process, opened_in
 from playground.tools.chaos.results import (
     ENDING,
@@ -26,7 +27,6 @@ from playground.tools.chaos.results import (
     Kill,
     RunRecord,
 )
-from playground.training.snapshots.folder import WHOLE, examine, find_steps
 
 TICK = 0.01
 """Seconds between two looks at the run."""

@@ -19,6 +19,8 @@ from playground.measurement import environment
 from playground.measurement.units import format_bytes, format_digits
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
+from playground.survival.disk import make_folder
+from playground.survival.folder import DAMAGED, WHOLE, Examined, require_unused
 from playground.tools import TOOLS
 from playground.tools.snapshots.settings import (
     MeasureSettings,
@@ -28,8 +30,6 @@ from playground.tools.snapshots.settings import (
     examine_folder,
     find_last_whole,
 )
-from playground.training.snapshots.disk import make_folder
-from playground.training.snapshots.folder import DAMAGED, WHOLE, Examined, require_unused
 
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (0, "s"))
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device, report, synchronize
+from playground.survival.snapshots import Snapshots, State
 from playground.tools.snapshots.settings import MeasureSettings, SaveTimes
-from playground.training.snapshots.snapshots import Snapshots, State
 
 
 def measure(rank: int, size: int, settings: MeasureSettings) -> SaveTimes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.training.snapshots.folder import DAMAGED, WHOLE, Examined, examine, find_steps
+from playground.survival.folder import DAMAGED, WHOLE, Examined, examine, find_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from playground.runtime.files import NoData
 from playground.runtime.untrusted import parse_json, printable
-from playground.training.files import NoData
 from playground.training.hub import load_split
 
 Pair = tuple[str, str, int]

@@ -15,8 +15,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from playground.training import hub
-from playground.training.files import (
+from playground.runtime.files import (
     CHECKSUMS,
     NoData,
     find_damaged,
@@ -26,6 +25,7 @@ from playground.training.files import (
     sha256,
     write_checksums,
 )
+from playground.training import hub
 from playground.training.prepare import Say, default_data_dir
 from playground.training.sentence_pairs import arrays, grammar, multinli, vocabulary, wordpiece
 from playground.training.sentence_pairs.multinli import SPLITS, Pair

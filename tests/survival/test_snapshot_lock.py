@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from playground.runtime import UsageError
-from playground.training.snapshots import lock as under_test
-from playground.training.snapshots.disk import make_folder, overwrite, remove_folders
-from playground.training.snapshots.lock import FolderLock
+from playground.survival import lock as under_test
+from playground.survival.disk import make_folder, overwrite, remove_folders
+from playground.survival.lock import FolderLock
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from playground.training.snapshots.lock import FolderLock
+from playground.survival.lock import FolderLock
 
 held = FolderLock(Path(sys.argv[1]))
 child = os.fork()

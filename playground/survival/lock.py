@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
-from playground.training.files import NO_LINK
+from playground.runtime.files import NO_LINK
 
 PATIENCE = 2.0
 """Seconds for which a run waits for another one to let go: the kernel does that for a process that was killed."""

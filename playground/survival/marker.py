@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from playground.training.snapshots.disk import replace, sync_folder
+from playground.survival.disk import replace, sync_folder
 
 NAME = "RESUMABLE"
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hosts import Host, Network
 
-from playground.training.snapshots.folder import find_steps, step_folder
-from playground.training.snapshots.manifest import rank_file
-from playground.training.snapshots.snapshots import load_part
+from playground.survival.folder import find_steps, step_folder
+from playground.survival.manifest import rank_file
+from playground.survival.snapshots import load_part
 
 Networks = Callable[..., Network]
 STEPS = 90

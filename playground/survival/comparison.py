@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.errors import PlaygroundError
-from playground.training.snapshots.folder import SnapshotFile, examine, find_steps
+from playground.survival.folder import SnapshotFile, examine, find_steps
 
 
 @dataclass(frozen=True, kw_only=True)

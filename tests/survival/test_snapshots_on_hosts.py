@@ -15,14 +15,14 @@ from playground import launch
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.host import SIMULATED_HOSTS
+from playground.survival.compare import tensors_in
+from playground.survival.comparison import last_snapshot
+from playground.survival.folder import find_steps, step_folder
+from playground.survival.hosts import find_sharers
+from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import State, load_all
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.compare import tensors_in
-from playground.training.snapshots.comparison import last_snapshot
-from playground.training.snapshots.folder import find_steps, step_folder
-from playground.training.snapshots.hosts import find_sharers
-from playground.training.snapshots.settings import SnapshotSettings
-from playground.training.snapshots.snapshots import State, load_all
 
 
 def on_own_disk(rank: int, size: int, folder: Path, disks: tuple[int, ...]) -> Path:

@@ -21,9 +21,9 @@ from playground.algorithms.hosts import Hosts
 from playground.runtime import UsageError, report, restart_count
 from playground.runtime.agreement import all_gather_object, refuse_together
 from playground.runtime.host import host_id
-from playground.training.snapshots.disk import make_folder
-from playground.training.snapshots.fingerprint import Fingerprint
-from playground.training.snapshots.folder import (
+from playground.survival.disk import make_folder
+from playground.survival.fingerprint import Fingerprint
+from playground.survival.folder import (
     SnapshotFile,
     check_same_run,
     examine,
@@ -31,9 +31,9 @@ from playground.training.snapshots.folder import (
     require_unused,
     step_of,
 )
-from playground.training.snapshots.lock import FolderLock
-from playground.training.snapshots.settings import AUTO, NO, SnapshotSettings
-from playground.training.snapshots.snapshots import Snapshots, State, load, load_all
+from playground.survival.lock import FolderLock
+from playground.survival.settings import AUTO, NO, SnapshotSettings
+from playground.survival.snapshots import Snapshots, State, load, load_all
 
 
 def choose_snapshot(

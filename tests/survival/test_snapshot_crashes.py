@@ -11,9 +11,9 @@ import pytest
 import torch
 from snapshot_disk import Call, Disk, RecordingOS, make_files
 
-from playground.training.snapshots import disk
-from playground.training.snapshots.folder import find_newest
-from playground.training.snapshots.snapshots import Snapshots, State, load
+from playground.survival import disk
+from playground.survival.folder import find_newest
+from playground.survival.snapshots import Snapshots, State, load
 
 RANKS = 2
 SAVES = 4

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
-from playground.training.files import NO_LINK, belongs_to_another
+from playground.runtime.files import NO_LINK, belongs_to_another
 
 SPARE = ".spare"
 """A folder that nobody needs any more, kept for the next one that is wanted."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from playground.runtime.errors import UsageError
-from playground.training.snapshots.disk import remove_folders, spare_folder
-from playground.training.snapshots.fingerprint import Fingerprint, find_difference
-from playground.training.snapshots.manifest import (
+from playground.survival.disk import remove_folders, spare_folder
+from playground.survival.fingerprint import Fingerprint, find_difference
+from playground.survival.manifest import (
     Manifest,
     OtherSchema,
     check_state,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from playground.training.snapshots.fingerprint import Fingerprint
+from playground.survival.fingerprint import Fingerprint
 
 SCHEMA = 2
 """Version of the files' layout and of what is in them."""

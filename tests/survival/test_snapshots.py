@@ -17,12 +17,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from playground.runtime import UsageError, device
-from playground.testing import World
-from playground.training.net import Net
-from playground.training.snapshots import folder as under_test_folder, manifest, snapshots as under_test
-from playground.training.snapshots.buffers import Buffers, restore
-from playground.training.snapshots.fingerprint import find_difference
-from playground.training.snapshots.folder import (
+from playground.survival import folder as under_test_folder, manifest, snapshots as under_test
+from playground.survival.buffers import Buffers, restore
+from playground.survival.fingerprint import find_difference
+from playground.survival.folder import (
     DAMAGED,
     INCOMPLETE,
     WHOLE,
@@ -32,7 +30,9 @@ from playground.training.snapshots.folder import (
     require_unused,
     step_folder,
 )
-from playground.training.snapshots.snapshots import Snapshots, State, load, load_all
+from playground.survival.snapshots import Snapshots, State, load, load_all
+from playground.testing import World
+from playground.training.net import Net
 
 Worlds = Callable[..., World]
 RUN = {"lr": 0.1, "data": {"limit": 600, "name": "digits"}, "sizes": [1, 2]}

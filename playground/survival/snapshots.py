@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from playground.runtime.errors import UsageError
-from playground.training.files import NO_ROOM
-from playground.training.snapshots.buffers import Buffers, Copy, restore
-from playground.training.snapshots.disk import (
+from playground.runtime.files import NO_ROOM
+from playground.survival.buffers import Buffers, Copy, restore
+from playground.survival.disk import (
     SPARE,
     make_folder,
     make_subfolder,
@@ -31,10 +31,10 @@ from playground.training.snapshots.disk import (
     replace,
     sync_folder,
 )
-from playground.training.snapshots.fingerprint import Fingerprint, to_plain
-from playground.training.snapshots.folder import WHOLE, SnapshotFile, examine, find_steps, prune, step_folder
-from playground.training.snapshots.lock import FolderLock
-from playground.training.snapshots.manifest import Manifest, decode, encode, open_part, rank_file
+from playground.survival.fingerprint import Fingerprint, to_plain
+from playground.survival.folder import WHOLE, SnapshotFile, examine, find_steps, prune, step_folder
+from playground.survival.lock import FolderLock
+from playground.survival.manifest import Manifest, decode, encode, open_part, rank_file
 
 
 @dataclass(frozen=True, kw_only=True)

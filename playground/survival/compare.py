@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from playground.training.snapshots.comparison import Comparison
-from playground.training.snapshots.folder import SnapshotFile
-from playground.training.snapshots.snapshots import load
+from playground.survival.comparison import Comparison
+from playground.survival.folder import SnapshotFile
+from playground.survival.snapshots import load
 
 
 def compare(rank: int, size: int, one: SnapshotFile, other: SnapshotFile) -> Comparison:

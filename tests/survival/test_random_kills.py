@@ -19,22 +19,22 @@ from typing import Any
 
 import pytest
 
-from playground import launch
+from playground import launch, survival
 from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
-from playground.training import loop, snapshots
+from playground.survival.compare import compare
+from playground.survival.comparison import last_snapshot
+from playground.survival.settings import SnapshotSettings
+from playground.training import loop
 from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
-from playground.training.snapshots.compare import compare
-from playground.training.snapshots.comparison import last_snapshot
-from playground.training.snapshots.settings import SnapshotSettings
 
 KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "600"))
 """So many at least, in all."""
 AT_ONCE = 25
 """Kills in one training, at most."""
 WAYS = {name: remote(f"{loop.__name__}:{name}") for name in ("train_by_hand", "train_with_ddp")}
-SNAPSHOTS = str(Path(snapshots.__file__).parent)
+SNAPSHOTS = str(Path(survival.__file__).parent)
 
 
 @dataclass(frozen=True)
