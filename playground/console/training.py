@@ -20,7 +20,6 @@ from playground.console.training_options import (
     DataOptions,
     PreparedData,
     SnapshotOptions,
-    TrainingOptions,
     describe_logical_ranks,
     prepare_data,
 )
@@ -152,12 +151,11 @@ LOADER_MODULES = {
 
 
 def train_and_show(
-    lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, training: TrainingOptions,
-    survival: SnapshotOptions, **sync: Any,
-) -> None:  # fmt: skip
+    lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any
+) -> None:
     """Train as the lesson's own `run` does or, where its loop will not do, as `general` does.
 
-    `sync`: further fields of `TrainingSettings`. Training whose ranks fail is started anew, as often as `survival`
+    `training`: further fields of `TrainingSettings`. Training whose ranks fail is started anew, as often as `survival`
     allows, and goes on from its snapshots, if it takes any: later, too, if it is asked to end for now. Training that
     diverges is a result like any other, with a word about it on stderr. Training that is stopped leaves its document,
     with the epochs it had finished, and its exit code.
@@ -165,7 +163,7 @@ def train_and_show(
     session = Session(lesson.name, run, default_size=lesson.default_size, restarts=survival.restarts)
     world = session.world
     asked = TrainingSettings(
-        folder=data.folder, limit=data.limit, seed=run.seed, **vars(training), **sync, snapshots=survival.settings
+        folder=data.folder, limit=data.limit, seed=run.seed, snapshots=survival.settings, **training
     )
     asked.check_batch(world.size)
     function = lesson.remote("run") if asked.is_tutorial else general

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from playground.algorithms import ALL_REDUCES
-from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import check_flags, flag
 from playground.survival.settings import SnapshotSettings
 from playground.training.grad_syncs import NET_SYNCS
 from playground.training.models import MODELS
@@ -34,43 +34,71 @@ class TrainingSettings:
     """What they are: mnist or digits."""
     limit: int | None = None
     """Train on the first so many samples; None for all."""
-    epochs: int = 10
-    batch_size: int = 128
-    """Of all ranks together."""
-    lr: float = 0.01
-    momentum: float = 0.5
+    epochs: int = flag(10, "Passes over the data.", least=1)
+    batch_size: int = flag(128, "Global batch size: samples per step, over all ranks.", least=1)
+    lr: float = flag(0.01, "Learning rate.", least=0)
+    momentum: float = flag(0.5, "Momentum of SGD.", least=0)
     seed: int = 1234
-    loader: str = "batch"
-    """How samples are fetched: one of `LOADERS`."""
-    loader_workers: int = 0
-    """Processes of each rank that fetch its batches; with 0 it does that itself."""
-    accumulate: int = 1
-    """Batches whose gradients are added up before they are averaged, for one step of the optimizer."""
-    sync: str = "per-parameter"
-    """How replicas are kept equal: a name of `NET_SYNCS`."""
-    sync_every: int = 1
-    """After how many steps parameters are averaged, where it is parameters (local SGD)."""
-    all_reduce: str = "backend"
-    """What adds gradients up: a name of `ALL_REDUCES`."""
-    bucket_cap: int = BUCKET_CAP
+    accumulate: int = flag(1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K")
+    loader: str = flag(
+        LOADERS[0],
+        "Load whole batches at once; as tutorials do, sample by sample; or each from its path, a PNG file.",
+        choices=LOADERS,
+    )
+    loader_workers: int = flag(
+        0,
+        "Processes of each rank that load its batches ahead; with 0 the rank loads them itself.",
+        least=0,
+        most=MAX_LOADER_WORKERS,
+        metavar="N",
+    )
+    sync: str = flag(
+        "per-parameter",
+        f"How gradients are averaged: {', '.join(NET_SYNCS)}. With parameters each rank takes its own steps, and "
+        "parameters are averaged: local SGD.",
+        choices=NET_SYNCS,
+        group="sync",
+        metavar="NAME",
+    )
+    sync_every: int = flag(
+        1,
+        "With --sync parameters: number of steps between two averages.",
+        least=1,
+        group="sync",
+        metavar="STEPS",
+    )
+    all_reduce: str = flag(
+        ALL_REDUCES[0],
+        f"All-reduce that adds the gradients, the backend's or one of ours: {', '.join(ALL_REDUCES)}.",
+        choices=ALL_REDUCES,
+        group="sync",
+        metavar="NAME",
+    )
+    bucket_cap: int = flag(
+        BUCKET_CAP,
+        "Capacity of a bucket of gradients.",
+        least=1,
+        name="--bucket-cap-mb",
+        in_megabytes=True,
+        group="sync",
+        metavar="MB",
+    )
     """Bytes after which a bucket of gradients is full."""
-    logical_ranks: int | None = None
-    """Fixed shards of the data, with which no bit depends on the number of ranks; None for as many as there are ranks,
-    added up as `sync` says."""
+    logical_ranks: int | None = flag(
+        None,
+        "Cut the data into V shards and carry V / N of them on each rank: every bit is the same for any N that "
+        "divides V, also if N changes after a restart. One thread per rank.",
+        least=1,
+        group="logical ranks",
+        metavar="V",
+    )
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 
     def __post_init__(self) -> None:
-        check_choice("loader", self.loader, LOADERS)
-        check_choice("sync", self.sync, NET_SYNCS)
-        check_choice("all_reduce", self.all_reduce, ALL_REDUCES)
-        check_at_least_one(self, "epochs", "batch_size", "accumulate", "sync_every", "bucket_cap")
+        check_flags(self)
         if self.logical_ranks is not None:
-            check_at_least_one(self, "logical_ranks")
             self.check_beside_logical_ranks()
-        check_not_negative(self, "lr", "momentum")
-        if not 0 <= self.loader_workers <= MAX_LOADER_WORKERS:
-            raise UsageError(f"loader_workers {self.loader_workers}: it must be between 0 and {MAX_LOADER_WORKERS}")
         if self.lr > FLOAT32_MAX:
             raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
         if self.sync_every > 1 and "sync_every" not in NET_SYNCS[self.sync].needs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -18,7 +19,6 @@ from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
     SnapshotOptions,
-    TrainingOptions,
     data_options,
     logical_ranks_option,
     prepare_data,
@@ -276,17 +276,24 @@ lab_options = pack_options(
 @lab_options
 @click.pass_context
 def command(
-    ctx: click.Context, /, run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions,
-    asked: LabOptions, logical_ranks: int | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    /,
+    run: RunOptions,
+    data: DataOptions,
+    survival: SnapshotOptions,
+    asked: LabOptions,
+    logical_ranks: int | None,
+    **training: Any,
+) -> None:
     TrainingSettings(folder=data.folder, logical_ranks=logical_ranks).check_for_ddp()
     if not any(vars(asked).values()):
-        train_and_show(LESSON, TRAIN, run, data, training, survival)
+        train_and_show(LESSON, TRAIN, run, data, survival, **training)
         return
     check_given(ctx, asked.parts)
     if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:
-        training = replace(training, accumulate=ACCUMULATED)
-    run_and_show_lab(run, data, training, asked)
+        training["accumulate"] = ACCUMULATED
+    settings = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **training)
+    run_and_show_lab(run, data, asked.settings(settings))
 
 
 def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
@@ -300,11 +307,10 @@ def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
             raise UsageError(f"{option} changes nothing in {' and '.join(parts)}: it is for {', '.join(meant)}")
 
 
-def run_and_show_lab(run: RunOptions, data: DataOptions, training: TrainingOptions, asked: LabOptions) -> None:
+def run_and_show_lab(run: RunOptions, data: DataOptions, settings: LabSettings) -> None:
     """Run the parts of the lab and show what each found."""
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    settings = asked.settings(TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **vars(training)))
     settings.check_batch(world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []

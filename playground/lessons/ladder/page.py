@@ -10,25 +10,22 @@ import click
 
 from playground.console import plots
 from playground.console.dependent_options import only_with
-from playground.console.options import RunOptions, options, plot_option, run_options
+from playground.console.options import RunOptions, flags, options, plot_option, run_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, good, prose
 from playground.console.training_options import (
     DataOptions,
     PreparedData,
-    all_reduce_option,
-    bucket_cap_option,
-    bytes_of,
     data_options,
     prepare_data,
 )
 from playground.lessons import LESSONS
 from playground.measurement import environment
 from playground.measurement.environment import Environment
-from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import flag, like
 from playground.training.grad_syncs import grad_syncs_for
 from playground.training.models import IMAGE_MODELS, MODELS, TOKEN_SEQUENCES
 from playground.training.results import replicas_verdict
@@ -69,17 +66,10 @@ class LadderSettings(TrainingSettings):
     Raises `UsageError` for what cannot be measured.
     """
 
-    model: str = "net"
-    """A name of `MODELS`."""
-    steps: int = 100
-    """Number of steps timed, of each candidate."""
-    bucket_cap: int = 52_428
+    model: str = flag("net", "Model to train.", choices=MODELS)
+    steps: int = flag(100, "Number of steps to time on each rung.", least=1)
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428)
     """Bytes after which a bucket of gradients is full, in the rungs and in DistributedDataParallel."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("model", self.model, MODELS)
-        check_at_least_one(self, "steps")
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if the model cannot be trained on a batch that `size` ranks share."""
@@ -252,19 +242,12 @@ class TokenData(PreparedData):
 TOKENS = TokenData(
     folder=Path(), name="zipf", limit=None, train=TOKEN_SEQUENCES, test=0, why="as frequent as words are in a text"
 )
+BY_MODEL = {
+    field: {"default": None, "show_default": by_model(shown)}
+    for field, shown in (("steps", "steps"), ("batch_size", "batch_size"), ("bucket_cap", "bucket_cap_mb"))
+}
 ladder_options = options(
-    click.option("--model", type=click.Choice(tuple(MODELS)), default="net", show_default=True, help="Model to train."),
-    click.option(
-        "--steps", type=click.IntRange(1), show_default=by_model("steps"), help="Number of steps to time on each rung."
-    ),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(1),
-        show_default=by_model("batch_size"),
-        help="Global batch size: samples per step, over all ranks.",
-    ),
-    bucket_cap_option(None, by_model("bucket_cap_mb")),
-    all_reduce_option,
+    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
     plot_option("a bar for each rung"),
     only_with("dataset", "data_dir", "mirror", "limit", model=tuple(IMAGE_MODELS)),
@@ -280,7 +263,7 @@ def command(
     model: str,
     steps: int | None,
     batch_size: int | None,
-    bucket_cap_mb: float | None,
+    bucket_cap: int | None,
     all_reduce: str,
     plot: Path | None,
 ) -> None:
@@ -293,7 +276,7 @@ def command(
         model=model,
         steps=steps or spec.steps,
         batch_size=batch_size or spec.batch_size,
-        bucket_cap=bytes_of(bucket_cap_mb or spec.bucket_cap_mb),
+        bucket_cap=bucket_cap or int(spec.bucket_cap_mb * 2**20),
         all_reduce=all_reduce,
     )
     asked.check_batch(world.size)

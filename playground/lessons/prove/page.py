@@ -9,23 +9,16 @@ from typing import Any, NamedTuple
 
 import click
 
-from playground.console.options import Finite, RunOptions, run_options
+from playground.console.options import Finite, RunOptions, flags, run_options
 from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING
-from playground.console.training_options import (
-    DataOptions,
-    all_reduce_option,
-    bucket_cap_option,
-    bytes_of,
-    data_options,
-    prepare_data,
-)
+from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import flag, like
 from playground.training.partition import share
 from playground.training.settings import TrainingSettings
 
@@ -61,16 +54,13 @@ class ProveSettings(TrainingSettings):
     Raises `UsageError` for what nothing can be proved with.
     """
 
-    steps: int = 10
-    """Number of training steps; after each, everything is compared."""
-    batch_size: int = 64
-    """Global batch size: samples per step, over all ranks."""
-    bucket_cap: int = int(BUCKET_CAP_MB * 2**20)
+    steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
+    batch_size: int = like(TrainingSettings, "batch_size", 64)
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", int(BUCKET_CAP_MB * 2**20))
     """Bytes after which a bucket of gradients is full."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(self, "steps")
         if self.lr == 0:
             raise UsageError("lr 0: no step would change anything, so it must be above 0")
 
@@ -314,30 +304,16 @@ def breaks_summary(breaks: Mapping[str, BreakResult]) -> str:
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=ProveSettings.batch_size,
-    show_default=True,
-    help="Global batch size: samples per step, over all ranks.",
+@flags(
+    ProveSettings,
+    *("batch_size", "steps", "lr", "momentum", "all_reduce", "bucket_cap"),
+    changes={"lr": {"type": Finite(0, min_open=True)}, "bucket_cap": {"default": BUCKET_CAP_MB}},
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=ProveSettings.steps,
-    show_default=True,
-    help="Number of training steps; after each, everything is compared.",
-)
-@click.option("--lr", type=Finite(0, min_open=True), default=ProveSettings.lr, show_default=True, help="Learning rate.")
-@click.option("--momentum", type=Finite(0), default=ProveSettings.momentum, show_default=True, help="Momentum of SGD.")
-@all_reduce_option
-@bucket_cap_option(BUCKET_CAP_MB)
 @data_options
-def command(run: RunOptions, data: DataOptions, bucket_cap_mb: float, **chosen: Any) -> None:
+def command(run: RunOptions, data: DataOptions, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    bucket_cap = bytes_of(bucket_cap_mb)
-    asked = ProveSettings(folder=data.folder, limit=data.limit, seed=run.seed, bucket_cap=bucket_cap, **chosen)
+    asked = ProveSettings(folder=data.folder, limit=data.limit, seed=run.seed, **chosen)
     asked.check_batch(world.size)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     summaries = LESSON.texts | {"equal": LESSON.texts["compare"]}

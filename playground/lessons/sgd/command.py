@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from playground.console.options import RunOptions, run_options
@@ -9,8 +11,6 @@ from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
     SnapshotOptions,
-    TrainingOptions,
-    bytes_of,
     data_options,
     logical_ranks_option,
     snapshot_options,
@@ -30,11 +30,6 @@ LESSON = LESSONS["sgd"]
 @sync_options
 @logical_ranks_option()
 @snapshot_options
-def command(
-    run: RunOptions, training: TrainingOptions, data: DataOptions, survival: SnapshotOptions, sync: str,
-    sync_every: int, all_reduce: str, bucket_cap_mb: float, logical_ranks: int | None,
-) -> None:  # fmt: skip
-    train_and_show(
-        LESSON, remote("playground.training.loop:train_by_hand"), run, data, training, survival, sync=sync,
-        sync_every=sync_every, all_reduce=all_reduce, bucket_cap=bytes_of(bucket_cap_mb), logical_ranks=logical_ranks,
-    )  # fmt: skip
+def command(run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any) -> None:
+    general = remote("playground.training.loop:train_by_hand")
+    train_and_show(LESSON, general, run, data, survival, **training)

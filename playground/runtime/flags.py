@@ -1,0 +1,69 @@
+"""Settings declared once: default, help, and the values a field may have. Commands make options of these declarations,
+and settings check themselves by them. Imports neither torch nor click."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from playground.runtime.checks import check_choice
+from playground.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """What a field of a dataclass says of the option that fills it."""
+
+    help: str
+    name: str = ""
+    """How the option is written; empty if as the field is called. Several spellings have a space between them."""
+    group: str = ""
+    """Options that only some commands take, always together."""
+    choices: Collection[str] | None = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """The exclusive lower bound, in place of `least`."""
+    below: float | None = None
+    """The exclusive upper bound, in place of `most`."""
+    in_megabytes: bool = False
+    """Whether the field counts in bytes what the option counts in units of 2^20 bytes."""
+    metavar: str | None = None
+    click: Mapping[str, Any] | None = None
+    """Further arguments of `click.option`."""
+
+    def check(self, name: str, value: float) -> None:
+        """Raise `UsageError` unless the value of the field `name` is finite and not out of bounds."""
+        if self.least is None or self.least <= value <= (sys.float_info.max if self.most is None else self.most):
+            return
+        bounds = f"at least {self.least}" if self.least else "a finite number, 0 or above"
+        if self.most is not None:
+            bounds = f"between {self.least} and {self.most}"
+        raise UsageError(f"{name} {value}: it must be {bounds}")
+
+
+def flag(default: Any, help: str, **about: Any) -> Any:
+    """A field of a dataclass with this default, and a `Flag` of these fields."""
+    return field(default=default, metadata={"flag": Flag(help=help, **about)})
+
+
+def like(kind: type, name: str, default: Any, **changes: Any) -> Any:
+    """The flag of another dataclass, with a default of its own."""
+    return field(default=default, metadata={"flag": replace(flags_of(kind)[name], **changes)})
+
+
+def flags_of(kind: Any) -> dict[str, Flag]:
+    """The flags of a dataclass, by field, in order."""
+    return {each.name: each.metadata["flag"] for each in fields(kind) if "flag" in each.metadata}
+
+
+def check_flags(settings: Any) -> None:
+    """Raise `UsageError` unless the fields of `settings` have values that their flags allow, or None."""
+    for name, flag in flags_of(settings).items():
+        value = getattr(settings, name)
+        if flag.choices is not None and value is not None:
+            check_choice(name, value, flag.choices)
+        elif isinstance(value, int | float):
+            flag.check(name, value)
