@@ -151,10 +151,5 @@ def run_options(default_size: int) -> Callable[[Any], Any]:
     return pack_options("run", RunOptions, changes={"size": {"show_default": str(default_size)}})
 
 
-timeout_option, seed_option, wide_option, json_option, see_option = (
-    flags(RunOptions, name) for name in ("timeout", "seed", "wide", "as_json", "see")
-)
-
-
 def plot_option(about: str) -> Callable[[Any], Any]:
     return click.option("--plot", type=FilePath(), metavar="FILE", help=f"Also draw {about}: .svg or .png.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import RunOptions, json_option, wide_option
+from playground.console.options import RunOptions, flags
 from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session
 from playground.console.tables import Column, Table
@@ -48,8 +48,7 @@ from playground.see.record.run import RECORD
 )
 @click.option("--all", "folder", type=FilePath(), metavar="DIR", help="All figures of the tutorials, into a folder.")
 @click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand.")
-@wide_option
-@json_option
+@flags(RunOptions, "wide", "as_json")
 def command(
     file: Path | None, output: Path | None, race: Path | None, steps: bool, figures: tuple[tuple[str, Path], ...],
     folder: Path | None, chapters: bool, wide: bool, as_json: bool,

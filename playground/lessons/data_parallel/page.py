@@ -19,13 +19,9 @@ from playground.console.epochs import EpochPrinter
 from playground.console.memory_cap import memory_cap_option
 from playground.console.options import (
     RunOptions,
-    json_option,
+    flags,
     options,
     plot_option,
-    see_option,
-    seed_option,
-    timeout_option,
-    wide_option,
 )
 from playground.console.session import Session
 from playground.console.tables import Column, Table, bars, cell
@@ -35,9 +31,10 @@ from playground.console.training_options import DataOptions, data_options, prepa
 from playground.lessons import LESSONS
 from playground.runtime import server
 from playground.runtime.backends import backend_for
-from playground.runtime.checks import check_at_least_one, check_choice
+from playground.runtime.checks import check_choice
 from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import check_flags, flag
 from playground.runtime.remote import Remote
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
@@ -72,12 +69,11 @@ class DataParallelSettings:
     """One of them, where `one_step` gathers."""
     ways: tuple[Way, ...] = ()
     """To be compared."""
-    batch_size: int = 32
-    """Samples in a step, on all devices together."""
-    steps: int = 3
-    """Steps that are timed."""
-    optimizer: str = "sgd"
-    """One of `OPTIMIZERS`."""
+    batch_size: int = flag(32, "Number of samples per step.", least=1, most=MAX_BATCH_SIZE)
+    steps: int = flag(3, "Number of steps to time.", least=1)
+    optimizer: str = flag(
+        "sgd", "Whether the optimizer keeps nothing (sgd) or two numbers per parameter (adam).", choices=OPTIMIZERS
+    )
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -91,10 +87,7 @@ class DataParallelSettings:
                 raise UsageError(
                     f"output device {device} is none of the devices {', '.join(self.devices)}: choose one of them"
                 )
-        if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
-            raise UsageError(f"batch_size {self.batch_size}: it must be between 1 and {MAX_BATCH_SIZE}")
-        check_at_least_one(self, "steps")
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_flags(self)
 
     @property
     def device_type(self) -> str:
@@ -577,53 +570,59 @@ COPYING, AVERAGING, THREADS, PROCESSES = (
 
 data_parallel_options = options(
     click.option(
-        "--devices", default="4", show_default=True, metavar="N|LIST",
+        "--devices",
+        default="4",
+        show_default=True,
+        metavar="N|LIST",
         help="Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1.",
     ),
     click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
     click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
-    click.option(
-        "--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), default=32, show_default=True,
-        help="Number of samples per step.",
-    ),
-    click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Number of steps to time."),
-    click.option(
-        "--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True,
-        help="Whether the optimizer keeps nothing (sgd) or two numbers per parameter (adam).",
-    ),
+    flags(DataParallelSettings),
     memory_cap_option,
     click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone."),
     click.option(
         "--epochs", type=click.IntRange(1), default=1, show_default=True, help="With --train: passes over the data."
     ),
     data_options,
-    timeout_option,
-    seed_option,
+    flags(RunOptions, "timeout", "seed"),
     plot_option("each device's memory"),
-    wide_option,
-    json_option,
-    see_option,
+    flags(RunOptions, "wide", "as_json", "see"),
     only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
     only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,)),
-)  # fmt: skip
+)
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @data_parallel_options
 def command(
-    devices: str, gather: str | None, output_device: str | None, batch_size: int, steps: int, optimizer: str,
-    memory_cap: int | None, train: bool, epochs: int, data: DataOptions, timeout: float, seed: int, plot: Path | None,
-    wide: bool, as_json: bool, see: Path | None,
-) -> None:  # fmt: skip
+    devices: str,
+    gather: str | None,
+    output_device: str | None,
+    batch_size: int,
+    steps: int,
+    optimizer: str,
+    memory_cap: int | None,
+    train: bool,
+    epochs: int,
+    data: DataOptions,
+    plot: Path | None,
+    **run_values: Any,
+) -> None:
     server.preload(SPLIT.module, COPYING.module, LARGEST_BATCHES.module)
     server.warm_up()
     names, output = resolve_names(devices, output_device)
     settings = DataParallelSettings(
-        devices=names, output_device=output or names[0], ways=ways_to_compare(names, gather, output),
-        batch_size=batch_size, steps=steps, optimizer=optimizer, seed=seed,
-    )  # fmt: skip
+        devices=names,
+        output_device=output or names[0],
+        ways=ways_to_compare(names, gather, output),
+        batch_size=batch_size,
+        steps=steps,
+        optimizer=optimizer,
+        seed=run_values["seed"],
+    )
     backend = backend_for(settings.device_type).name
-    run = RunOptions(backend=backend, timeout=timeout, seed=seed, wide=wide, as_json=as_json, see=see)
+    run = RunOptions(backend=backend, **run_values)
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")

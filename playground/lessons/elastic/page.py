@@ -10,7 +10,7 @@ from random import Random
 
 import click
 
-from playground.console.options import RunOptions, options, run_options
+from playground.console.options import RunOptions, flags, options, run_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import good, prose
@@ -121,7 +121,7 @@ elastic_options = options(
         help="Number of ranks that are killed, one after the other, each after a step drawn at random.",
     ),
     click.option("--way", type=click.Choice(WAYS), default="sgd", show_default=True, help="How to average."),
-    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data."),
+    flags(TrainingSettings, "epochs", changes={"epochs": {"default": 1}}),
     click.option(
         "--snapshot-every",
         type=click.IntRange(1),

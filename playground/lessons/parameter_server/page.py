@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
 from playground.console import plots
-from playground.console.options import Finite, RunOptions, options, plot_option, run_options
+from playground.console.options import Finite, RunOptions, flags, options, plot_option, run_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, good, heading, prose
@@ -17,8 +18,9 @@ from playground.console.training import echo_loss
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.remote.agents import AGENTS
-from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
+from playground.runtime.checks import check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import flag, like
 from playground.runtime.remote import remote
 from playground.training.results import ROUNDING
 from playground.training.settings import TrainingSettings
@@ -45,24 +47,29 @@ two numbers a ReLU or max_pool lets through."""
 class ServerSettings(TrainingSettings):
     """Training settings, with a number of steps in place of epochs. Raises `UsageError` for what cannot be."""
 
-    lr: float = 0.05
+    lr: float = like(TrainingSettings, "lr", 0.05)
+    batch_size: int = flag(128, "Global batch size: samples for a gradient of every worker.", least=1)
     modes: tuple[str, ...] = tuple(MODES)
-    steps: int = 100
-    """Global batches: so many gradients of each worker, on average."""
-    staleness: int = 3
-    """Stale-synchronous: how many gradients the fastest worker may be ahead of the slowest."""
-    slow_worker: float = 1.0
-    """How many times as long as its gradient takes the last worker needs for it."""
-    over: str = "send-recv"
-    """What carries the remote calls: a name of `AGENTS`."""
+    staleness: int = flag(
+        3,
+        "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
+        least=0,
+        metavar="K",
+    )
+    slow_worker: float = flag(
+        1.0, "Slow the last worker down: its gradients take so many times as long.", metavar="FACTOR"
+    )
+    over: str = flag(
+        "send-recv",
+        "What carries the remote calls: our own agent over send and recv, or torch.distributed.rpc.",
+        choices=AGENTS,
+    )
+    steps: int = flag(100, "Number of gradients of each worker, on average.", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for mode in self.modes:
             check_choice("mode", mode, MODES)
-        check_choice("over", self.over, AGENTS)
-        check_at_least_one(self, "steps")
-        check_not_negative(self, "staleness")
         if not 1 <= self.slow_worker <= MAX_SLOW:
             raise UsageError(f"slow_worker {self.slow_worker:g}: it must be a number from 1 to {MAX_SLOW:g}")
 
@@ -280,49 +287,30 @@ def in_order(ctx: click.Context, param: click.Parameter, chosen: tuple[str, ...]
 
 server_options = options(
     click.option(
-        "--mode", type=click.Choice(tuple(MODES)), multiple=True, callback=in_order, show_default="all of them",
+        "--mode",
+        type=click.Choice(tuple(MODES)),
+        multiple=True,
+        callback=in_order,
+        show_default="all of them",
         help="When the server takes a step; may be repeated.",
     ),
-    click.option(
-        "--staleness", type=click.IntRange(0), default=3, show_default=True, metavar="K",
-        help="Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
+    flags(
+        ServerSettings,
+        *("staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
+        changes={"slow_worker": {"type": Finite(1, MAX_SLOW)}},
     ),
-    click.option(
-        "--slow-worker", type=Finite(1, MAX_SLOW), default=1.0, show_default=True, metavar="FACTOR",
-        help="Slow the last worker down: its gradients take so many times as long.",
-    ),
-    click.option(
-        "--over", type=click.Choice(tuple(AGENTS)), default="send-recv", show_default=True,
-        help="What carries the remote calls: our own agent over send and recv, or torch.distributed.rpc.",
-    ),
-    click.option(
-        "--steps", type=click.IntRange(1), default=100, show_default=True,
-        help="Number of gradients of each worker, on average.",
-    ),
-    click.option(
-        "--batch-size", type=click.IntRange(1), default=128, show_default=True,
-        help="Global batch size: samples for a gradient of every worker.",
-    ),
-    click.option("--lr", type=Finite(0), default=0.05, show_default=True, help="Learning rate."),
-    click.option("--momentum", type=Finite(0), default=0.5, show_default=True, help="Momentum of SGD."),
     data_options,
     plot_option("the loss against time"),
-)  # fmt: skip
+)
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @server_options
-def command(
-    run: RunOptions, data: DataOptions, mode: tuple[str, ...], staleness: int, slow_worker: float, over: str,
-    steps: int, batch_size: int, lr: float, momentum: float, plot: Path | None,
-) -> None:  # fmt: skip
+def command(run: RunOptions, data: DataOptions, mode: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size, min_size=LESSON.min_size)
     world, workers = session.world, session.world.size - 1
-    asked = ServerSettings(
-        folder=data.folder, limit=data.limit, seed=run.seed, modes=mode, staleness=staleness,
-        slow_worker=slow_worker, over=over, steps=steps, batch_size=batch_size, lr=lr, momentum=momentum,
-    )  # fmt: skip
+    asked = ServerSettings(folder=data.folder, limit=data.limit, seed=run.seed, modes=mode, **chosen)
     asked.check_batch(workers)
     if plot:
         plots.check(plot)
@@ -332,10 +320,10 @@ def command(
         asked.check_samples(prepared.train)
         settings = prepared.settings(asked)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}")
-        shared = f"shared by {format_workers(workers)}, over {over}"
-        session.say(f"training: {steps} steps of {batch_size} samples, {shared}")
+        shared = f"shared by {format_workers(workers)}, over {asked.over}"
+        session.say(f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}")
         session.say("", modes_table(settings.modes))
-        expendable = range(1, world.size) if over == "send-recv" else ()  # torch's RPC does not tell who is lost
+        expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
         results = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
     survivors: list[ServerResult] = [each for each in results if each]
     mistakes, modes = [each.mistake for each in survivors if each.mistake], survivors[0].modes
@@ -345,6 +333,11 @@ def command(
     if plot and world.is_main:
         plot_loss(modes, f"{LESSON.name}, {world}", plot)
     session.print_document(
-        {"mistake": mistakes}, dataset=prepared.summary, over=over, staleness=staleness, slow_worker=slow_worker,
-        batch_size=batch_size, modes=[{**vars(each), "speed": each.samples_per_second} for each in modes],
-    )  # fmt: skip
+        {"mistake": mistakes},
+        dataset=prepared.summary,
+        over=asked.over,
+        staleness=asked.staleness,
+        slow_worker=asked.slow_worker,
+        batch_size=asked.batch_size,
+        modes=[{**vars(each), "speed": each.samples_per_second} for each in modes],
+    )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import click
 
 from playground.console import terminal
-from playground.console.options import RunOptions, options, run_options
+from playground.console.options import RunOptions, flags, options, run_options
 from playground.console.session import Session
 from playground.console.tables import GAP, RANK_COLUMN, Column, Table
 from playground.console.text import Prose, good, heading, prose
@@ -22,6 +23,7 @@ from playground.measurement.units import format_seconds
 from playground.runtime import host
 from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_flags, flag
 from playground.runtime.remote import Remote, remote
 
 
@@ -99,20 +101,19 @@ class PipelineSettings:
     """Train on the first so many samples; None for all."""
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     """Of `SCHEDULES`, in the order of running."""
-    microbatches: int = 8
-    """That each replica cuts its part of a batch into."""
-    data_parallel: int = 1
-    """Replicas of the pipeline."""
-    batch_size: int = 512
-    """Of all replicas together."""
-    steps: int = 5
-    """Training steps with each schedule, after those that warm up."""
+    microbatches: int = flag(
+        8, "Number of microbatches that each replica's part of a batch is cut into.", least=1, metavar="M"
+    )
+    data_parallel: int = flag(1, "Number of replicas of the pipeline: -n is stages x D.", least=1, metavar="D")
+    batch_size: int = flag(512, "Global batch size: samples per step, over all replicas.", least=1)
+    steps: int = flag(5, "Number of training steps that are timed, with each schedule.", least=1)
     lr: float = 0.02
     momentum: float = 0.9
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "size", "microbatches", "data_parallel", "batch_size", "steps")
+        check_at_least_one(self, "size")
+        check_flags(self)
         for name in self.schedules:
             check_choice("schedule", name, SCHEDULES)
         if self.size % self.data_parallel:
@@ -418,43 +419,31 @@ ALL = "all"
 
 pipeline_options = options(
     click.option(
-        "--schedule", type=click.Choice([*SCHEDULES, ALL]), default=ALL, show_default=True,
+        "--schedule",
+        type=click.Choice([*SCHEDULES, ALL]),
+        default=ALL,
+        show_default=True,
         help="The order in which stages work.",
     ),
-    click.option(
-        "--microbatches", type=click.IntRange(1), default=PipelineSettings.microbatches, show_default=True, metavar="M",
-        help="Number of microbatches that each replica's part of a batch is cut into.",
-    ),
-    click.option(
-        "--data-parallel", type=click.IntRange(1), default=PipelineSettings.data_parallel, show_default=True,
-        metavar="D", help="Number of replicas of the pipeline: -n is stages x D.",
-    ),
-    click.option(
-        "--batch-size", type=click.IntRange(1), default=PipelineSettings.batch_size, show_default=True,
-        help="Global batch size: samples per step, over all replicas.",
-    ),
-    click.option(
-        "--steps", type=click.IntRange(1), default=PipelineSettings.steps, show_default=True,
-        help="Number of training steps that are timed, with each schedule.",
-    ),
+    flags(PipelineSettings),
     data_options,
-)  # fmt: skip
+)
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @pipeline_options
-def command(
-    run: RunOptions, data: DataOptions, schedule: str, microbatches: int, data_parallel: int, batch_size: int,
-    steps: int,
-) -> None:  # fmt: skip
+def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
     asked = PipelineSettings(
-        size=world.size, folder=data.folder, limit=data.limit, seed=run.seed, microbatches=microbatches,
-        data_parallel=data_parallel, batch_size=batch_size, steps=steps,
+        size=world.size,
+        folder=data.folder,
+        limit=data.limit,
+        seed=run.seed,
         schedules=tuple(SCHEDULES) if schedule == ALL else (schedule,),
-    )  # fmt: skip
+        **chosen,
+    )
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     with session.bar() as bar:
         prepared = prepare_data(data, bar)
@@ -465,7 +454,7 @@ def command(
             session.say(crowded_text(crowd, host.cores()))
         bar.show(f"starting {world.size} ranks")
         by_rank: list[list[StageRun]] = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=bar)
-    runs = collect(by_rank, settings.schedules, settings.stages, microbatches)
+    runs = collect(by_rank, settings.schedules, settings.stages, settings.microbatches)
     for each in runs:
         session.say("", *timeline_texts(each, each.spec.code.summary, terminal.width()))
     session.say("", *held_texts(runs), "", *cost_texts(runs))
@@ -473,8 +462,8 @@ def command(
         {each.name: each.ranks for each in runs},
         dataset=prepared.summary,
         stages=settings.stages,
-        microbatches=microbatches,
-        data_parallel=data_parallel,
+        microbatches=settings.microbatches,
+        data_parallel=settings.data_parallel,
         schedules={each.name: each.summary for each in runs},
     )
     for each in runs:

@@ -37,7 +37,11 @@ class Groups:
         group = group or dist.group.WORLD
         ranks = self.ranks.get(group)
         if ranks is None:
-            ranks = self.ranks[group] = tuple(dist.get_process_group_ranks(group))
+            try:
+                ranks = tuple(dist.get_process_group_ranks(group))
+            except KeyError:  # torch's RPC makes one of all ranks, which torch.distributed does not know
+                ranks = tuple(range(group.size()))
+            self.ranks[group] = ranks
         return ranks
 
     def next_message(self, kind: str, peer: int, ranks: Ranks, tag: int) -> int:

@@ -13,7 +13,7 @@ import click
 from playground.console import terminal
 from playground.console.dependent_options import flag_of, typed_options
 from playground.console.names import names_option, select_names
-from playground.console.options import RunOptions, pack_options, plot_option, run_options
+from playground.console.options import RunOptions, flags, pack_options, plot_option, run_options
 from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session, to_document
 from playground.measurement import environment
@@ -36,9 +36,7 @@ from playground.tools.bench.settings import (
     ALGORITHMS,
     DEFAULT_ALGORITHMS,
     DEFAULT_COLLECTIVES,
-    DTYPES,
     MAX_TRIALS,
-    OPS,
     BenchSettings,
     geometric_range,
     parse,
@@ -108,13 +106,13 @@ bench_options = pack_options(
         "-f", "--factor", type=click.IntRange(2), default=4, show_default=True,
         help="Ratio of each size to the one before.",
     ),
-    click.option(
-        "--iterations", type=click.IntRange(1, MAX_TRIALS), default=BenchSettings.iterations, show_default=True,
-        help="Number of trials per size.",
-    ),
-    click.option(
-        "--warmup", type=click.IntRange(0, MAX_TRIALS), default=BenchSettings.warmup, show_default=True,
-        help="Number of warm-up calls before timing starts.",
+    flags(
+        BenchSettings,
+        *("iterations", "warmup"),
+        changes={
+            "iterations": {"type": click.IntRange(1, MAX_TRIALS)},
+            "warmup": {"type": click.IntRange(0, MAX_TRIALS)},
+        },
     ),
     names_option(
         "--collective", "collectives", known=tuple(COLLECTIVES), default=DEFAULT_COLLECTIVES,
@@ -124,21 +122,7 @@ bench_options = pack_options(
         "--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"],
         help="All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)",
     ),
-    click.option(
-        "--dtype", type=click.Choice(tuple(DTYPES)), default=BenchSettings.dtype, show_default=True,
-        help="Data type of the elements.",
-    ),
-    click.option(
-        "--op", type=click.Choice(tuple(OPS)), default=BenchSettings.op, show_default=True,
-        help="Reduction operation.",
-    ),
-    click.option(
-        "--limit", is_flag=True,
-        help=(
-            "Also measure what the hardware allows: plain TCP, between hosts if there are several and on loopback if "
-            "not, or a copy within the GPU's memory."
-        ),
-    ),
+    flags(BenchSettings, "dtype", "op", "limit"),
 )  # fmt: skip
 """Gives a command the argument `asked`: its `BenchOptions`."""
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from playground.algorithms import BACKEND, OURS
 from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import flag
 from playground.tools.bench.collectives import COLLECTIVES
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -70,15 +71,15 @@ class BenchSettings:
     """For every collective. All of `ALGORITHMS` means all that each collective has; none, each collective's default."""
     sizes: tuple[int, ...]
     """Bytes, from small to large."""
-    dtype: str = "float32"
-    op: str = "sum"
-    """The reduction."""
-    iterations: int = 20
-    """Trials per size and algorithm."""
-    warmup: int = 5
-    """Calls before the first trial."""
-    limit: bool = False
-    """Whether to measure the wire itself too."""
+    dtype: str = flag("float32", "Data type of the elements.", choices=DTYPES)
+    op: str = flag("sum", "Reduction operation.", choices=OPS)
+    iterations: int = flag(20, "Number of trials per size.")
+    warmup: int = flag(5, "Number of warm-up calls before timing starts.")
+    limit: bool = flag(
+        False,
+        "Also measure what the hardware allows: plain TCP, between hosts if there are several and on loopback if "
+        "not, or a copy within the GPU's memory.",
+    )
     seed: int = 1234
     """For the order in which algorithms have their turns."""
 

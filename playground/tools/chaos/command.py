@@ -11,7 +11,7 @@ from statistics import median
 import click
 
 from playground.console.dependent_options import flag_of, typed_options
-from playground.console.options import RunOptions, json_option, options, pack_options, seed_option, wide_option
+from playground.console.options import RunOptions, flags, pack_options
 from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session
@@ -28,7 +28,7 @@ from playground.survival.disk import make_folder
 from playground.tools import TOOLS
 from playground.tools.chaos.experiment import train_undisturbed, train_with_kills
 from playground.tools.chaos.processes import require_proc
-from playground.tools.chaos.results import LAUNCHER, PHASES, WHOM, ChaosSettings, Draws, RunRecord
+from playground.tools.chaos.results import LAUNCHER, PHASES, ChaosSettings, Draws, RunRecord
 
 SETS_ITSELF = ("snapshots", "restarts", "resume")
 """Parameters of a command that `chaos` needs for itself."""
@@ -36,20 +36,12 @@ SAYS_ITSELF = ("wide", "as_json")
 """Parameters that say how to print results, which nobody would see."""
 
 chaos_options = pack_options(
-    "settings", ChaosSettings,
-    click.option(
-        "--kills", type=click.IntRange(1, MAX_RESTARTS), default=ChaosSettings.kills, show_default=True, metavar="K",
-        help="Number of processes to kill.",
-    ),
-    click.option(
-        "--whom", type=click.Choice(tuple(WHOM)), default=ChaosSettings.whom, show_default=True,
-        help="Whom to kill: ranks; the launcher, whose command is then started again; or any process.",
-    ),
-    options(
-        seed_option,
-        click.argument("words", metavar="-- COMMAND [OPTIONS]", nargs=-1, required=True, type=click.UNPROCESSED),
-    ),
-)  # fmt: skip
+    "settings",
+    ChaosSettings,
+    flags(RunOptions, "seed"),
+    click.argument("words", metavar="-- COMMAND [OPTIONS]", nargs=-1, required=True, type=click.UNPROCESSED),
+    changes={"kills": {"type": click.IntRange(1, MAX_RESTARTS)}},
+)
 
 
 def check_command(words: tuple[str, ...]) -> str:
@@ -124,8 +116,7 @@ COMPARE = remote("playground.survival.compare:compare")
 @click.option(
     "--dir", "folder", type=FilePath(), metavar="DIR", help="Empty or new folder to keep the snapshots of all runs in."
 )
-@wide_option
-@json_option
+@flags(RunOptions, "wide", "as_json")
 def command(settings: ChaosSettings, folder: Path | None, wide: bool, as_json: bool) -> None:
     """Kill processes of a command that trains at random moments, and compare its end with that of a run that nobody
     disturbs.

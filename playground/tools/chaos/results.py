@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import PlaygroundError
+from playground.runtime.flags import check_flags, flag
 from playground.survival.comparison import Comparison
 
 RANK, FORK_SERVER, LAUNCHER = "rank", "fork server", "launcher"
@@ -21,12 +21,16 @@ class ChaosSettings:
 
     words: tuple[str, ...]
     """The command that trains, and its options."""
-    kills: int = 5
+    kills: int = flag(5, "Number of processes to kill.", least=1, metavar="K")
+    whom: str = flag(
+        RANK,
+        "Whom to kill: ranks; the launcher, whose command is then started again; or any process.",
+        choices=WHOM,
+    )
     seed: int = 1234
-    whom: str = RANK
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "kills")
+        check_flags(self)
 
 
 class Draws:

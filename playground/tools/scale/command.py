@@ -8,16 +8,7 @@ import click
 
 from playground.console import plots
 from playground.console.dependent_options import typed_options
-from playground.console.options import (
-    Finite,
-    RunOptions,
-    json_option,
-    pack_options,
-    plot_option,
-    see_option,
-    timeout_option,
-    wide_option,
-)
+from playground.console.options import RunOptions, flags, pack_options, plot_option
 from playground.console.session import Session
 from playground.runtime.errors import UsageError
 from playground.runtime.rank import Event
@@ -27,8 +18,6 @@ from playground.tools.scale import report
 from playground.tools.scale.fit import evaluate, samples_of
 from playground.tools.scale.plan import (
     DEFAULT_RANKS,
-    MAX_RANKS,
-    MIN_RANKS,
     ScaleResult,
     ScaleSettings,
     effort,
@@ -39,42 +28,13 @@ TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")
 MEASURED = 20.0
 """Seconds of rounds that begin."""
-MAX_SECONDS = 1e6
-"""For a message, or a byte: beyond any machine, and far from where sums of them are no numbers any more."""
-positive = Finite(0, MAX_SECONDS, min_open=True)
-scale_options = pack_options(
-    "settings", ScaleSettings,
-    click.option(
-        "-n", "--world-size", "size", type=click.IntRange(MIN_RANKS, MAX_RANKS), show_default=str(DEFAULT_RANKS),
-        help="Number of ranks to measure with.",
-    ),
-    click.option(
-        "--alpha", type=positive, metavar="SECONDS",
-        help="Latency of a message. With --alpha and --beta nothing is measured.",
-    ),
-    click.option(
-        "--beta", type=positive, metavar="SECONDS", help="Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s."
-    ),
-    click.option(
-        "--gamma", type=Finite(0, MAX_SECONDS), metavar="SECONDS", show_default="0",
-        help="Time to add or copy one byte.",
-    ),
-    click.option(
-        "--ranks-per-node", type=click.IntRange(1), metavar="N",
-        help="Number of ranks in a node. --alpha and --beta are then those between nodes.",
-    ),
-    click.option("--inner-alpha", type=positive, metavar="SECONDS", help="Latency of a message within a node."),
-    click.option("--inner-beta", type=positive, metavar="SECONDS", help="Inverse bandwidth within a node."),
-)  # fmt: skip
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose)
-@scale_options
-@timeout_option
+@pack_options("settings", ScaleSettings)
+@flags(RunOptions, "timeout")
 @plot_option("which algorithm is the fastest for which size and number of ranks")
-@wide_option
-@json_option
-@see_option
+@flags(RunOptions, "wide", "as_json", "see")
 def command(
     settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool, see: Path | None
 ) -> None:

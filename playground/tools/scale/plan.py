@@ -11,28 +11,51 @@ from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.algorithms.hosts import Hosts
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import flag
 
 MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
+MAX_SECONDS = 1e6
+"""For a message, or a byte: beyond any machine, and far from where sums of them are no numbers any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleSettings:
     """Raises `UsageError` for half a description of a cluster."""
 
-    size: int | None = None
-    """Ranks to measure with."""
-    alpha: float | None = None
-    """Latency: seconds per message, between nodes if there are two levels."""
-    beta: float | None = None
-    """Inverse bandwidth: seconds per byte."""
-    gamma: float | None = None
-    """Seconds per byte added."""
-    ranks_per_node: int | None = None
-    inner_alpha: float | None = None
-    """Seconds per message inside a node."""
-    inner_beta: float | None = None
-    """Seconds per byte inside a node."""
+    size: int | None = flag(
+        None,
+        "Number of ranks to measure with.",
+        least=MIN_RANKS,
+        most=MAX_RANKS,
+        name="-n --world-size",
+        click={"show_default": str(DEFAULT_RANKS)},
+    )
+    alpha: float | None = flag(
+        None,
+        "Latency of a message. With --alpha and --beta nothing is measured.",
+        above=0,
+        most=MAX_SECONDS,
+        metavar="SECONDS",
+    )
+    beta: float | None = flag(
+        None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", above=0, most=MAX_SECONDS, metavar="SECONDS"
+    )
+    gamma: float | None = flag(
+        None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
+    )
+    ranks_per_node: int | None = flag(
+        None,
+        "Number of ranks in a node. --alpha and --beta are then those between nodes.",
+        least=1,
+        metavar="N",
+    )
+    inner_alpha: float | None = flag(
+        None, "Latency of a message within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
+    )
+    inner_beta: float | None = flag(
+        None, "Inverse bandwidth within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
+    )
 
     def __post_init__(self) -> None:
         inner = (self.ranks_per_node, self.inner_alpha, self.inner_beta)

@@ -10,7 +10,7 @@ from statistics import median
 import click
 
 from playground.console.memory_cap import MemorySize
-from playground.console.options import RunOptions, json_option, options, run_options, wide_option
+from playground.console.options import RunOptions, flags, options, run_options
 from playground.console.paths import FilePath
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Cell, Column, Table
@@ -109,7 +109,7 @@ def command() -> None:
     """
 
 
-look_options = options(folder_argument, wide_option, json_option)
+look_options = options(folder_argument, flags(RunOptions, "wide", "as_json"))
 
 
 @command.command("ls", short_help="list snapshots, and which are whole")
@@ -148,12 +148,7 @@ def show_snapshots(folder: Path, run: RunOptions, *, read_contents: bool) -> Non
     show_default="1MiB",
     help="Size of the state that all ranks share.",
 )
-@click.option(
-    "--saves", type=click.IntRange(1), default=MeasureSettings.saves, show_default=True, help="Snapshots to take."
-)
-@click.option(
-    "--keep", type=click.IntRange(1), default=MeasureSettings.keep, show_default=True, help="Snapshots to keep."
-)
+@flags(MeasureSettings)
 @run_options(DEFAULT_RANKS)
 def measure_saves(folder: Path, memory: int, saves: int, keep: int, run: RunOptions) -> None:
     """Have ranks take snapshots into FOLDER, and measure for how long each blocks them and when it lies on the disk."""

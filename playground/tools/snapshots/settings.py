@@ -8,6 +8,7 @@ from pathlib import Path
 
 from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_flags, flag
 from playground.survival.folder import DAMAGED, WHOLE, Examined, examine, find_steps
 
 
@@ -18,11 +19,12 @@ class MeasureSettings:
     folder: Path
     nbytes: int = 2**20
     """Of what all ranks share; each rank adds the state of its random number generator."""
-    saves: int = 5
-    keep: int = 3
+    saves: int = flag(5, "Snapshots to take.", least=1)
+    keep: int = flag(3, "Snapshots to keep.", least=1)
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "nbytes", "saves", "keep")
+        check_at_least_one(self, "nbytes")
+        check_flags(self)
 
     @property
     def fingerprint(self) -> dict[str, object]:
