@@ -64,10 +64,12 @@ class World:
         self.notice = used.check(self.local_size, joined=self.rank_env is not None)
         self.device = used.device_type
 
-    def warm_up(self, *needed: Remote | str) -> None:
-        """Have the ranks' common imports begin, with the modules that are `needed`, if they are ours to start."""
+    def warm_up(self, *needed: Remote | str | Callable[..., Any]) -> None:
+        """Have the ranks' common imports begin, with the modules that are `needed`, if they are ours to start. (The
+        module of a plain function is the caller's, and comes with the function.)"""
         if self.rank_env is None:
-            server.preload(*(each.module if isinstance(each, Remote) else each for each in needed))
+            names = (each.module if isinstance(each, Remote) else each for each in needed)
+            server.preload(*(name for name in names if isinstance(name, str)))
             server.warm_up()
 
     @property

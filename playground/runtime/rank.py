@@ -173,7 +173,6 @@ def debug(launcher: Launcher, *args: Any, **kwargs: Any) -> Any:
     """What `breakpoint()` does in a rank."""
     if "PYTHONBREAKPOINT" in os.environ:  # somebody has chosen a debugger, or none
         return sys.__breakpointhook__(*args, **kwargs)
-    from playground.runtime.rank import set_trace
 
     return set_trace(sys._getframe(1), launcher.rank, launcher.tell)
 

@@ -219,7 +219,7 @@ _lock = threading.Lock()
 
 def preload(*modules: str) -> None:
     """Add to what the server imports. Counts until this process starts its first rank."""
-    PRELOADED.extend(modules)
+    PRELOADED.extend(module for module in modules if module not in PRELOADED)
 
 
 def warm_up() -> None:
@@ -283,8 +283,6 @@ call_in_children(_server.clear)
 
 def running_server() -> ForkServerClient:
     """The fork server: a new one if there is none, none any more, or one that is stopped for good."""
-    from playground.runtime.server import ForkServerClient
-
     with _lock:
         if not (_server and _server[0].can_be_asked()):
             while _server:
