@@ -13,8 +13,7 @@ import pytest
 from processes import by_hand
 
 from playground.lessons.elastic import lesson
-from playground.lessons.elastic.lesson import Experiment
-from playground.lessons.elastic.page import Kill, Witness, draw_kills
+from playground.lessons.elastic.page import Experiment, Kill, Witness, draw_kills
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.backends import BACKENDS
 

@@ -6,8 +6,9 @@
 The same training runs twice: once undisturbed, and once with ranks that are killed. Both take snapshots. When a rank is
 gone, the others cannot go on: the launcher ends them, starts as many new ones, and these go on from the newest snapshot
 that is whole. What a snapshot holds, and how a run is put back to where it was taken: playground/training/resumable.py.
-What runs is what stands here: `run` on the ranks, the experiment in the process that launches them. sgd and ddp with
---snapshots take the same steps by the general loop, playground/training/loop.py.
+What ranks run is what stands here; the experiment, in the process that launches them, is on the page beside it, since
+that process does not need torch. sgd and ddp with --snapshots take the same steps by the general loop,
+playground/training/loop.py.
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html, for the idea that all ranks start anew
 """
 
@@ -15,23 +16,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.elastic.page import Kill, Recovery, Witness
+from playground.lessons.elastic.page import Kill
 from playground.lessons.sgd.lesson import average_gradients
-from playground.runtime import PlaygroundError, device, report, restart_count, synchronize
-from playground.runtime.backends import get_backend
-from playground.runtime.entry import World
-from playground.survival.compare import compare
-from playground.survival.comparison import Comparison, last_snapshot
-from playground.survival.settings import SnapshotSettings
+from playground.runtime import device, report, restart_count, synchronize
 from playground.training.data import Images, batches, partition_dataset, partition_test_set
 from playground.training.history import History
 from playground.training.loop import first_sample, identify
@@ -39,7 +33,6 @@ from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import open_run
-from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync
 
@@ -97,56 +90,6 @@ def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
     if Kill(rank, step) in kills[restart_count() : restart_count() + 1]:
         report(killed=step)
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """The same training, undisturbed and with ranks that are killed: do both end with the same bits?"""
-
-    world: World
-    settings: TrainingSettings
-    way: str
-    snapshot_every: int
-    """Steps between two snapshots."""
-    folder: Path
-    """Where each training has a folder for its snapshots."""
-    show: Callable[[str], object]
-    """Called with what comes next."""
-
-    def conduct(self, kills: Sequence[Kill]) -> tuple[list[Recovery], Comparison]:
-        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ.
-
-        Raises `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing.
-        """
-        self.show("training, undisturbed")
-        self.train("undisturbed")
-        if suspects := get_backend(self.world.backend).may_differ:
-            self.show("training, undisturbed, once more")
-            self.train("repeated")
-            self.compare("undisturbed", "repeated").check_repeatable(suspects)
-        self.show("training, with ranks that are killed")
-        recoveries = self.train("killed", kills)
-        return recoveries, self.compare("undisturbed", "killed")
-
-    def train(self, name: str, kills: Sequence[Kill] = ()) -> list[Recovery]:
-        """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
-        snapshots = SnapshotSettings(folder=self.folder / name, every=self.snapshot_every)
-        settings, witness = replace(self.settings, snapshots=snapshots), Witness()
-        self.new_world(self.world.size, restarts=len(kills)).run(
-            run_training, run, settings, (self.way, kills), on_report=witness.hear, on_restart=witness.note_failure
-        )
-        if len(witness.recoveries) != len(kills):
-            raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
-        return witness.recoveries
-
-    def compare(self, *names: str) -> Comparison:
-        """The last snapshots of two trainings, byte by byte."""
-        [comparison] = self.new_world(1).run(compare, *(last_snapshot(self.folder / name) for name in names))
-        return comparison
-
-    def new_world(self, size: int, restarts: int = 0) -> World:
-        world = self.world
-        return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
 
 
 if __name__ == "__main__":

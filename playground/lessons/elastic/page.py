@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import click
@@ -17,14 +18,18 @@ from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
+from playground.runtime.backends import get_backend
+from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
+from playground.survival.comparison import Comparison, last_snapshot
+from playground.survival.settings import SnapshotSettings
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
-RUN, EXPERIMENT = LESSON.remote("run"), LESSON.remote("Experiment")
+RUN = LESSON.remote("run")
 COMPARE = remote("playground.survival.compare:compare")
 SAMPLES = 6_000
 """Training samples, unless --limit says otherwise."""
@@ -134,6 +139,56 @@ elastic_options = options(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The same training, undisturbed and with ranks that are killed: do both end with the same bits?"""
+
+    world: World
+    settings: TrainingSettings
+    way: str
+    snapshot_every: int
+    """Steps between two snapshots."""
+    folder: Path
+    """Where each training has a folder for its snapshots."""
+    show: Callable[[str], object]
+    """Called with what comes next."""
+
+    def conduct(self, kills: Sequence[Kill]) -> tuple[list[Recovery], Comparison]:
+        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ.
+
+        Raises `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing.
+        """
+        self.show("training, undisturbed")
+        self.train("undisturbed")
+        if suspects := get_backend(self.world.backend).may_differ:
+            self.show("training, undisturbed, once more")
+            self.train("repeated")
+            self.compare("undisturbed", "repeated").check_repeatable(suspects)
+        self.show("training, with ranks that are killed")
+        recoveries = self.train("killed", kills)
+        return recoveries, self.compare("undisturbed", "killed")
+
+    def train(self, name: str, kills: Sequence[Kill] = ()) -> list[Recovery]:
+        """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
+        snapshots = SnapshotSettings(folder=self.folder / name, every=self.snapshot_every)
+        settings, witness = replace(self.settings, snapshots=snapshots), Witness()
+        self.new_world(self.world.size, restarts=len(kills)).run(
+            RUN_TRAINING, RUN, settings, (self.way, kills), on_report=witness.hear, on_restart=witness.note_failure
+        )
+        if len(witness.recoveries) != len(kills):
+            raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
+        return witness.recoveries
+
+    def compare(self, *names: str) -> Comparison:
+        """The last snapshots of two trainings, byte by byte."""
+        [comparison] = self.new_world(1).run(COMPARE, *(last_snapshot(self.folder / name) for name in names))
+        return comparison
+
+    def new_world(self, size: int, restarts: int = 0) -> World:
+        world = self.world
+        return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
+
+
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @elastic_options
@@ -154,7 +209,7 @@ def command(run: RunOptions, data: DataOptions, kills: int, way: str, epochs: in
         steps = epochs * math.ceil(prepared.train / settings.batch_size)
         drawn = draw_kills(kills, world.size, steps, run.seed)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
-        experiment = EXPERIMENT(
+        experiment = Experiment(
             world=world, settings=settings, way=way, snapshot_every=snapshot_every, folder=folder, show=bar.show
         )
         recoveries, comparison = experiment.conduct(drawn)
