@@ -114,7 +114,7 @@ EXCEPTIONS = {
 
 
 MAKE_PROCESSES = {
-    *(f"playground.runtime.{name}" for name in ("server", "fork_client", "fork_server")),
+    *(f"playground.runtime.{name}" for name in ("server", "fork_server")),
     "playground.training.loader",
     "playground.lessons.hello.lesson",  # as the tutorial does
 }

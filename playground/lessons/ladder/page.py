@@ -123,7 +123,7 @@ class RungResult:
     difference_to_ddp: float
     """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
     replicas_max_difference: float
-    """The largest difference of any parameter or buffer between a rank and rank 0."""
+    """The largest difference of any parameter between a rank and rank 0; BatchNorm's statistics are each rank's own."""
     speed_to_first: float
     """How many times as fast as the first rung, by `p50`."""
     speed_to_ddp: float
