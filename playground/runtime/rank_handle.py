@@ -65,6 +65,12 @@ class RankHandle:
         """Whether it has died, and the others may go on. (An exception is another matter.)"""
         return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
 
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped its process (SIGSTOP). Source: proc_pid_stat(5)"""
+        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/stat", "rb") as status:
+            return status.read().rpartition(b")")[2].split()[0] == b"T"
+        return False
+
     def receive_all(self) -> list[Event]:
         """Take in the messages that have arrived, and return the reports among them. Where the line ends, its process
         has ended."""

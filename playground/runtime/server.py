@@ -13,6 +13,7 @@ import multiprocessing as mp
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -238,6 +239,7 @@ def start(
     """
     ours, theirs = mp.Pipe()
     close_in_children(ours)
+    limit_sends(ours)
     started: process.BaseProcess
     if CAN_FORK:
         started = ForkedProcess(target=main, args=(theirs, *args), name=name)
@@ -251,6 +253,12 @@ def start(
         ours.close()
         raise
     return started, ours
+
+
+def limit_sends(line: Connection) -> None:
+    """Let a message that nobody takes in (the process is stopped) raise `BlockingIOError` after `START_LIMIT`."""
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
 
 
 def run_redirected(streams: Sequence[Connection], main: Callable[..., None], *args: Any) -> None:

@@ -25,22 +25,25 @@ TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier
 def watch(
     ranks: list[RankHandle], timeout: float, on_report: Progress, notice: PreemptionNotice, on_loss: OnLoss
 ) -> None:
-    """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for too long.
+    """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for `timeout`
+    seconds (`START_LIMIT` while one is coming up, unless it is stopped).
 
     A signal of which `notice` is given is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
     told, and its result is not waited for.
     """
-    limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
+    silence = 0.0
     while not all(rank.done for rank in ranks):
-        heard = listen(ranks, min(limit, notice.seconds_left), on_report, notice.ears)
+        starting = [rank for rank in ranks if not rank.up]
+        pause = min(timeout, START_LIMIT) if starting else timeout
+        heard = listen(ranks, min(pause, notice.seconds_left), on_report, notice.ears)
         if number := notice.take():
             for rank in ranks:
                 rank.order(number)
-        if not heard and not any(rank.paused for rank in ranks):
-            raise RankTimeout(len(ranks), limit, collect_stacks(ranks))
+        silence = 0.0 if heard or any(rank.paused for rank in ranks) else silence + pause
+        if silence >= (START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else pause):
+            raise RankTimeout(len(ranks), silence, collect_stacks(ranks))
         if any(rank.failure and not rank.lost for rank in ranks):
             lose_dead(ranks, on_report, on_loss)
-        limit = timeout if all(rank.up for rank in ranks) else START_LIMIT
     for rank in ranks:
         rank.relay_output()
 

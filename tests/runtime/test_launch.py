@@ -388,6 +388,35 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("size", [0, 10_000_000])
+def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(size: int, tmp_path: Path) -> None:
+    """Nor while it is sent more than fits into the socket to it."""
+    done = run_script(
+        tmp_path,
+        f"""
+        import os, signal
+        from multiprocessing import current_process
+        from playground import launch
+        from playground.runtime import server
+
+        if current_process().name == "rank 1 of 2":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        def measure(rank, size, text):
+            return len(text)
+
+        if __name__ == "__main__":
+            launch(measure, 1, args=(b"",))  # the server does its imports
+            server.START_LIMIT = 2.0
+            try:
+                print(launch(measure, 2, args=(bytes({size}),), timeout=2))
+            except Exception as error:
+                print(error)
+        """,
+    )
+    assert "no sign of life for 2 s from rank 1 of 2" in done.stdout
+
+
 def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
     text = "from playground import launch\ndef f(rank, size): pass\nlaunch(f, 2)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
