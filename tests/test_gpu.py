@@ -606,7 +606,7 @@ def test_gloo_leaves_the_gpus_alone(world: Worlds) -> None:
     assert BACKENDS["gloo"].check(2) == ""
 
 
-def hold_the_gpu(seconds: float = 0.5) -> float:
+def hold_the_gpu(seconds: float = 0.2) -> float:
     """Give the GPU work for about so long, and do not wait for it. Returns how long it really takes."""
     cycles = int(seconds * 1e9)
     torch.cuda.synchronize()

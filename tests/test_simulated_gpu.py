@@ -196,6 +196,7 @@ def test_a_killed_process_releases_its_gpu_after_its_files() -> None:
     os.close(ours)
 
 
+@pytest.mark.stress
 def test_two_ranks_of_one_gpu_need_an_nccl_that_shares_it(start_cli: Callable[..., Any]) -> None:
     forbids = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
     for environ, code in (({}, 0), (forbids, 1)):

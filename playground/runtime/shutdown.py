@@ -8,10 +8,10 @@ from typing import Any
 from playground.runtime.errors import RankFailed
 from playground.runtime.rank_handle import GRACE, RankHandle, describe_exit
 from playground.runtime.server import LOST_BY_THE_SERVER
-from playground.runtime.watch import wait_relaying
+from playground.runtime.watch import ask_for_stacks, wait_relaying
 
-LEAVE_LIMIT = 10.0
-"""Seconds a rank has to destroy its process group, all results being in."""
+LEAVE_LIMIT = 30.0
+"""Seconds a rank has to destroy its process group and give its memory back, all results being in."""
 LOOK_INTERVAL = 1.0
 """Seconds between two looks for ranks whose end is not told, because the fork server is stopped."""
 
@@ -29,15 +29,17 @@ def release(ranks: list[RankHandle]) -> None:
         if not ready and left <= 0:
             # rank 0 waits for the others: if one of them is still there, it is that one
             last = max(staying.values(), key=lambda rank: rank.number)
-            raise unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
+            failure = unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
+            failure.others = ask_for_stacks([last])
+            raise failure
         for line in lines.keys() & set(ready):
             try:
                 lines[line].receive()
             except (EOFError, OSError):  # it is about to end
                 del lines[line]
             else:
-                if failure := lines[line].failure:
-                    raise failure
+                if reason := lines[line].failure:
+                    raise reason
         for sentinel in staying.keys() & set(ready) if ready else [*staying]:
             code = staying[sentinel].process.exitcode
             if code in (0, LOST_BY_THE_SERVER):  # its result is in, and it is gone

@@ -132,11 +132,15 @@ def first_failure(ranks: list[RankHandle], on_report: Progress) -> PlaygroundErr
 
 def collect_stacks(ranks: list[RankHandle]) -> dict[int, str]:
     """Where each unfinished rank stands: its Python stack."""
-    asked = [rank for rank in ranks if rank.result is None and not rank.vanished]
-    for rank in asked:
+    return ask_for_stacks([rank for rank in ranks if rank.result is None and not rank.vanished])
+
+
+def ask_for_stacks(ranks: list[RankHandle]) -> dict[int, str]:
+    """Where each of these ranks stands."""
+    for rank in ranks:
         rank.order("where")
-    listen_while(lambda: any(rank.stack == UNHEARD for rank in asked), asked, GRACE, ignore)
-    return {rank.number: rank.stack for rank in asked}
+    listen_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, ignore)
+    return {rank.number: rank.stack for rank in ranks}
 
 
 def ignore(rank: int, event: Event) -> None:

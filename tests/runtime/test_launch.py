@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from multiprocessing.connection import wait
@@ -24,7 +25,7 @@ from processes import is_alive
 from ranks import go_wrong
 
 import playground
-from playground.runtime import RankFailed, RankTimeout, UsageError, host, report, watch
+from playground.runtime import RankFailed, RankTimeout, UsageError, host, report, shutdown, watch
 from playground.runtime.host import cores
 from playground.training.net import Net
 
@@ -361,6 +362,18 @@ def test_a_taken_port_is_explained() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
             launch(add_up, 2, init_method=f"tcp://127.0.0.1:{port}")
+
+
+def stay(rank: int, size: int) -> None:
+    if rank == 1:
+        dist.destroy_process_group = threading.Event().wait
+
+
+def test_a_rank_that_does_not_leave_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "LEAVE_LIMIT", 1.0)
+    with pytest.raises(RankFailed, match="did not leave cleanly: still there") as caught:
+        launch(stay, 2)
+    assert "threading.py" in caught.value.others[1]
 
 
 def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
