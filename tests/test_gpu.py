@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.lessons.bert.history import History as BertHistory
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.page import PARTS
 from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
@@ -621,10 +622,15 @@ def hold_the_gpu(seconds: float = 0.2) -> float:
 def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, float]:
     """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks, if each holds the GPU
     twice: multiples of holding it once."""
-    history: Any = History(Net().to(device()), (), ())
-    history.started = history.now()
-    alone = hold_the_gpu()
-    found = {"epoch": history.state()["seconds"] / alone}
+    found, unused = {}, cast(Any, ())
+    histories: dict[str, Any] = {
+        "epoch": History(Net().to(device()), unused, unused),
+        "steps of bert": BertHistory(unused),
+    }
+    for name, history in histories.items():
+        history.started = history.now()
+        alone = hold_the_gpu()
+        found[name] = history.state()["seconds"] / alone
     stopwatch = Stopwatch()
     with stopwatch.slot("F", 0):
         alone = hold_the_gpu()
@@ -642,7 +648,7 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
 def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
     """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on it."""
     found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
-    for name in ("epoch", "forward", "call"):
+    for name in ("epoch", "steps of bert", "forward", "call"):
         assert min(times[name] for times in found) > 1.5, name
     assert found[-1]["slow step"] > 4
 
