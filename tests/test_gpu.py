@@ -468,7 +468,7 @@ def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -
 
 def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
     stages = max(stages for stages in range(1, pair + 1) if BLOCKS % stages == 0)
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 1)
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 1, "--batch-size", 32, "--microbatches", 4)
     schedules = shown(run_cli, "pipeline", "-n", stages, *words)["schedules"]
     assert schedules.keys() == SCHEDULES.keys()
     assert max(schedule["gradient_difference"] for schedule in schedules.values()) <= 1e-12
