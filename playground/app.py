@@ -17,7 +17,7 @@ from playground.console import session, terminal
 from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
-from playground.runtime import server, signals, streams, torchelastic
+from playground.runtime import server, signals, surroundings, torchelastic
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.remote import remote
 from playground.runtime.untrusted import printable
@@ -113,7 +113,7 @@ def show_path() -> None:
 
 def main() -> NoReturn:
     """Run the command line as a program of its own, and end it."""
-    streams.open_standard_streams()
+    surroundings.open_standard_streams()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
         torchelastic.end_with_torchrun()
@@ -143,12 +143,12 @@ def run() -> NoReturn:
     except signals.Terminated as error:
         leave(error.code)
     except (UnreadOutput, BrokenPipeError):
-        streams.discard_output()
+        surroundings.discard_output()
         leave(128 + signal.SIGPIPE)
     except OSError as error:
         if not (why := describe_os_error(error)):
             raise
-        streams.discard_output()
+        surroundings.discard_output()
         leave(1, why)
 
 

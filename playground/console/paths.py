@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from playground.runtime import working_folder
+from playground.runtime import surroundings
 from playground.runtime.errors import UsageError
 
 MIN_FREE = 2**20
@@ -41,7 +41,7 @@ _left: list[str] = []
 def leave_deleted_folder() -> None:
     """Go to the root if the working folder has been deleted. From then on `check_place` refuses relative paths, which
     were meant to start in that folder."""
-    if working_folder.leave_deleted_folder():
+    if surroundings.leave_deleted_folder():
         _left.append(os.sep)
 
 

@@ -11,11 +11,11 @@ from playground.runtime import backends, host, server
 from playground.runtime.environment import rank_env_from
 from playground.runtime.errors import UsageError
 from playground.runtime.launch import launch
-from playground.runtime.losses import OnLoss, log_loss
 from playground.runtime.rank import Progress
 from playground.runtime.remote import Remote
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart
+from playground.runtime.watch import OnLoss, log_loss
 
 Around = Callable[["World", Callable[..., Any]], contextlib.AbstractContextManager[Callable[..., Any]]]
 """Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""

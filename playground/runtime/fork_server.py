@@ -33,9 +33,8 @@ from multiprocessing import spawn
 from multiprocessing.connection import wait
 from typing import NoReturn
 
-from playground.runtime.streams import open_standard_streams
+from playground.runtime.surroundings import leave_deleted_folder, open_standard_streams
 from playground.runtime.temporary_folder import remove_empty_cache
-from playground.runtime.working_folder import leave_deleted_folder
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1

@@ -12,7 +12,6 @@ from typing import Any
 
 from playground.runtime import backends, kept, rank as rank_process, server
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.losses import OnLoss, check_expendable, log_loss
 from playground.runtime.output import open_pipes
 from playground.runtime.preemption import PreemptionNotice, raise_if_preempted
 from playground.runtime.rank import Progress
@@ -20,7 +19,7 @@ from playground.runtime.rank_handle import RankHandle
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
 from playground.runtime.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
 from playground.runtime.shutdown import release, stop
-from playground.runtime.watch import watch
+from playground.runtime.watch import OnLoss, check_expendable, log_loss, watch
 from playground.runtime.work import Work, prepare_work
 
 FILES, FILES_PER_RANK = 24, 5

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from playground.runtime.working_folder import working_folder
+from playground.runtime.surroundings import working_folder
 
 
 class ProcessState:

@@ -30,7 +30,7 @@ from playground.runtime.fork_server import LAUNCHER_ONLY, MESSAGE, NO_DESCRIPTOR
 from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.output import Redirection, redirect
 from playground.runtime.signals import describe_signal
-from playground.runtime.working_folder import working_folder
+from playground.runtime.surroundings import working_folder
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""

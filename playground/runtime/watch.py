@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from playground.runtime.errors import UNHEARD, PeerDisconnected, PlaygroundError, RankFailed, RankTimeout
-from playground.runtime.losses import OnLoss
+from playground.runtime.errors import UNHEARD, PeerDisconnected, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.output import Output
 from playground.runtime.preemption import PreemptionNotice
 from playground.runtime.rank import Event, Progress
 from playground.runtime.rank_handle import GRACE, RankHandle
 
+OnLoss = Callable[[RankFailed], None]
+"""Takes the end of an expendable rank, without which the others continue."""
 START_LIMIT = 300.0
 """Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
 AFTERMATH = 0.25
@@ -145,3 +147,22 @@ def ask_for_stacks(ranks: list[RankHandle]) -> dict[int, str]:
 
 def ignore(rank: int, event: Event) -> None:
     """A report that comes too late to matter."""
+
+
+def log_loss(failure: RankFailed) -> None:
+    """Say in one line who is lost: on stderr, unless the program has set up logging otherwise."""
+    logging.getLogger("playground").warning(describe_loss(failure))
+
+
+def describe_loss(failure: RankFailed) -> str:
+    """Who is lost, and how."""
+    return f"{failure.headline}; the others go on"
+
+
+def check_expendable(ranks: Collection[int], size: int) -> None:
+    """Raise `UsageError` for expendable ranks that cannot be."""
+    for rank in ranks:
+        if not 1 <= rank < size:
+            raise UsageError(
+                f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; at rank 0 is the store where all meet"
+            )

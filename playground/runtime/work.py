@@ -15,7 +15,7 @@ from playground.runtime import coverage
 from playground.runtime.environment import RESTART_COUNT
 from playground.runtime.errors import UsageError
 from playground.runtime.server import find_modules_as_here
-from playground.runtime.working_folder import working_folder
+from playground.runtime.surroundings import working_folder
 
 Function = Callable[..., Any]
 

@@ -9,15 +9,16 @@ that of the next, whose ranks write over its files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from playground.runtime.errors import UsageError
-from playground.survival.disk import remove_folders, spare_folder
+from playground.survival.disk import remove_folders, replace, spare_folder, sync_folder
 from playground.survival.fingerprint import Fingerprint, find_difference
 from playground.survival.manifest import (
     Manifest,
@@ -31,6 +32,9 @@ from playground.survival.manifest import (
 
 STEP = re.compile(r"step-(\d{8,})")
 """The name of a snapshot's folder."""
+MARKER = "RESUMABLE"
+"""A file beside the snapshots of a run that was asked to end and is to be resumed: for job managers that cannot see the
+exit code (behind torchrun, say), and for people."""
 MAX_DEFECTS = 10
 """That are named of a snapshot; after them no further file is looked at."""
 WHOLE, INCOMPLETE, DAMAGED, OTHER_SCHEMA = "whole", "incomplete", "damaged", "of another version"
@@ -217,3 +221,18 @@ def give_up(snapshot: Examined, size: int) -> None:
         spare_folder(snapshot.folder)
     else:
         remove_folders(snapshot.folder.parent, [snapshot.folder.name])
+
+
+def write_marker(folder: Path, about: Mapping[str, object]) -> Path:
+    """Write the file, a line `name: value` for each of `about`. Returns its path; raises `OSError`."""
+    file = folder / MARKER
+    lines = "".join(f"{name}: {value}\n" for name, value in about.items())
+    replace(file, lines.encode("utf-8", "surrogateescape"), memoryview(b""))
+    sync_folder(folder)
+    return file
+
+
+def remove_marker(folder: Path) -> None:
+    """The run goes on, or another one begins: it is true no longer. Any number of ranks may call this."""
+    with contextlib.suppress(OSError):
+        (folder / MARKER).unlink(missing_ok=True)

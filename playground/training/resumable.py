@@ -23,9 +23,8 @@ from playground.runtime import PlaygroundError, Preempted, UsageError, device, p
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.backends import backend_of
 from playground.survival.fingerprint import Fingerprint
-from playground.survival.folder import SnapshotFile
+from playground.survival.folder import SnapshotFile, remove_marker
 from playground.survival.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots
-from playground.survival.marker import remove_marker
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import State
 from playground.training.sync import GradSync

@@ -27,8 +27,7 @@ from playground.console.training_options import Interval, SnapshotOptions, Steps
 from playground.runtime import UsageError
 from playground.survival.compare import compare
 from playground.survival.comparison import last_snapshot
-from playground.survival.folder import find_steps
-from playground.survival.marker import NAME
+from playground.survival.folder import MARKER, find_steps
 from playground.survival.settings import SnapshotSettings
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
@@ -223,7 +222,7 @@ def test_the_command(number: signal.Signals, words: list[Any], run_cli: Run, tmp
     with send_after_a_snapshot(folder, number):
         shown = run_cli(*words, "-n", 2, "--snapshot-every", "0.05s", "--restarts", 3)
     step = find_steps(folder)[0]
-    marker = folder / NAME
+    marker = folder / MARKER
     assert shown.code == os.EX_TEMPFAIL
     assert shown.err == f"playground: preempted by {number.name} after step {step}; {marker} says how to go on\n"
     assert json.loads(shown.out)["stopped_by"] == shown.err.removeprefix("playground: ").strip()
@@ -258,8 +257,8 @@ def test_ranks_that_somebody_else_has_started(
     errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     step = find_steps(folder)[0]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
-    assert errors == [f"playground: preempted by SIGUSR1 after step {step}; {folder / NAME} says how to go on\n", ""]
-    assert "command of each rank: python -m playground sgd" in (folder / NAME).read_text()
+    assert errors == [f"playground: preempted by SIGUSR1 after step {step}; {folder / MARKER} says how to go on\n", ""]
+    assert "command of each rank: python -m playground sgd" in (folder / MARKER).read_text()
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--signals-to-handle")
@@ -279,5 +278,5 @@ def test_torchrun(number: signal.Signals, words: list[Any], tmp_path: Path) -> N
         _, err = torchrun.communicate(timeout=ENOUGH)
     step = find_steps(folder)[0]
     assert f"playground: preempted by {number.name} after step {step}" in err
-    assert f"step: {step}\nsignal: {number.name}\n" in (folder / NAME).read_text()
+    assert f"step: {step}\nsignal: {number.name}\n" in (folder / MARKER).read_text()
     assert session_ends(torchrun.pid)
