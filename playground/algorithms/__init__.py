@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from playground.runtime.remote import Remote, remote
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AlgorithmSpec:
-    """One algorithm for a collective."""
+    """One algorithm for a collective. The function `code` is found by its name."""
 
     name: str
     sends: str
@@ -24,16 +24,21 @@ class AlgorithmSpec:
     steps: str
     """One after the other."""
     good_for: str
-    code: Remote
-    """The algorithm itself, over a flat tensor. `load_algorithm` makes it a collective."""
+    _: KW_ONLY
+    place: str = ""
+    """Its `module:function` in this folder, where the name does not say it."""
+
+    @functools.cached_property
+    def code(self) -> Remote:
+        """The algorithm itself, over a flat tensor. `load_algorithm` makes it a collective."""
+        word = self.name.replace("-", "_")
+        return remote(f"playground.algorithms.{self.place or f'{word}:{word}'}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AllReduceSpec(AlgorithmSpec):
     """One algorithm for all-reduce."""
 
-    cost: Remote | None = None
-    """A function from a `Task` to its `Cost`; without one, `scale` leaves the algorithm out."""
     short_name: str = ""
     """A name that fits into a cell of a table; the name itself if there is none."""
     in_story: bool = False
@@ -43,128 +48,61 @@ class AllReduceSpec(AlgorithmSpec):
     needs_hosts: bool = False
     """Whether it differs from the others only where ranks are on several hosts."""
     chooses: bool = False
-    """Whether it only chooses among the others, and so has no messages of its own to show."""
+    """Whether it only chooses among the others, and so has neither messages of its own to show nor a cost."""
+
+    @functools.cached_property
+    def cost(self) -> Remote | None:
+        """A function from a `Task` to its `Cost`."""
+        return None if self.chooses else remote(f"{self.code.module}:{self.code.name}_cost")
 
 
 ALGORITHMS = {
     spec.name: spec
     for spec in (
         AllReduceSpec(
-            name="reduce-broadcast",
-            sends="root (N - 1)·S, others S",
-            steps="2 (N - 1) at the root",
-            good_for="understanding what is wrong with it",
-            code=remote("playground.algorithms.reduce_broadcast:reduce_broadcast"),
-            cost=remote("playground.algorithms.reduce_broadcast:reduce_broadcast_cost"),
+            "reduce-broadcast",
+            "root (N - 1)·S, others S",
+            "2 (N - 1) at the root",
+            "understanding what is wrong with it",
             short_name="root",
             in_story=True,
         ),
+        AllReduceSpec("all-to-all", "(N - 1)·S", "1", "two ranks", short_name="all", in_story=True),
         AllReduceSpec(
-            name="all-to-all",
-            sends="(N - 1)·S",
-            steps="1",
-            good_for="two ranks",
-            code=remote("playground.algorithms.all_to_all:all_to_all"),
-            cost=remote("playground.algorithms.all_to_all:all_to_all_cost"),
-            short_name="all",
-            in_story=True,
-        ),
-        AllReduceSpec(
-            name="tutorial-ring",
-            sends="(N - 1)·S",
-            steps="N - 1",
-            good_for="reading tutorials",
-            code=remote("playground.algorithms.tutorial_ring:tutorial_ring"),
-            cost=remote("playground.algorithms.tutorial_ring:tutorial_ring_cost"),
+            "tutorial-ring",
+            "(N - 1)·S",
+            "N - 1",
+            "reading tutorials",
             short_name="tutorial",
             in_story=True,
             same_bits=False,
         ),
         AllReduceSpec(
-            name="ring",
-            sends="2 (N - 1) / N·S",
-            steps="2 (N - 1)",
-            good_for="understanding reduce-scatter and all-gather",
-            code=remote("playground.algorithms.ring:ring"),
-            cost=remote("playground.algorithms.ring:ring_cost"),
-            in_story=True,
+            "ring", "2 (N - 1) / N·S", "2 (N - 1)", "understanding reduce-scatter and all-gather", in_story=True
         ),
         AllReduceSpec(
-            name="pipelined-ring",
-            sends="2 (N - 1) / N·S",
-            steps="2 (N - 1), each of K pieces",
-            good_for="large tensors",
-            code=remote("playground.algorithms.pipelined_ring:pipelined_ring"),
-            cost=remote("playground.algorithms.pipelined_ring:pipelined_ring_cost"),
-            short_name="piped",
+            "pipelined-ring", "2 (N - 1) / N·S", "2 (N - 1), each of K pieces", "large tensors", short_name="piped"
         ),
+        AllReduceSpec("recursive-doubling", "log2 N·S", "log2 N", "small tensors", short_name="doubling"),
+        AllReduceSpec("halving-doubling", "2 (N - 1) / N·S", "2 log2 N", "what lies between", short_name="halving"),
+        AllReduceSpec("binary-tree", "up to 3 S", "2 log2 N", "small tensors, many ranks", short_name="tree"),
         AllReduceSpec(
-            name="recursive-doubling",
-            sends="log2 N·S",
-            steps="log2 N",
-            good_for="small tensors",
-            code=remote("playground.algorithms.recursive_doubling:recursive_doubling"),
-            cost=remote("playground.algorithms.recursive_doubling:recursive_doubling_cost"),
-            short_name="doubling",
-        ),
-        AllReduceSpec(
-            name="halving-doubling",
-            sends="2 (N - 1) / N·S",
-            steps="2 log2 N",
-            good_for="what lies between",
-            code=remote("playground.algorithms.halving_doubling:halving_doubling"),
-            cost=remote("playground.algorithms.halving_doubling:halving_doubling_cost"),
-            short_name="halving",
-        ),
-        AllReduceSpec(
-            name="binary-tree",
-            sends="up to 3 S",
-            steps="2 log2 N",
-            good_for="small tensors, many ranks",
-            code=remote("playground.algorithms.binary_tree:binary_tree"),
-            cost=remote("playground.algorithms.binary_tree:binary_tree_cost"),
-            short_name="tree",
-        ),
-        AllReduceSpec(
-            name="hierarchical",
-            sends="2 (N - 1) / N·S, of it 2 (H - 1) / N·S to other hosts",
-            steps="2 (L - 1) inside, 2 (H - 1) between hosts",
-            good_for="ranks on several hosts",
-            code=remote("playground.algorithms.hierarchical:hierarchical"),
-            cost=remote("playground.algorithms.hierarchical:hierarchical_cost"),
+            "hierarchical",
+            "2 (N - 1) / N·S, of it 2 (H - 1) / N·S to other hosts",
+            "2 (L - 1) inside, 2 (H - 1) between hosts",
+            "ranks on several hosts",
             short_name="levels",
             needs_hosts=True,
         ),
-        AllReduceSpec(
-            name="auto",
-            sends="what the chosen one does",
-            steps="as many as it takes",
-            good_for="anything",
-            code=remote("playground.algorithms.auto:auto"),
-            chooses=True,
-        ),
+        AllReduceSpec("auto", "what the chosen one does", "as many as it takes", "anything", chooses=True),
     )
 }
 """Our all-reduces, by name."""
 
 REDUCE_SCATTERS = {
-    "ring": AlgorithmSpec(
-        name="ring",
-        sends="(N - 1) / N·S",
-        steps="N - 1",
-        good_for="large tensors",
-        code=remote("playground.algorithms.ring:reduce_scatter"),
-    )
+    "ring": AlgorithmSpec("ring", "(N - 1) / N·S", "N - 1", "large tensors", place="ring:reduce_scatter")
 }
-ALL_GATHERS = {
-    "ring": AlgorithmSpec(
-        name="ring",
-        sends="(N - 1) / N·S",
-        steps="N - 1",
-        good_for="large tensors",
-        code=remote("playground.algorithms.ring:all_gather"),
-    )
-}
+ALL_GATHERS = {"ring": AlgorithmSpec("ring", "(N - 1) / N·S", "N - 1", "large tensors", place="ring:all_gather")}
 
 BACKEND = "backend"
 ALL_REDUCES = (BACKEND, *ALGORITHMS)

@@ -32,7 +32,6 @@ from playground.lessons.all_reduce.page import (
     summary_of,
 )
 from playground.runtime import PlaygroundError, UsageError
-from playground.runtime.remote import remote
 from playground.runtime.steps import run_steps
 from playground.testing import World
 from playground.training.results import replicas_verdict
@@ -59,9 +58,7 @@ def test_the_lesson_has_every_algorithm() -> None:
 
 def test_an_algorithm_without_a_step_is_described_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ours: Any = OURS["all_reduce"]
-    spec = AllReduceSpec(
-        name="another", sends="S", steps="1", good_for="this test", code=remote("playground.algorithms.auto:auto")
-    )
+    spec = AllReduceSpec("another", "S", "1", "this test", place="auto:auto")
     monkeypatch.setitem(ours, "another", spec)
     monkeypatch.setitem(TRACEABLE, "another", ("all_reduce", "another"))
     assert summary_of("another").startswith("The algorithm that is fastest for this size, group and hosts")
