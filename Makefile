@@ -26,7 +26,7 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 
 stress: .venv/.installed-dev
-	$(BIN)/python -m pytest -m "stress and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "stress and not gpu"
 	$(SIMULATED) -n 2 --dist worksteal -m "gpu and stress"
 
 # The suite with the oldest torch that is promised.
