@@ -106,7 +106,7 @@ ALL_GATHERS = {"ring": AlgorithmSpec("ring", "(N - 1) / N·S", "N - 1", "large t
 
 BACKEND = "backend"
 ALL_REDUCES = (BACKEND, *ALGORITHMS)
-"""What adds up over ranks: the backend's own all-reduce, and ours."""
+"""The all-reduces to choose from: the backend's own, and ours."""
 
 OURS: Mapping[str, Mapping[str, AlgorithmSpec]] = {
     "all_reduce": ALGORITHMS,

@@ -35,7 +35,7 @@ hierarchical all-reduce."""
 
 
 def choose(nbytes: int, size: int, hosts: int) -> ReducingAlgorithm:
-    """The algorithm for a tensor of `nbytes` in a group of `size` ranks on so many `hosts`."""
+    """The algorithm for a tensor of `nbytes` in a group of `size` ranks on `hosts` hosts."""
     if hosts > 1 and nbytes <= SMALL_BETWEEN_HOSTS:
         return recursive_doubling
     if 1 < hosts < size:

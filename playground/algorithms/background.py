@@ -15,7 +15,7 @@ _last.set_result(None)
 
 
 class Work:
-    """What an asynchronous call returns, as `dist.all_reduce` does."""
+    """The handle of an asynchronous call, as `dist.all_reduce` returns it."""
 
     def __init__(self, future: Future[None]) -> None:
         self.future = future

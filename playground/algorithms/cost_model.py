@@ -55,14 +55,14 @@ Step = tuple[Counts, bool]
 
 @dataclass(frozen=True)
 class Cost:
-    """What an all-reduce takes."""
+    """The cost of an all-reduce."""
 
     between: Counts
     """On the critical path, in the steps between nodes."""
     inside: Counts
     """On the critical path, in the steps inside nodes."""
     total: Counts
-    """Of all ranks together."""
+    """Totals over all ranks."""
 
     @staticmethod
     def along(path: Sequence[Step], total: Counts) -> Cost:
@@ -75,7 +75,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Machine:
-    """What all-reduce is to run on."""
+    """The machine, or the cluster, that an all-reduce runs on."""
 
     alpha: float
     """Seconds per message: the latency."""
@@ -84,7 +84,7 @@ class Machine:
     gamma: float = 0
     """Seconds per byte added."""
     cores: int | None = None
-    """That all ranks share; None on a cluster, where each has its own. What a message costs a core is what it costs
+    """Cores that all ranks share; None on a cluster, where each has its own. A message costs a core as much as it costs
     inside a node, if there are any."""
     ranks_per_node: int = 1
     inner_alpha: float = 0
@@ -121,7 +121,7 @@ class Task:
 
     @property
     def elements(self) -> int:
-        """Of the tensor."""
+        """Number of elements of the tensor."""
         return max(1, ceil(self.nbytes / ELEMENT))
 
     @property

@@ -95,7 +95,7 @@ def hierarchical_cost(task: Task) -> Cost:
 
 
 def total_between(task: Task, hosts: int, shares: int) -> Counts:
-    """Of all rings between hosts together: the first shares may have one element more; one without is not sent."""
+    """Totals over all rings between hosts: the first shares may have one element more; one without is not sent."""
     if hosts == 1:
         return Counts()
     least, more = divmod(task.elements, shares)

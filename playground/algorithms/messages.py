@@ -1,4 +1,4 @@
-"""What every algorithm here is made of: sending to and receiving from the other ranks of a group, without waiting."""
+"""The operations that algorithms are built from: send to and receive from other ranks of a group, without waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Messages:
         self.flat, self.transport = flat, transport
         self.rank, self.size = transport.rank, transport.size
         self.phase = ""
-        """What the algorithm is at, where it has phases with a name: for those who observe it."""
+        """The current phase of the algorithm, where phases have names: for observers."""
 
     def start(self, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Started:
         """Start these messages. Until they are finished, do not write what is sent nor read what is received.

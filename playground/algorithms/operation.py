@@ -1,4 +1,4 @@
-"""What adding is: the operations (`dist.ReduceOp`) that our algorithms have, and the types they are defined for."""
+"""The reduction operations (`dist.ReduceOp`) that our algorithms support, and the dtypes they are defined for."""
 
 from __future__ import annotations
 

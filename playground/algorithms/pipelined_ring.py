@@ -45,7 +45,7 @@ def pipelined_ring(flat: torch.Tensor, add: Add, messages: Messages) -> None:
         """Where a piece is received: what is to be added beside the tensor, what is to be kept in it."""
         return buffers[job % ahead, : jobs[job].numel()] if job < adding else jobs[job]
 
-    # What is sent first is this rank's own chunk; after that, job j's piece, once done, is what job j + many waits for.
+    # The first send is this rank's own chunk; after that, job j's piece, once done, is what job j + many waits for.
     outgoing = [*pieces[rank * many : (rank + 1) * many], *jobs]
     under_way: list[Started] = []
     for job in range(many):

@@ -1,4 +1,4 @@
-"""What recursive doubling and halving share: a partner at every distance needs a power of two of ranks.
+"""Shared by recursive doubling and halving: a partner at every distance needs a power of two of ranks.
 
 P is the largest power of two up to N, E = N - P. Where N is no power of two, the last E ranks hand their tensor to one
 of the first E, sit out, and get the result back.

@@ -1,6 +1,6 @@
 """The transport that every backend of torch.distributed has: point-to-point messages of the process group.
 
-These are `dist.isend` and `dist.irecv`, called on the group itself: what torch's own functions check anew at every
+These are `dist.isend` and `dist.irecv`, called on the group itself: the checks that torch's functions repeat at every
 message would be a tenth of the time of a ring. nccl wants the messages of one step started together, in a batch.
 Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
 """
@@ -21,13 +21,13 @@ from playground.runtime.backends import Backend, backend_of
 from playground.runtime.host import host_id
 
 TAG = 2017
-"""Of our messages, so that none is taken for one the user has under way between the same two ranks."""
+"""Tag of our messages: none is taken for a message of the user's between the same two ranks."""
 DIGEST_SIZE = 8
 """Bytes of the number that stands for a host."""
 _backends: WeakKeyDictionary[Any, Backend] = WeakKeyDictionary()
-"""Of the groups seen so far, because torch takes a microsecond to say, which would be spent at every collective."""
+"""Backends of the groups seen so far: asking torch would take a microsecond at every collective."""
 _hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
-"""Of the groups whose ranks have exchanged them."""
+"""Hosts by rank, for groups whose ranks have exchanged them."""
 
 
 class Works:

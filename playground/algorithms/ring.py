@@ -46,7 +46,7 @@ def ring(flat: torch.Tensor, add: Add, messages: Messages) -> None:
 def reduce_scatter(flat: torch.Tensor, add: Add, messages: Messages) -> None:
     """In step s = 1, …, N - 1, rank r sends chunk r - s to the right, receives chunk r - s - 1 and adds it to its own.
 
-    All numbers are modulo N. From the second step on, what it sends is what it has just added to. What it receives last
+    All numbers are modulo N. From the second step on, it sends the chunk it has just added to. The last chunk to arrive
     is chunk r - N, which is chunk r.
 
     | rank      | messages | bytes           |
@@ -68,7 +68,7 @@ def reduce_scatter(flat: torch.Tensor, add: Add, messages: Messages) -> None:
 def all_gather(flat: torch.Tensor, messages: Messages) -> None:
     """In step s = 0, …, N - 2, rank r sends chunk r - s to the right, and receives and keeps chunk r - s - 1.
 
-    All numbers are modulo N. What it sends first is its own chunk, then always the one that has just arrived.
+    All numbers are modulo N. It sends its own chunk first, then always the one that has just arrived.
 
     | rank      | messages | bytes           |
     |-----------|----------|-----------------|

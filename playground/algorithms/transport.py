@@ -1,4 +1,4 @@
-"""What our algorithms ask of whatever carries their messages.
+"""The interface that our algorithms require of a message transport.
 
 The one that is used for a process group is found in `playground.algorithms.transports`.
 """
@@ -53,6 +53,6 @@ class Transport(Protocol):
     def hosts(self, device: torch.device) -> Hosts:
         """Which ranks of the group share a host; `device` is where its messages lie.
 
-        All ranks must call this at the same point. What it takes to find out, it must keep: see `exchange_hosts`.
+        All ranks must call this at the same point. The answer must be kept: see `exchange_hosts`.
         """
         ...

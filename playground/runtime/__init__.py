@@ -2,7 +2,7 @@
 
 `launch` starts a world on this host; `join` enters one that torchrun, Slurm or a person started. Inside a rank,
 `device()` says where tensors live, `synchronize()` waits until it has done its work, `report()` tells the launcher how
-far the rank is, `restart_count()` says how often the world has been started anew after a failure, and `preempted()`
+far the rank is, `restart_count()` says how often the world was restarted after a failure, and `preempted()`
 whether it is asked to end soon.
 """
 

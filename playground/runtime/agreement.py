@@ -1,4 +1,4 @@
-"""What the ranks of a world tell each other of themselves, and what must be the same on all."""
+"""Exchange objects between the ranks of a world, and require that settings are the same on all."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NO_NEWS = [
 
 
 def current() -> Any:
-    """What counts the lines of this process, if anything does: a `coverage.Coverage`."""
+    """The `coverage.Coverage` that counts the lines of this process, if any."""
     module = sys.modules.get("coverage")
     return module.Coverage.current() if module else None
 
@@ -55,7 +55,7 @@ def start(settings: str) -> Any:
 
     counting = Coverage(config_file=f":data:{settings}", data_suffix=True, messages=False)
     counting.set_option("run:disable_warnings", NO_NEWS)
-    # What follows would change this process for good, and is taken care of here.
+    # Both would change this process permanently.
     counting.set_option("run:patch", [])
     counting.set_option("run:sigterm", False)
     kinds = counting.config.concurrency

@@ -65,7 +65,7 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
         host=host, port=port, local=not path and is_loopback(host), path=path,
         served=environ.get(SERVED_BY_TORCHRUN) != "True",
     )  # fmt: skip
-    # Nobody said how many ranks share this host: all of them if they meet on loopback, else none that we know of.
+    # Unless the environment says how many ranks share this host: all if they meet on loopback, else only this one.
     local_size = size if rendezvous.local else 1
     if "LOCAL_WORLD_SIZE" in environ:
         local_size = read_integer("LOCAL_WORLD_SIZE", environ, 1, size + 1)
@@ -76,7 +76,7 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
 
 
 def restart_count(environ: Mapping[str, str] = os.environ) -> int:
-    """How often this rank's world has failed and been started anew: 0, then 1, …
+    """How often this rank's world has failed and been restarted: 0, then 1, …
 
     `launch(…, restarts=K)` counts for all ranks alike, torchrun on each host by itself (pytorch/pytorch#108158).
     """

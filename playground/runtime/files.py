@@ -18,7 +18,7 @@ CHECKSUMS = "SHA256SUMS"
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 """For `os.open`: refuse a symbolic link. In a folder that others can write to, it may lead to a file of ours."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system answers where a file cannot grow: the disk is full, or the user's share of it is."""
+"""Error numbers for a file that cannot grow: the disk is full, or the user's quota is used up."""
 
 
 class NoData(UsageError):

@@ -1,4 +1,4 @@
-"""The fork server: a process that imports torch once, and forks itself for each rank. What runs in it.
+"""The fork server's side: a process that imports torch once, and forks itself for each rank.
 
 `server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of a pipe that carries
 nothing and whose end means that the launcher is gone. With the byte come file descriptors:
@@ -80,7 +80,7 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
 
 
 def kill_at_end_of_file(pipe: int) -> None:
-    """Have the kernel kill this process when nobody holds the other end of `pipe` any more.
+    """Have the kernel kill this process when the other end of `pipe` is closed everywhere.
 
     Whatever it is doing then: importing, inside C code that holds the GIL, stopped.
     Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
@@ -122,7 +122,7 @@ class ForkServer:
     def __init__(self, requests: socket.socket, lifeline: int, failure: str) -> None:
         self.requests, self.lifeline, self.failure = requests, lifeline, failure
         self.statuses: dict[int, socket.socket] = {}
-        """Of each rank that is running: where its exit code goes."""
+        """Sockets for the exit codes of running ranks, by process id."""
         self.wakeups, self.wakeup = os.pipe()
         os.set_blocking(self.wakeups, False)
         os.set_blocking(self.wakeup, False)

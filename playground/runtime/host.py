@@ -25,7 +25,7 @@ SIMULATED_HOSTS = "PLAYGROUND_HOSTS"
 
 
 def host_id() -> str:
-    """What tells this rank's host from others: ranks that have the same one reach each other over loopback.
+    """Identity of this rank's host: ranks with the same one reach each other over loopback.
 
     So a container or a network namespace is a host of its own if it has a loopback interface of its own. With
     PLAYGROUND_HOSTS=H in the environment, the ranks of the world count as on H hosts, consecutive ones together, as
@@ -38,7 +38,7 @@ def host_id() -> str:
 
 
 def namespace_id(kind: str) -> str:
-    """What this machine, since it was started, and this process's namespace of that kind ("net", "pid") are told from
+    """Identity of this machine since boot and of this process's namespace of that kind ("net", "pid"), to tell it from
     others by.
 
     Source: namespaces(7)

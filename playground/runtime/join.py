@@ -33,7 +33,7 @@ EXPLANATION_TIMEOUT = 3.0
 PRECEDENCE = 2.0
 """Seconds for which a rank lets the process of the rank that was lost go first, at most."""
 HUNG_UP = re.compile(r"Connection timed out|No route to host")
-"""What gloo says of a peer that is gone, besides what `failure` knows."""
+"""Messages of gloo about a lost peer, besides those that `failure` knows."""
 
 
 def join(
@@ -48,7 +48,7 @@ def join(
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank order.
 
-    With a `grace`, SIGTERM and SIGUSR1 leave the function so many seconds before they end this process: see
+    With a `grace`, SIGTERM and SIGUSR1 leave the function `grace` seconds before they end this process: see
     `preempted()`. All ranks are to agree on it, and to raise `Preempted` together.
 
     Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the process must end at
@@ -89,7 +89,7 @@ def run_watched(watch: PeerWatch, grace: float | None, fn: Callable[..., Any], r
 
 
 def share(watch: PeerWatch, result: Any) -> list[Any]:
-    """Everybody's results, at every rank. Nobody returns before everybody has arrived."""
+    """The results of all ranks, on every rank. Returns once all ranks have arrived."""
     results = all_gather_object(result)
     dist.barrier()
     watch.close()
@@ -97,7 +97,7 @@ def share(watch: PeerWatch, result: Any) -> list[Any]:
 
 
 def explain(error: BaseException, watch: PeerWatch) -> BaseException:
-    """What to raise for `error`: the loss of another rank, if that came first. The others, and torchrun, are told.
+    """The exception to raise for `error`: the loss of another rank, if that came first. Tells the others, and torchrun.
 
     A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
     """

@@ -1,8 +1,8 @@
 """Worlds that are kept: after a launch its ranks wait for the next one, which then takes milliseconds.
 
 Only the processes are kept: every launch forms a process group of its own. A world is kept if its function returned on
-every rank and left each process as it had found it (`ProcessState`); otherwise the next launch starts a new one. What a
-function writes into modules nobody sees: `launch(..., fresh=True)` is for that.
+every rank and left each process as it had found it (`ProcessState`); else the next launch starts a new one. Changes a
+function makes to modules go unnoticed: `launch(..., fresh=True)` is for that.
 """
 
 from __future__ import annotations

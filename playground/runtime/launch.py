@@ -1,4 +1,4 @@
-"""launch(): N processes run one function as one world, anew after a failure if wished; results in rank order."""
+"""launch(): run one function on N processes as one world, restarted after a failure if asked; results in rank order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from playground.runtime.watch import OnLoss, check_expendable, log_loss, watch
 from playground.runtime.work import Work, prepare_work
 
 FILES, FILES_PER_RANK = 24, 5
-"""What a launcher has open, and a rank in two process groups, measured: at most 13 + 5 * size and 25 + 3 * size."""
+"""Open descriptors of a launcher, and of a rank in two process groups: 13 + 5 * size and 25 + 3 * size, measured."""
 
 
 def check_open_files(size: int) -> None:
@@ -72,7 +72,7 @@ def launch(
     `fn` must be importable by name (a function at the top of a module) and its results must pickle. One without
     parameters, such as the `main()` of a script for torchrun, is called without: RANK, WORLD_SIZE, LOCAL_RANK,
     MASTER_ADDR and MASTER_PORT are set, and it may call `init_process_group` itself. The environment variables and the
-    working folder are the caller's. What a rank prints comes out here, line by line.
+    working folder are the caller's. The output of ranks appears here, line by line.
 
     `timeout`, in seconds, bounds the time for which no rank gives a sign of life; `report()` in a rank is one, and
     arrives at `on_report(rank, event)`, and so is what it prints. While others do give one, an operation of the process

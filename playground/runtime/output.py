@@ -1,4 +1,4 @@
-"""What ranks print, line by line and whole: each has a pipe for stdout and one for stderr, and the launcher reads them.
+"""The output of ranks, in whole lines: each has a pipe for stdout and one for stderr, and the launcher reads them.
 
 Left to themselves ranks would write to one file at a time of their choice: on a terminal in the middle of each other's
 lines, into a pipe when a buffer is full, and never if they are killed before.
@@ -36,7 +36,7 @@ def open_lines(number: int) -> io.TextIOWrapper:
 
 
 class Redirection:
-    """What redirects the streams of the process that unpickles it."""
+    """Redirects the streams of the process that unpickles it."""
 
     def __init__(self, stdout: Connection, stderr: Connection) -> None:
         self.pipes = stdout, stderr
@@ -74,7 +74,7 @@ class Output:
     def relay_all(self) -> None:
         """Pass on all that has arrived by now, and a line that has no end as if it had one."""
         if not self.pipe.closed and wait([self.pipe], 0):
-            self.relay()  # once: a rank that prints for ever never lets the pipe run dry
+            self.relay()  # once: a rank that prints endlessly never lets the pipe run dry
         if self.unfinished.write(self.decode(b"", True)) or self.unfinished.tell():
             self.write_unfinished()
 

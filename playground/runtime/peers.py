@@ -45,7 +45,7 @@ LINK_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Peer:
-    """What a rank tells the others of its process."""
+    """The process of a rank, as the others know it."""
 
     rank: int
     host: str
@@ -102,7 +102,7 @@ class PeerEnds:
     def wait(self, seconds: float) -> list[tuple[Peer, Loss | None]]:
         """Whose processes have ended, and how; None where the rank's own host knows better.
 
-        Returns when there is something to tell, when somebody wakes it, or after so many seconds.
+        Returns when there is something to tell, when somebody wakes it, or after `seconds`.
         """
         before, self.ended_before = self.ended_before, []
         keys = [key for key, _ in self.selector.select(0 if before else seconds)]
@@ -159,7 +159,7 @@ HEARD_TIMEOUT = 0.7
 KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 SILENT = re.compile(r"timed out|No route to host|unreachable")
-"""What the system says of a connection whose other end has not answered."""
+"""Errors of a connection whose other end has not answered."""
 
 
 class PeerWatch:
@@ -178,7 +178,7 @@ class PeerWatch:
         self.suspects: dict[int, float] = {}
         """When the connection to a rank of another host broke."""
         self.noticed: Loss | None = None
-        """What this rank has seen itself, and not told the others yet."""
+        """The loss that this rank has noticed itself, and not told the others yet."""
         self.closing = threading.Event()
         self.takes_leave = False
         self.attended = threading.Event()
@@ -199,7 +199,7 @@ class PeerWatch:
             self.thread.start()
 
     def close(self) -> None:
-        """Take leave of the others: from now on nobody misses this rank."""
+        """Take leave of the others: from now on this rank is not missed."""
         self.takes_leave = True
         self.closing.set()
         self.attended.set()
@@ -209,7 +209,7 @@ class PeerWatch:
             self.listener.close()
 
     def run(self) -> None:
-        """What the thread does."""
+        """The body of the thread."""
         self.watch()
         if self.known.is_set() and not self.attended.wait(self.stuck_limit):
             self.abandon()

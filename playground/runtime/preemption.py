@@ -5,7 +5,7 @@ back. A launch that grants a `grace` passes the signal on to its ranks, where `p
 it, which they must agree upon, each stores its state and raises `Preempted`.
 
 Under torchrun each rank hears the signal from its agent. That one sends SIGTERM before every restart, too: where a rank
-was lost before, there is nobody to agree with, and whoever tries to gets the error that tells of the loss.
+was lost before, no agreement is possible, and the attempt raises the error that tells of the loss.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ask_to_end(number: int) -> None:
 
 
 def begin_unasked() -> None:
-    """In a rank: what it does next, nobody has asked it to end."""
+    """In a rank: the next work begins without a request to end."""
     _asked.clear()
 
 
@@ -120,7 +120,7 @@ class PreemptionNotice:
         """The one that has come."""
         self.deadline = math.inf
         self.ears: list[int] = []
-        """What a `wait` is to wait for besides: it is ready when a signal has come."""
+        """Descriptors to `wait` for: ready when a signal has come."""
         self.exits = contextlib.ExitStack()
 
     def __enter__(self) -> PreemptionNotice:
@@ -147,7 +147,7 @@ class PreemptionNotice:
 
     @property
     def seconds_left(self) -> float:
-        """Until the ranks must have ended; infinite if nobody wants that."""
+        """Seconds until the ranks must have ended; infinite without a signal."""
         return max(0.0, self.deadline - time.monotonic())
 
     def take(self) -> signal.Signals | None:

@@ -18,8 +18,8 @@ class ProcessState:
     """The state of this process when it was new.
 
     Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin` puts torch's generator
-    and the cores back. (Python's and numpy's generators begin anew in every process.) What else a function changes
-    stays, and `is_unchanged` says whether there is any of it: threads, child processes, environment, handlers, torch's
+    and the cores back. (Python's and numpy's generators start afresh in every process.) Other changes
+    stay, and `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's
     switches. Neither sees what is written into modules.
     """
 
@@ -44,7 +44,7 @@ class ProcessState:
 
 
 def read_settings() -> list[Any]:
-    """What can be set in a process and would be noticed by whatever runs there next."""
+    """The settings of a process that the next function to run there would notice."""
     return [
         dict(os.environ),
         working_folder(),
@@ -59,7 +59,7 @@ def read_settings() -> list[Any]:
 
 
 def has_children() -> bool:
-    """Whether this process has child processes, ended ones that nobody has waited for included."""
+    """Whether this process has child processes, ended ones that were not waited for included."""
     if not hasattr(os, "waitid"):
         return False
     try:

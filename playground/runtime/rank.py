@@ -50,14 +50,14 @@ NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), "<fr
 """Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
-"""What a rank reports: names and values of its choice."""
+"""A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
 _listeners: list[Callable[[Event], None]] = []
 
 
 def report(**event: Any) -> None:
-    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing if nobody listens."""
+    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a listener."""
     for listener in _listeners:
         listener(event)
 
@@ -106,7 +106,7 @@ class Launcher:
                 self.work.put(None if order == "leave" else order)
 
     def assignments(self) -> Iterator[Work]:
-        """What this rank is given to do, until it may leave."""
+        """The work given to this rank, until it may leave."""
         return iter(self.work.get, None)
 
     def submit(self, result: Any, clean: bool) -> None:
@@ -164,7 +164,7 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         with count_lines(work.coverage):
             result = run_until_preempted(call, fn, rank, size, *args)
         launcher.submit(result, state.is_unchanged())
-        member.look_at_sockets()  # now, while nobody waits for it
+        member.look_at_sockets()  # now, while no rank waits for it
     if member:
         member.leave()
 

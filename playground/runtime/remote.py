@@ -75,12 +75,12 @@ def module_exists(module: str) -> bool:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a module says of itself, known without running it."""
+    """The docstrings and functions of a module, known without running it."""
 
     docstrings: dict[str, str]
-    """What it says about itself (under "") and, in one paragraph each, about its functions and classes."""
+    """Its docstring (under "") and the first paragraphs of those of its functions and classes."""
     rank_functions: tuple[str, ...]
-    """What ranks run, in order: the functions whose first two parameters are `rank` and `size`, unless they are given
+    """Functions that ranks run, in order: those whose first two parameters are `rank` and `size`, unless they are given
     another one to run (`fn`)."""
 
 

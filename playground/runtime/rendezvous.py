@@ -39,7 +39,7 @@ class Rendezvous:
     served: bool = True
     """Rank 0 serves the store; otherwise torchrun has done so already."""
     path: str = ""
-    """Of the file that is the store, for file://."""
+    """Path of the file that is the store, for file://."""
 
     @property
     def place(self) -> str:
@@ -66,9 +66,9 @@ def prepare_rendezvous(
 
 
 def remove_store(init_method: str | None) -> None:
-    """Remove the file that was the store of a world which has ended: nobody else can meet there."""
+    """Remove the file that was the store of a world which has ended: no other world can meet there."""
     if init_method and init_method.startswith("file:"):
-        with contextlib.suppress(OSError):  # usually it has gone with the world, or nobody ever came to it
+        with contextlib.suppress(OSError):  # usually it has gone with the world, or no rank ever came to it
             os.unlink(parse_init_method(init_method)[3])
 
 

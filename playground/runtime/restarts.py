@@ -1,4 +1,4 @@
-"""After a failure, once more: the work of a world that failed is given to a new one, so many times at most.
+"""Restarts: the work of a world that failed is given to a new one, a limited number of times.
 
 Source: torchrun's --max-restarts, https://docs.pytorch.org/docs/stable/elastic/run.html
 """

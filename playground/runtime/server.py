@@ -148,7 +148,7 @@ class ForkServerClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of it. If nobody else holds on to it, it ends, and its ranks do."""
+        """Let go of it. Unless another process holds on to it, it ends with its ranks."""
         self.requests.close()
         os.close(self.lifeline)
         os.close(self.pidfd)
@@ -176,7 +176,7 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
 
 
 def find_inheritable() -> list[int]:
-    """The descriptors, besides standard streams, that a program inherits from this process if nobody closes them."""
+    """The descriptors, besides standard streams, that a program would inherit from this process."""
     found = []
     with contextlib.suppress(OSError):  # no /proc
         for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -187,8 +187,8 @@ def find_inheritable() -> list[int]:
 
 
 def command(lifeline: int, path: list[str], modules: list[str]) -> list[str]:
-    """What runs the server. It looks for modules where this process does, from its first import on: not in a working
-    folder that happens to hold a `queue.py`."""
+    """The server's command line. It looks for modules where this process does, from the first import on: not in a
+    working folder that happens to hold a `queue.py`."""
     code = (
         f"import sys; sys.path[:] = {path!r}; "
         f"from playground.runtime.fork_server import serve; serve({lifeline}, {modules!r})"
@@ -211,7 +211,7 @@ UNGUARDED = 97
 LOST_BY_THE_SERVER = 256
 """In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known how it ended."""
 PRELOADED = ["torch.distributed", "playground.runtime.world"]
-"""What the server imports, once for all ranks."""
+"""Modules that the server imports, once for all ranks."""
 CAN_FORK = "forkserver" in mp.get_all_start_methods() and has_pidfds()
 _server: list[ForkServerClient] = []
 """The one that runs, if one does."""
@@ -256,7 +256,7 @@ def start(
 
 
 def limit_sends(line: Connection) -> None:
-    """Let a message that nobody takes in (the process is stopped) raise `BlockingIOError` after `START_LIMIT`."""
+    """Let a message that is not taken in (the process is stopped) raise `BlockingIOError` after `START_LIMIT`."""
     with socket.socket(fileno=os.dup(line.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 from playground.runtime.forks import call_in_children
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,)
-"""What asks a program to end, besides Ctrl-C: its supervisor does, or the terminal, being closed."""
+"""Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 """Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in the background.)"""
 stopping = threading.Event()
@@ -92,7 +92,7 @@ def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType 
 
 
 def cancel_retry() -> None:
-    """What has been raised has been heard, or is not to be raised any more."""
+    """Cancel the retry: the exception has arrived, or is not to be raised any more."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -14,7 +14,7 @@ from playground.runtime.remote import Remote
 
 
 def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234) -> list[Any]:
-    """What this rank gets from each step, as `attempt` says.
+    """This rank's outcome of each step, as `attempt` returns it.
 
     Each step is called as `step(rank, size)`. Raises `PlaygroundError` for one that does not return plain data.
     """

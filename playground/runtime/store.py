@@ -35,8 +35,8 @@ def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta
 
 
 def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
-    """Tell rank 0 that this process has come. What an earlier one has said of itself in this place is overwritten, and
-    nobody else gets the answer."""
+    """Tell rank 0 that this process has come. The entry of an earlier process in this place is overwritten, and
+    no other process gets the answer."""
     process = uuid.uuid4().hex
     store.set(f"rank {rank} waits", process)
     store.add("have waited", 1)
@@ -69,7 +69,7 @@ def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[in
 LEAVE_TIMEOUT = timedelta(seconds=15)
 """How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom it waited for."""
 MAX_NAMED = 8
-"""Of missing ranks: more would not fit a line."""
+"""Number of missing ranks that are named: more would not fit a line."""
 NOBODY = "nobody"
 """A word and not an empty one: torch's older store takes 0.2 s to hand out what is empty."""
 READ_GRACE = 0.5
@@ -85,7 +85,7 @@ def connect(
 
     The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
     `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
-    Raises `RendezvousTimeout` if nobody serves the store in time, and, at torchrun's, if rank 0 does not come in time.
+    Raises `RendezvousTimeout` if the store is not served in time, and, at torchrun's, if rank 0 does not come in time.
     """
     import torch.distributed as dist
 

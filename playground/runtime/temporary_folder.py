@@ -70,7 +70,7 @@ def lock(descriptor: int, mark: Path) -> bool:
 
 def remove_empty_cache() -> None:
     """Remove the folder that torch makes for compiled code as soon as its compiler is imported (optimizers do that), if
-    it is empty and where torch puts it by default. What is compiled later makes it again."""
+    it is empty and where torch puts it by default. Later compilations make it again."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # torch sets it
     if os.path.dirname(folder) == os.path.abspath(tempfile.gettempdir()):
         with contextlib.suppress(OSError):

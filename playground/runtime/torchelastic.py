@@ -1,4 +1,4 @@
-"""What torchrun learns of a rank's failure, from a file that it reads then; what a rank learns of torchrun's end.
+"""Tell torchrun of a rank's failure, in a file that it reads then; notice in a rank that torchrun has ended.
 
 torchrun calls the failure with the earliest time, in whole seconds, the root cause. A rank that has left no file failed
 when torchrun saw that it had ended. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py

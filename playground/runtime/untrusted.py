@@ -1,4 +1,4 @@
-"""What others have written: text that is to be shown, and JSON whose values are to be used. Does not import torch.
+"""Untrusted input: text that is to be shown, and JSON whose values are to be used. Does not import torch.
 
 Whoever reads a file of somebody's takes its text through `printable`: escape sequences would reach the terminal, and
 control characters would make no SVG of an SVG. The `expect_…` functions return a value of JSON that is what it must be;
@@ -31,7 +31,7 @@ def escape(found: re.Match[str]) -> str:
 
 
 def parse_json(content: str | bytes) -> object:
-    """What it holds. Raises `ValueError` for what is not JSON, and for what is nested too deeply."""
+    """The parsed value. Raises `ValueError` for what is not JSON, and for what is nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError:

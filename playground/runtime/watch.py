@@ -117,7 +117,7 @@ def lose_dead(ranks: list[RankHandle], on_report: Progress, on_loss: OnLoss) -> 
 def first_failure(ranks: list[RankHandle], on_report: Progress) -> PlaygroundError:
     """The failure that caused the others.
 
-    A rank that raised stays up until it is stopped, so nobody fails because of it. A rank that died took its sockets
+    A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that died took its sockets
     along, and word of the exceptions this causes in its peers may overtake word of its death.
     """
     listen_while(lambda: not any(rank.vanished for rank in ranks), ranks, AFTERMATH, on_report)

@@ -1,4 +1,4 @@
-"""What the ranks of a world are to run, and the surroundings in which the launcher wants it run."""
+"""The work of a world's ranks, and the surroundings in which the launcher wants it run."""
 
 from __future__ import annotations
 

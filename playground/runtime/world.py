@@ -136,7 +136,7 @@ class Member:
 
     @property
     def address(self) -> dict[str, str]:
-        """Of the store, if it has one."""
+        """Address of the store, if it has one."""
         where = self.rendezvous
         return {} if where.path else {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
 
@@ -162,7 +162,7 @@ class Member:
 
     @property
     def group_name(self) -> str:
-        """Of the group that was formed last, in the store. There is counted by how many ranks."""
+        """Key of the latest group in the store, where its ranks are counted."""
         return f"group {self.groups_formed}"
 
     def await_group(self) -> None:
@@ -176,7 +176,7 @@ class Member:
         self.destroy_groups()
 
     def destroy_groups(self) -> None:
-        """Destroy all process groups. What takes gloo 20 ms, closing its sockets, is left to a thread."""
+        """Destroy all process groups. A thread closes gloo's sockets, which takes 20 ms."""
         group = [self.group]
         self.group = None
         if dist.is_initialized():
@@ -193,7 +193,7 @@ class Member:
 
 
 members: list[Member] = []
-"""What this process is a member of: one world, or none."""
+"""The world that this process is a member of, if any."""
 torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_group
 
 
@@ -212,7 +212,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 @functools.wraps(torch_new_group)
 def new_group(*args: Any, **kwargs: Any) -> Any:
-    """torch's own; in a world that we have launched, nobody but ranks is in the group."""
+    """torch's own; in a world that we have launched, only ranks are in the group."""
     with contextlib.ExitStack() as formed:
         for member in members:
             member.look_at_sockets()

@@ -15,7 +15,7 @@ from playground.runtime.errors import UsageError
 Path: TypeAlias = tuple[object, ...]
 """The keys and indices that lead to a value."""
 Layout: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""Of a tensor: dtype, shape, strides, and the offset of its bytes in the memory."""
+"""A tensor's dtype, shape, strides, and the offset of its bytes in the memory."""
 PLAIN = (str, int, float, bool, type(None))
 """Types of values that JSON keeps as they are."""
 ALIGNMENT = 64

@@ -29,15 +29,15 @@ class Comparison:
         if self.differing:
             raise PlaygroundError(
                 f"the training that was killed ended elsewhere: {self.differing:,} of {self.nbytes:,} bytes differ "
-                f"from those of the one that nobody disturbed"
+                f"from those of the undisturbed one"
             )
 
     def check_repeatable(self, suspects: str) -> None:
-        """Raise `PlaygroundError` if two runs that nobody disturbed did not end with the same bits: what a kill changes
+        """Raise `PlaygroundError` if two undisturbed runs did not end with the same bits: the effect of a kill
         could not be told from that. `suspects` are what on this device may do it."""
         if self.differing:
             raise PlaygroundError(
-                f"two trainings that nobody disturbed already end with other bits: {self.differing:,} of "
+                f"two undisturbed trainings already end with different bits: {self.differing:,} of "
                 f"{self.nbytes:,} bytes differ, so what a kill changes cannot be seen here; {suspects}"
             )
 

@@ -1,4 +1,4 @@
-"""Files that survive a power failure, and that cost little: one is written over a file that nobody needs any more.
+"""Files that survive a power failure, and that cost little: one is written over a file that is no longer needed.
 
 Writing a new file, and removing an old one, takes three times as much of a core's time: blocks have to be found, names
 entered, and all that goes through the file system's journal. Every call that changes the disk is one of `os`. Does not
@@ -18,9 +18,9 @@ from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_LINK, belongs_to_another
 
 SPARE = ".spare"
-"""A folder that nobody needs any more, kept for the next one that is wanted."""
+"""A folder that is no longer needed, kept for reuse."""
 REMOVED = ".removed-"
-"""What the names of folders begin with that are being removed."""
+"""Prefix of the names of folders that are being removed."""
 
 
 def overwrite(file: Path, head: bytes, body: memoryview) -> bool:

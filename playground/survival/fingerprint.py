@@ -1,4 +1,4 @@
-"""What two runs must have in common for one to go on where the other ended. Does not import torch."""
+"""The settings that two runs must share for one to resume where the other ended. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 Fingerprint = Mapping[str, object]
 """Plain JSON data: settings, data, model. Mappings may be nested; a difference in one is named by its dotted path."""
 MISSING = "missing"
-"""What stands for the value of a key that one of the two does not have."""
+"""Placeholder for the value of a key that one of the two lacks."""
 
 
 @dataclass(frozen=True)

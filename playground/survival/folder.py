@@ -53,7 +53,7 @@ class SnapshotFile:
 
 @dataclass(kw_only=True)
 class Examined:
-    """What was found in the folder of one step."""
+    """The contents found in the folder of one step."""
 
     folder: Path
     step: int
@@ -64,14 +64,14 @@ class Examined:
     size: int | None = None
     """Ranks that wrote it; None if no manifest can be read."""
     nbytes: int = 0
-    """Of all files whose manifests can be read."""
+    """Total bytes of all files whose manifests can be read."""
     written: float | None = None
     """When the last of them was, in seconds since 1970."""
     fingerprint: Fingerprint = field(default_factory=dict)
 
     @property
     def snapshot(self) -> SnapshotFile | None:
-        """What was looked for, if it is whole."""
+        """The snapshot, if it is whole."""
         if self.condition != WHOLE or self.size is None:
             return None
         return SnapshotFile(self.folder, self.step, self.size, self.fingerprint)
@@ -187,7 +187,7 @@ def check_same_run(snapshot: SnapshotFile, fingerprint: Fingerprint) -> None:
 
 
 def require_unused(folder: Path) -> None:
-    """Raise `UsageError` if there are snapshots in `folder`, for a run that starts anew."""
+    """Raise `UsageError` if there are snapshots in `folder`, for a run that starts from the beginning."""
     if steps := find_steps(folder):
         raise UsageError(
             f"{folder} holds snapshots (up to step {steps[0]}): go on from them, or choose a folder that has none"
@@ -197,7 +197,7 @@ def require_unused(folder: Path) -> None:
 def prune(folder: Path, step: int, size: int, keep: int, known: Collection[int]) -> set[int]:
     """Give up what is older than `step` and not among the `keep` newest snapshots that are whole, `step` included.
 
-    Call it when `step` is whole: then nobody writes older ones any more. What is newer is left alone: a run that went
+    Call it when `step` is whole: then older ones are no longer written. Newer ones are left alone: a run that went
     back on purpose writes it again, and until then has the one it went back to. `known`: steps that need not be looked
     at again, because they are known to be whole, of `size` ranks. Returns those that are now. Without any, as at first,
     contents are read: a power failure may have left some that only look whole.

@@ -93,7 +93,7 @@ def find_sharers(folder: Path) -> Hosts:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a run goes on from."""
+    """The snapshot that a run resumes from."""
 
     snapshot: SnapshotFile
     holder: int
@@ -102,7 +102,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in one of the folders."""
+    """The contents of one of the folders."""
 
     snapshot: SnapshotFile | None
     notices: Sequence[str]
@@ -132,7 +132,7 @@ def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, shar
 
 
 def look(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) -> Found:
-    """What this rank sees. A snapshot that is asked for by name need not lie in every folder."""
+    """The contents that this rank sees. A snapshot that is asked for by name need not lie in every folder."""
     notices: list[str] = []
     try:
         return Found(choose_snapshot(settings, fingerprint, restarted, notices.append), notices, "")
@@ -143,7 +143,7 @@ def look(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) 
 
 
 def load_states(choice: Choice, sharers: Hosts) -> list[State]:
-    """What the chosen snapshot holds for each rank of the run that took it; where one folder is shared, and there were
+    """The state in the chosen snapshot, by rank of the run that took it; where one folder is shared, and there were
     as many ranks as now, only for this rank is it more than empty.
 
     If there are several folders, the holder sends it all to all, on hosts whose folder is empty too.

@@ -22,7 +22,7 @@ class FolderLock:
     """Held by the process of rank 0 until it ends, however it ends.
 
     The lock is one of POSIX: unlike that of `flock`, processes that rank 0 forks (those of its loader) do not go on
-    holding it. Where the file system has no locks, or the system no `fcntl`, it keeps nobody out. Raises `UsageError`
+    holding it. Where the file system has no locks, or the system no `fcntl`, it does nothing. Raises `UsageError`
     if another process holds it, and where its file cannot be opened or is a symbolic link.
     """
 
@@ -50,7 +50,7 @@ class FolderLock:
             os.write(self.descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def acquire(self) -> bool:
-        """Whether nobody else holds the lock."""
+        """Take the lock; False if another process holds it."""
         try:
             import fcntl
 

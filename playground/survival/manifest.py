@@ -48,9 +48,9 @@ class Manifest:
     size: int
     """Ranks of the run."""
     nbytes: int
-    """Of what follows the second line."""
+    """Length of the part after the second line, in bytes."""
     sha256: str
-    """Of the same."""
+    """Checksum of the same part."""
     written: float
     """Seconds since 1970."""
     fingerprint: Fingerprint
@@ -167,7 +167,7 @@ def check_item(key: Any, value: Any) -> list[Any]:
 
 
 def measure_tensor(dtype: str, shape: list[int], strides: list[int], offset: int, *, nbytes: int) -> int:
-    """The bytes that a tensor's elements take. Raises `ValueError` if it does not lie in so many bytes."""
+    """The bytes that a tensor takes in a memory of `nbytes`. Raises `ValueError` if it lies outside of it."""
     name = DTYPE.fullmatch(dtype)
     if not name or len(shape) != len(strides) or not all(map(is_count, [offset, *shape, *strides])):
         raise ValueError("it is no layout of a tensor")

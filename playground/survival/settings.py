@@ -33,5 +33,5 @@ class SnapshotSettings:
             raise UsageError(f"a snapshot every {self.seconds:g} s: use a finite number of seconds above 0")
 
     def is_due_after(self, step: int) -> bool:
-        """Whether one is to be taken because so many steps are done."""
+        """Whether a snapshot is due after this step."""
         return self.seconds is None and step % self.every == 0

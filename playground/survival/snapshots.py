@@ -42,9 +42,9 @@ class State:
     """All that a run needs to go on: tensors, numbers, strings, and dicts, lists and tuples of them."""
 
     shared: Mapping[str, object] = field(default_factory=dict)
-    """What is the same on all ranks (model, optimizer): rank 0 writes its own, the others' is not looked at."""
+    """State that is the same on all ranks (model, optimizer): rank 0 writes its own, the others' is ignored."""
     own: Mapping[str, object] = field(default_factory=dict)
-    """What is this rank's alone: its random numbers, its totals; parameters, where replicas differ."""
+    """State of this rank alone: random numbers, totals; parameters, where replicas differ."""
 
 
 class Snapshots:
@@ -68,9 +68,9 @@ class Snapshots:
         self.written: int | None = None
         """The newest step whose part of this rank lies on the disk."""
         self.seconds_waited = 0.0
-        """What calls of `save` have spent waiting for the save before."""
+        """Seconds that calls of `save` have waited for the previous save."""
         self.steps_before = find_steps(folder)
-        """What an earlier run has left: needed until what replaces it is whole."""
+        """Steps that an earlier run saved: needed until a whole snapshot replaces them."""
         self.known_whole: set[int] = set()
         self.buffers: dict[int, Buffers] = {}
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
@@ -158,7 +158,7 @@ class Snapshots:
 
 
 def describe(folder: Path, error: OSError) -> str:
-    """What is wrong with the folder of snapshots."""
+    """The defect of a folder of snapshots."""
     what = f"there is no room in {folder}" if error.errno in NO_ROOM else f"{folder} cannot be written to"
     return f"{what} ({error.strerror})"
 
@@ -180,7 +180,7 @@ def load_all(snapshot: SnapshotFile) -> list[State]:
 
 
 def load_part(file: Path) -> Mapping[str, Any]:
-    """What is in the file of a rank: "own" and, in that of rank 0, "shared". Raises `UsageError` if it is not."""
+    """The contents of a rank's file: "own" and, for rank 0, "shared". Raises `UsageError` if it is damaged."""
     with open_part(file) as stream:
         nbytes = decode(stream).nbytes
         line = stream.readline()

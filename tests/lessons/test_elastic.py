@@ -87,7 +87,7 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
         assert (shown.code, trained) == (0, ["undisturbed", "repeated", "killed"])
     else:
         assert (shown.code, trained) == (1, ["undisturbed", "repeated"])
-        assert re.search(r"two trainings that nobody disturbed already end with other bits: [\d,]+ of", shown.err)
+        assert re.search(r"two undisturbed trainings already end with different bits: [\d,]+ of", shown.err)
         assert "it may be the weather" in shown.err
 
 

@@ -78,7 +78,7 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
     few = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--batch-size", 32)
     shown = run_cli("chaos", "--kills", 1, "--", "sgd", "-n", 1, "--epochs", 2, "--snapshot-every", 1, *few)
     assert (shown.code, trained) == (code, ["undisturbed", "repeated"])
-    assert ("already end with other bits" in shown.err and "it may be the weather" in shown.err) is (code == 1)
+    assert ("already end with different bits" in shown.err and "it may be the weather" in shown.err) is (code == 1)
 
 
 @pytest.mark.stress

@@ -1,4 +1,4 @@
-"""What the playground asks of a backend: everything in which one differs from another."""
+"""The interface of a backend: everything in which backends differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """A backend of torch.distributed. What is written here holds for one that asks for nothing special."""
+    """A backend of torch.distributed. The defaults suit one without special needs."""
 
     name: str
     """What `init_process_group` calls it."""
@@ -25,7 +25,7 @@ class Backend:
     trusts_host_name = False
     """Whether, left to itself, it takes the interface that its host's name resolves to, on many machines loopback."""
     log_level = "FATAL"
-    """Of torch's C++ log (TORCH_CPP_LOG_LEVEL). What is logged is also raised as an exception, and told once, by us."""
+    """Level of torch's C++ log (TORCH_CPP_LOG_LEVEL). Logged errors are also raised, and we report them once."""
     batches_messages = False
     """Whether the messages of one step must be started together, by `batch_isend_irecv`."""
     allows_threads = True
@@ -41,7 +41,7 @@ class Backend:
     may_differ = ""
     """Why the same computation may end with other bits when it is repeated on its device; empty if it does not."""
     deaths: Mapping[int, str] = MappingProxyType({})
-    """What it means when a rank is killed by one of these signals, where that is more than the signal's name."""
+    """Meaning of a rank's death by one of these signals, where it is more than the signal's name."""
     refusals: tuple[str, ...] = (
         "does not support",
         "not supported",
@@ -52,10 +52,10 @@ class Backend:
         "Unhandled ReduceOp",
         "Invalid data type",
     )
-    """What torch 2.6 to 2.15 say, in this backend, of an operation that it does not have (regular expressions)."""
+    """Errors of torch 2.6 to 2.15 for an operation that this backend does not support (regular expressions)."""
 
     def check(self, local_ranks: int, joined: bool = False) -> str:
-        """What to tell the user about `local_ranks` ranks on this machine, usually nothing.
+        """A notice for the user about `local_ranks` ranks on this machine, usually empty.
 
         `joined`: somebody else has started the ranks and may have given each of them a device of its own.
         Raises `UsageError` for what this machine cannot do.
@@ -88,7 +88,7 @@ class Backend:
         """From now on, compute in this process only with kernels that give the same bits whenever they are run."""
 
     def describe_overlap(self) -> str:
-        """What keeps this rank's DistributedDataParallel from hiding messages behind backward, if that is known; inside
+        """The known reason why this rank's DistributedDataParallel cannot hide messages behind backward, if any; inside
         a world."""
         return ""
 

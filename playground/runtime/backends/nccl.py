@@ -1,6 +1,6 @@
 """nccl: between GPUs, a GPU for each rank, or, from NCCL 2.30 on, one for several.
 
-What is asked here before any rank starts does not initialise CUDA in the asking process.
+The checks before any rank starts do not initialise CUDA in the calling process.
 Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
 
@@ -23,7 +23,7 @@ SHARES_A_GPU = (2, 30)
 """The first NCCL that lets several ranks use one GPU, and only when it is told to."""
 MAY_SHARE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 SHARES = MAY_SHARE | {"NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
-"""Ranks on one GPU must all have room for their kernels at once, or they wait for each other for ever; and NVLS, the
+"""Ranks on one GPU must all have room for their kernels at once, or they deadlock; and NVLS, the
 reduction inside the switch, ends a program that shares."""
 ENDS_SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
 """When an operation has timed out, torch's watchdog waits four times this long, 60 s by default, before it ends the
@@ -201,7 +201,7 @@ def nccl_version() -> tuple[int, ...]:
 
 
 def loaded_version() -> tuple[int, ...] | None:
-    """What the library itself says; None if there is none to be found."""
+    """The version that the library reports; None if the library is not found."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         if find_function("ncclGetVersion")(ctypes.byref(version)) == 0:
