@@ -29,7 +29,7 @@ COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
     "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()},
 }
-"""What each command is for, under the titles under which --help lists them."""
+"""The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT
 STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 GRACE = 1.0
@@ -40,7 +40,7 @@ session.record_with(remote("playground.see.files:Recordings"))
 
 
 class UnreadOutput(Exception):
-    """Nobody reads stdout any more, as in `… | head -1`."""
+    """The reader of stdout has closed it, as in `… | head -1`."""
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def main() -> NoReturn:
 
 def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
-    signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, nobody to read the output 141)."""
+    signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
     try:
         terminal.replace_unencodable()
         leave_deleted_folder()
@@ -153,7 +153,7 @@ def run() -> NoReturn:
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system refuses, in one line; empty if that is not for the user to mend."""
+    """The refusal of the system, in one line; empty if the user cannot mend it."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{error.strerror}: raise the limit (ulimit -n), or take fewer ranks"
     if error.filename:
@@ -167,7 +167,7 @@ def leave(code: int, why: str = "") -> NoReturn:
     """Say why, and exit. A rank leaves a broken group hard: beside peers that are gone, an orderly exit can hang."""
     signals.leave_to_system()
     if why:
-        with contextlib.suppress(OSError):  # nobody listens there either
+        with contextlib.suppress(OSError):  # stderr is closed too
             click.echo(f"playground: {printable(why, lines=True)}", err=True)
     distributed = sys.modules.get("torch.distributed")
     if code and distributed and distributed.is_initialized():

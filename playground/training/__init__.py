@@ -1,1 +1,1 @@
-"""What lessons that train share: the data, its partition, models, ways to average gradients, one training loop."""
+"""Shared by lessons that train: data, its partition, models, ways to average gradients, one training loop."""

@@ -97,7 +97,7 @@ class Bert(nn.Module):
 
 
 class Model(nn.Module):
-    """What the tutorials train: the encoder, dropout and a linear layer. Returns logits, [batch, 3].
+    """The model that the tutorials train: the encoder, dropout and a linear layer. Returns logits, [batch, 3].
 
     `attention_mask` is True where there is a token, False at padding.
     """

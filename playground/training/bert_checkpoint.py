@@ -19,7 +19,7 @@ OLD_NAMES = (
     (re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"),
     (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"),
 )
-"""What converted files of 2018 call the parameters of a norm."""
+"""Names of a norm's parameters in converted files of 2018."""
 ENCODER = ("embeddings.", "encoder.", "pooler.")
 HEAD = "classifier."
 
@@ -48,7 +48,7 @@ def load_checkpoint(model: Model, folder: Path) -> list[str]:
 
 
 def select_weights(model: Model, found: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
-    """Of the tensors found, those that the model has. A head counts only if it has as many classes as ours."""
+    """The found tensors that the model has. A head counts only if it has as many classes as ours."""
     params = dict(model.named_parameters())
     head = {name: found.get(name) for name in params if name.startswith(HEAD)}
     fits = all(tensor is not None and tensor.shape == params[name].shape for name, tensor in head.items())

@@ -21,10 +21,10 @@ SIZES = {
     "max_length": "max_position_embeddings",
     "segments": "type_vocab_size",
 }
-"""What config.json calls the fields of `BertConfig`."""
+"""Names of the fields of `BertConfig` in config.json."""
 RATES = {"dropout": "hidden_dropout_prob", "layer_norm_eps": "layer_norm_eps"}
 OURS = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
-"""What our encoder is; config.json may leave these out."""
+"""Properties of our encoder; config.json may omit them."""
 MAX_LAYERS, MAX_SIZE = 200, 2**24
 """The largest numbers in a config.json for which memory is asked."""
 

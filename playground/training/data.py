@@ -24,7 +24,7 @@ from playground.training.partition import DataPartitioner, Partition, share, sha
 from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
-"""Of MNIST's training pixels; every image is shifted and scaled by them."""
+"""Mean and standard deviation of MNIST's training pixels, by which every image is shifted and scaled."""
 CLASSES = 10
 TEST_BATCH = 500
 
@@ -128,9 +128,9 @@ def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
 
 
 class EqualSteps(Sampler[list[int]]):
-    """Positions within a partition, shuffled anew each epoch, in batches; exactly `steps` of them.
+    """Positions within a partition, reshuffled each epoch, in batches; exactly `steps` of them.
 
-    Every rank must take the same number of steps, or the others wait for the missing one for ever. So a rank whose
+    Every rank must take the same number of steps, or the others wait forever for the missing one. So a rank whose
     share of the last global batch is nothing takes part with an empty batch.
     """
 
@@ -140,7 +140,7 @@ class EqualSteps(Sampler[list[int]]):
         self.first = 0
 
     def go_on_from(self, epochs: int, steps: int) -> None:
-        """Be as after so many epochs, and so many steps of the next: another run of the same training took them."""
+        """Fast-forward to this epoch and step, which another run of the same training has reached."""
         for _ in range(epochs):
             torch.randperm(self.samples, generator=self.generator)
         self.first = steps
@@ -201,7 +201,7 @@ def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
 
 
 def collate(batch: Any) -> Any:
-    """A list of samples as a batch (an empty one too). What is a batch already stays as it is."""
+    """A list of samples as a batch (an empty one too). A batch stays as it is."""
     if not isinstance(batch, list):
         return batch
     return default_collate(batch) if batch else (torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64))

@@ -1,6 +1,6 @@
-"""What one process does with several devices, said where it does it.
+"""Hooks that mark device copies and compute where they happen.
 
-Nobody listens, unless the run is recorded: the recorder then puts functions of its own in the place of these.
+They do nothing unless the run is recorded: the recorder then replaces them by functions of its own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from playground.runtime.remote import Remote, remote
 class GradSyncSpec:
     name: str
     summary: str
-    """What it changes, in one line."""
+    """The change it makes, in one line."""
     code: Remote
     """A function `average(model, **needs)` that is called after backward, or a `GradSync` class made with the same."""
     needs: tuple[str, ...] = ("all_reduce",)

@@ -73,7 +73,7 @@ class History:
             report(phase=phase, step=self.steps, steps=len(self.train_set) // self.shards)
 
     def state(self) -> dict[str, object]:
-        """What has been counted so far, as plain data."""
+        """The counts so far, as plain data."""
         return {
             "finished": [asdict(epoch) for epoch in self.finished], "total": self.total, "steps": self.steps,
             "seconds": self.seconds + self.now() - self.started,
@@ -87,7 +87,7 @@ class History:
         self.total, self.steps, self.seconds = state["total"].to(self.device), state["steps"], state["seconds"]
 
     def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What this rank goes on counting from, when ranks of another number have counted `states`: what was counted
+        """The counts that this rank continues from, when a different number of ranks has counted `states`: the counts
         of its shards, or, if there were others, rank 0 of all of them, so that the sum is right."""
         rank, totals = dist.get_rank(), torch.cat([state["total"] for state in states])
         if len(totals) == dist.get_world_size() * self.shards:
@@ -122,7 +122,7 @@ def right_answers(output: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
 
 
 def summary(epoch: int, trained: torch.Tensor, tested: torch.Tensor, seconds: float) -> Epoch:
-    """What an epoch brought, from the counts of every rank or shard. `seconds` is for training alone."""
+    """The results of an epoch, from the counts of every rank or shard. `seconds` is for training alone."""
     loss, right, samples = trained.sum(0).tolist()
     test_right, test_samples = tested.sum(0).tolist()
     return Epoch(

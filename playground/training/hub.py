@@ -20,7 +20,7 @@ from playground.training.prepare import NETWORK_TIMEOUT, Say
 INSTALL = "pip install 'playground[hub]'"
 CACHE_ALONE = "HF_HUB_OFFLINE=1 takes what is in the hub's cache"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-"""What a model or dataset on the hub can be called."""
+"""Valid names of models and datasets on the hub."""
 PARTS = {"huggingface_hub": ("constants", "errors", "utils.logging"), "datasets": ("utils.logging",)}
 """The libraries, and their modules that are used here."""
 MODEL_FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json")

@@ -34,7 +34,7 @@ IMAGES_HEADER, LABELS_HEADER = 16, 8
 
 class UnreadableImage(PlaygroundError):
     """An image file is gone or damaged. One line that names it, also where a loader worker met it: then torch makes
-    this error anew from the whole traceback, of which the message is the end."""
+    this error again from the whole traceback, of which the message is the end."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message.rstrip().rpartition(f"{UnreadableImage.__name__}: ")[2])
@@ -88,7 +88,7 @@ class ImageFolder:
         return find_damaged(self.path, promised)
 
     def write(self, images: Path, source: str) -> None:
-        """Write all of its files anew. `source` is the checksum of the file `images`."""
+        """Write all of its files again. `source` is the checksum of the file `images`."""
         from PIL import Image
 
         with open(images, "rb") as stream:

@@ -45,7 +45,7 @@ class SideBySide(Sampler[list[int]]):
         self.shards = shards
 
     def go_on_from(self, epochs: int, steps: int) -> None:
-        """Be as after so many epochs, and so many steps of the next."""
+        """Fast-forward to this epoch and step."""
         for shard in self.shards:
             shard.go_on_from(epochs, steps)
 
@@ -60,7 +60,7 @@ class SideBySide(Sampler[list[int]]):
 
 
 def carried_shards(shards: int) -> range:
-    """The numbers of this rank's shards, where each rank carries so many of them."""
+    """The numbers of this rank's shards, where each rank carries `shards` of them."""
     return range(dist.get_rank() * shards, (dist.get_rank() + 1) * shards)
 
 
@@ -174,12 +174,12 @@ MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
 
 
 def train_by_hand(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
-    """What the lesson sgd does, with the gradient synchronisation that `settings` ask for."""
+    """Train as the lesson sgd does, with the gradient synchronisation that `settings` ask for."""
     return prepare_and_train(settings, sync_by_hand)
 
 
 def train_with_ddp(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
-    """What the lesson ddp does, with gradients accumulated over several batches."""
+    """Train as the lesson ddp does, with gradients accumulated over several batches."""
     return prepare_and_train(settings, sync_with_ddp)
 
 
@@ -268,7 +268,7 @@ def losses_of_step(
 
 
 def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoader[Batch], shards: int) -> None:
-    """A backward on one sample for each shard, whose gradients nobody uses."""
+    """A backward on one sample for each shard, whose gradients are discarded."""
     images, labels = first_sample(train_set)
     backward(optimizer, shards * [lambda: F.nll_loss(sync.model(images), labels, reduction="sum")], sync)
 
@@ -281,7 +281,7 @@ def first_sample(train_set: DataLoader[Batch]) -> Batch:
 
 
 def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:
-    """What a run must have in common with a snapshot to go on from it."""
+    """The settings that a run must share with a snapshot to resume from it."""
     same = {name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER}
     return {
         **same, "averaging": type(sync.model).__name__,

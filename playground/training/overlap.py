@@ -83,7 +83,7 @@ class OverlappedAverage(GradSync):
         params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
         self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
-        """Of the buckets that have left, in their order: what is to be waited for."""
+        """Outstanding work handles of the buckets that have left, in their order."""
         self.first: tuple[torch.Tensor, torch.Tensor] | None = None
         """The parameter whose gradient was put into a bucket first since the last averaging, and its view there."""
         self.is_syncing = True

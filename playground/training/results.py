@@ -1,4 +1,4 @@
-"""What a training run came to. Plain data: reading it does not import torch."""
+"""The results of a training run. Plain data: reading it does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What an epoch brought, on all ranks together."""
+    """The results of an epoch, over all ranks."""
 
     epoch: int
     loss: float
@@ -48,7 +48,7 @@ class TrainingResult:
 
 
 def replicas_verdict(difference: float, all_reduce: str | None = None, name: str = "") -> str:
-    """What to say of the largest difference between replicas, which is in the parameter or buffer of this `name`.
+    """Describe the largest difference between replicas, which is in the parameter or buffer of this `name`.
     Raises `PlaygroundError` if it must not be there."""
     if difference == 0:
         return "all replicas are bit-identical (largest difference 0.0)"

@@ -35,7 +35,7 @@ INTERVAL = 0.5
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks do after the step at which they met."""
+    """The decision of all ranks after the step at which they met."""
 
     save: bool = False
     """Take a snapshot: it is time."""
@@ -84,7 +84,7 @@ Combine = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
 
 def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Combine) -> State:
-    """What rank `rank` goes on with. Its own are only its random numbers: one that the run had not gets a seed that no
+    """The state that rank `rank` resumes from. Only random numbers are its own: a new rank gets a seed that no
     other rank and no other step has, for every kind of device."""
     owns: list[Mapping[str, Any]] = [state.own for state in states]
     own = {**owns[min(rank, snapshot.size - 1)], "history": combine([each["history"] for each in owns])}
@@ -105,13 +105,13 @@ def require_equal_replicas(snapshot: SnapshotFile, size: int, equal: bool) -> No
     if not equal and size != snapshot.size:
         raise UsageError(
             f"snapshot {snapshot.folder} was taken by {snapshot.size}, and the ranks here are {size}: with "
-            f"--sync-every, parameters are each rank's own, and nobody has those of another number: take -n "
+            f"--sync-every, parameters are each rank's own, and there are none for another number: take -n "
             f"{snapshot.size}, or another folder"
         )
 
 
 def describe_change(snapshot: SnapshotFile, size: int, epoch: int) -> str:
-    """What of going on with `size` ranks is exact, and what is not."""
+    """Which parts of resuming with `size` ranks are exact, and which are not."""
     return (
         f"going on with {size} rank{'s' * (size > 1)} from step {snapshot.step}, which {snapshot.size} took: "
         f"parameters, optimizer and position are exact;\n"
@@ -133,20 +133,20 @@ class Position:
 
 
 class RunHistory(Protocol):
-    """What a training loop counts while it goes on."""
+    """The counts of a training loop."""
 
     @property
     def finished(self) -> Sized:
         """The epochs that are done, each with its test; always empty where it is steps alone that are counted."""
 
     def state(self) -> Mapping[str, object]:
-        """What has been counted so far: tensors and plain data."""
+        """The counts so far: tensors and plain data."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
 
     def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What this rank goes on counting from, when ranks of another number have counted `states`."""
+        """The counts that this rank continues from, when a different number of ranks has counted `states`."""
 
 
 class UnsavedRun:
@@ -177,7 +177,7 @@ class UnsavedRun:
 class ResumableRun(UnsavedRun):
     """Takes snapshots of a training run, and puts it back where the last one was taken.
 
-    `warm_up` computes gradients that nobody uses: after its first backward DistributedDataParallel rebuilds its
+    `warm_up` computes gradients that are discarded: after its first backward DistributedDataParallel rebuilds its
     buckets, and from then on adds in another order. A run that goes on must not add in that of the start.
     """
 

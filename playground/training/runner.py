@@ -11,10 +11,10 @@ from playground.training.loader import explain_lost_worker
 
 
 class Settings(Protocol):
-    """What a training run depends on."""
+    """The settings of a training run."""
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What of it must be the same on every rank."""
+        """The settings that must be the same on every rank."""
 
 
 def run_training(rank: int, size: int, lesson: Remote, settings: Settings, more: tuple[Any, ...] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""What a training run depends on: one object from the command line to the ranks. Does not import torch."""
+"""The settings of a training run: one object from the command line to the ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class TrainingSettings:
     folder: Path
     """Holds the four data files."""
     dataset: str = "digits"
-    """What they are: mnist or digits."""
+    """Name of the data: mnist or digits."""
     limit: int | None = None
-    """Train on the first so many samples; None for all."""
+    """Number of samples to train on, the first ones; None for all."""
     epochs: int = flag(10, "Passes over the data.", least=1)
     batch_size: int = flag(128, "Global batch size: samples per step, over all ranks.", least=1)
     lr: float = flag(0.01, "Learning rate.", least=0)
@@ -163,7 +163,7 @@ class TrainingSettings:
             )
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        """The settings that must be the same on every rank: all but the folder, which is each host's own."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 

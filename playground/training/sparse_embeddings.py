@@ -135,7 +135,7 @@ class RowGradient:
 
 
 def use_sparse_gradients(model: nn.Module) -> list[nn.Parameter]:
-    """Let backward compute sparse gradients where a weight is an embedding's and nobody else's. Returns these weights.
+    """Let backward compute sparse gradients where a weight is used by an embedding alone. Returns these weights.
 
     Raises `UsageError` for embeddings whose rows cannot be averaged so.
     """

@@ -1,4 +1,4 @@
-"""What a training step calls so that replicas stay equal: at three moments, on every rank."""
+"""Gradient synchronisation: the calls of a training step that keep replicas equal, on every rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GradSync:
         """`last` says that what follows is no step: a test, or the end."""
 
     def go_on_from(self, step: int) -> None:
-        """So many steps have been taken before: another run of the same training took them."""
+        """Set the number of completed steps, which another run of the same training has taken."""
 
     @property
     def keeps_replicas_equal(self) -> bool:
@@ -98,6 +98,6 @@ def new_grad_sync(
 
 
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
-    """What keeps the replicas of `model` equal in the way that `settings` ask for."""
+    """The gradient synchronisation for `model` that `settings` ask for."""
     all_reduce = load_all_reduce(settings.all_reduce)
     return new_grad_sync(settings.sync, model, all_reduce, settings.bucket_cap, settings.sync_every)

@@ -1,6 +1,6 @@
 """Token ids in the place of images: sequences as text would give them, and the BERT that reads them.
 
-Nothing is downloaded. What matters to communication is which rows of the embeddings a batch uses, and that depends on
+Nothing is downloaded. Communication depends on which rows of the embeddings a batch uses, and that depends on
 how often words occur: in a text, the k-th most frequent word about 1/k times as often as the first.
 Source: Zipf, Human Behavior and the Principle of Least Effort, 1949
 """

@@ -43,7 +43,7 @@ def spec_of(name: str) -> AlgorithmSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSettings:
-    """What to trace. Raises `UsageError` for what cannot be run, or not be read."""
+    """The algorithms to trace. Raises `UsageError` for one that cannot be run, or whose trace is unreadable."""
 
     size: int
     """Number of ranks."""
@@ -131,7 +131,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What an algorithm costs, on all its ranks."""
+    """The cost of an algorithm, on all its ranks."""
 
     steps: int
     """Number of steps, one after the other."""
@@ -146,7 +146,7 @@ class Load:
 
 
 def load_of(traces: Sequence[Trace]) -> Load:
-    """What an algorithm costs, from what every rank recorded."""
+    """The cost of an algorithm, from the recordings of all ranks."""
     received = [0] * len(traces)
     for trace in traces:
         for message in (message for note in trace.notes for message in note.sends):
@@ -228,7 +228,7 @@ def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[lis
 
 
 def sends_text(note: Note) -> str:
-    """What is sent to whom: "all = [1, 1] to 1, 2", or of a part, "[2:3] = [110] to 1"."""
+    """Values, and the ranks they are sent to: "all = [1, 1] to 1, 2", or for a part, "[2:3] = [110] to 1"."""
     receivers: dict[str, list[str]] = defaultdict(list)
     for message in note.sends:
         whole = message.where is None or len(message.values) == len(note.holds)
@@ -283,5 +283,5 @@ def command(run: RunOptions, algorithms: tuple[str, ...], elements: int | None) 
 
 
 def summary_of(name: str) -> str:
-    """What the lesson says about an algorithm or, where it has no step of its own for it, the algorithm itself."""
+    """The lesson's summary of an algorithm or, where it has no step of its own for it, the algorithm's."""
     return LESSON.texts.get(name.replace("-", "_")) or spec_of(name).code.summary

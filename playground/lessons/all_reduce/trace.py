@@ -37,7 +37,7 @@ COLLECTIVES = {"all_reduce": AllReduce, "reduce_scatter": ReduceScatter, "all_ga
 Step = Callable[..., Any]
 """Called as `step(rank, size, tensor)`: leaves the sum over all ranks in the tensor."""
 _steps: dict[str, Step] = {}
-"""What stands on the board, by the name of the algorithm."""
+"""The functions on the board, by the name of the algorithm."""
 _messages: list[Messages] = []
 """Those that carry what is being traced."""
 

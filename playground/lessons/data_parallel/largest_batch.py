@@ -23,7 +23,7 @@ from playground.training.sync import GradSync
 OF_THE_MODEL = ("parameters", "gradients", "optimizer state")
 """Labels of what a device holds that has the model, however small the batch."""
 GROWTH = 4
-"""A probe has at most so many times as many samples as fit for certain: a step too large is really taken."""
+"""Largest ratio of a probe's samples to those known to fit: a step that is too large is really taken."""
 
 
 def largest_batches(rank: int, size: int, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
@@ -73,7 +73,7 @@ def largest_batch(
 ) -> int:
     """The largest batch from `smallest` to `limit` with which no device holds more than `cap` bytes.
 
-    `peak(batch)` takes a training step with so many samples, and says what the fullest device held: more with more
+    `peak(batch)` takes a training step with `batch` samples and returns the bytes of the fullest device: more with more
     samples. That is nearly a straight line, so a line through two probes says where to look; that the batch fits and
     the next one does not is then seen, not predicted. `model` is what a device that has the model holds after a step,
     by label: what of it is `OF_THE_MODEL` is for the error message alone.

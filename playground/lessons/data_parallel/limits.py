@@ -114,7 +114,7 @@ def processes(rank: int, size: int) -> dict[str, WorkSeconds]:
 
 
 def do_nothing() -> None:
-    """What a rank does while another one works."""
+    """Wait while another rank works."""
 
 
 def work_together(work: Callable[[], object]) -> None:
@@ -136,7 +136,7 @@ def new_work(place: torch.device) -> dict[str, tuple[nn.Module, torch.Tensor]]:
 def median_seconds(
     calls: Sequence[Callable[[], object]], devices: Sequence[torch.device], rounds: int = ROUNDS
 ) -> list[float]:
-    """What each call takes, the median of `rounds`, after one that is not counted. All ranks must call this."""
+    """Seconds that each call takes: the median of `rounds`, after an uncounted one. All ranks must call this."""
     for call in calls:
         call()
     turns = interleave([timed(call, devices=devices) for call in calls], range(rounds), Random(0))

@@ -1,10 +1,10 @@
-"""What each device holds, and what moves between devices: real for GPUs, an account kept here for virtual ones.
+"""The memory of each device, and the copies between devices: real for GPUs, an account kept here for virtual ones.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
 are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
 of two devices is an error. The bytes of a storage count from when an operation returns it until the last tensor that
 uses it is gone: parameters and their copies, inputs, outputs, activations saved for backward, gradients, the
-optimizer's state. What an operation needs only while it runs does not count.
+optimizer's state. Temporary memory of an operation does not count.
 
 On GPUs the totals are those of torch's allocator (`torch.cuda.max_memory_allocated`), for the whole process.
 """
@@ -31,13 +31,13 @@ from playground.lessons.data_parallel.page import LABELS
 from playground.measurement.interleave import synchronize
 
 NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
-"""What operations make after each moment of a training step (`playground.training.step.Moment`)."""
+"""Label of tensors made after each moment of a training step (`playground.training.step.Moment`)."""
 MOVED_LABELS = {
     "scatter": "inputs", "loss": "inputs", "targets": "inputs", "gradients of inputs": "gradients",
     "replicate": "parameters", "reduce": "gradients",
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
-"""What the account calls the copies that each part of a step makes; those of other parts as the phase of the step."""
+"""Labels of the copies that each part of a step makes; copies of other parts have the label of the step's phase."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
@@ -61,9 +61,9 @@ class Holding:
 
 
 class Account:
-    """Of virtual devices: `moves` in order, and per device the bytes it holds and has held at most, by label.
+    """An account of virtual devices: `moves` in order, and per device the bytes held now and at most, by label.
 
-    The labels are those of `LABELS`. What the caller puts on the account is labelled by the caller; what moves between
+    The labels are those of `LABELS`. The caller labels what it puts on the account; tensors that move between
     devices, by the part of the step that moves it; everything else by the phase of the step, `label`: what forward
     makes are activations, what backward makes gradients (of activations too), what the optimizer makes is its state
     (and what it needs to compute it). Hand `moment` to `training_step`, so that the account hears of the phases.
@@ -135,7 +135,7 @@ class Account:
 
     @contextlib.contextmanager
     def labelled(self, label: str) -> Iterator[None]:
-        """What is made meanwhile, and is no copy to another device, has this label."""
+        """Tensors made meanwhile, except copies to other devices, have this label."""
         before, self.label = self.label, label
         try:
             yield
@@ -196,7 +196,7 @@ class Account:
 
     @property
     def at_peak(self) -> dict[torch.device, dict[str, int]]:
-        """What each device held at that moment (the first, if there were several), by label."""
+        """Bytes that each device held at that moment (the first, if there were several), by label."""
         return {device: by_label(held) for device, held in self._at_peak.items()}
 
     def reset_peak(self) -> None:
@@ -259,7 +259,7 @@ class AllocationTracker(TorchDispatchMode):
 
 
 class GpuAccount(Account):
-    """Of GPUs: moves and labels are recorded as everywhere, how many bytes there are the allocator says."""
+    """An account of GPUs: moves and labels are recorded as usual, the number of bytes comes from the allocator."""
 
     def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
         super().__init__(devices, timed)
@@ -316,7 +316,7 @@ def track_memory(
 
 
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
-    """Have `account` count the buckets of `ddp` as gradients, where DDP makes them anew: in its second forward.
+    """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its second forward.
 
     (Those of the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)
     """
@@ -344,11 +344,11 @@ class Utilisation:
 
     @property
     def share(self) -> dict[torch.device, float]:
-        """Of the time from begin to end, 0 to 1."""
+        """Share of the time from begin to end, 0 to 1, by device."""
         return self.share_of(self.seconds)
 
     def share_of(self, seconds: float) -> dict[torch.device, float]:
-        """The share of so many seconds: those that the same step takes when nobody looks on."""
+        """The share of `seconds`: the time that the same step takes when it is not observed."""
         return {device: min(1.0, busy / seconds) for device, busy in self.busy.items()}
 
 

@@ -35,7 +35,7 @@ KINDS = {
     "person": {"child": ("boy", "girl"), "worker": ("farmer", "baker"), "artist": ("painter", "singer")},
     "vehicle": {"car": ("taxi", "limousine"), "ship": ("ferry", "yacht"), "plane": ("jet", "glider")},
 }
-"""What there is, from the general to the particular."""
+"""The nouns, from the general to the particular."""
 MANNERS = (("small", "large"), ("quiet", "loud"), ("clean", "dirty"), ("slow", "fast"))
 VERBS = (("arrives", "leaves"), ("starts", "stops"), ("waits", "hurries"))
 PLACES = ("in the city", "in the desert", "in the forest", "in the mountains")
@@ -47,7 +47,7 @@ PARENT = {
     **{kind: group for group, kinds in KINDS.items() for kind in kinds},
     **{name: kind for kinds in KINDS.values() for kind, names in kinds.items() for name in names},
 }
-"""What each noun is a kind of."""
+"""The general noun of each particular one."""
 NOUNS = (*KINDS, *PARENT)
 LEVELS = [
     [noun for noun in NOUNS if noun not in PARENT],
@@ -57,7 +57,7 @@ LEVELS = [
 """The nouns, from the general to the particular."""
 CHILDREN = {noun: [child for child, parent in PARENT.items() if parent == noun] for noun in NOUNS}
 OPTIONAL = {"manner": tuple(chain(*MANNERS)), "place": PLACES, "time": TIMES}
-"""What a sentence need not say."""
+"""Optional parts of a sentence."""
 OPPOSITE = {word: other for pair in (*MANNERS, *VERBS) for word, other in (pair, pair[::-1])}
 
 
@@ -161,7 +161,7 @@ COUNTS = {"train": 30_000, "test": 2_000}
 """How many pairs a split has."""
 SEEDS = {"train": 1, "test": 2}
 HELD_OUT = 8
-"""Of so many hypotheses, one is tested on and not trained on."""
+"""One in this many hypotheses is held out for the test."""
 
 
 def generate_pairs(split: str) -> Iterator[tuple[str, str, int]]:

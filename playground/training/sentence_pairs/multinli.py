@@ -20,7 +20,7 @@ Pair = tuple[str, str, int]
 
 SPLITS = ("train", "test")
 FILES = {"train": "multinli_1.0_train.jsonl", "test": "multinli_1.0_dev_matched.jsonl"}
-"""Of the archive. The labels of its own test set were never published: one tests on the matched development set."""
+"""Checksum of the archive. Its test labels were never published: the matched development set is the test set."""
 LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 MAX_LINE = 2**20
 """Bytes: those of the archive have up to 10,000."""

@@ -18,7 +18,7 @@ MIN_LENGTH = SPECIAL_TOKENS + 2
 
 
 class PairBatch(NamedTuple):
-    """What a loader hands out; of one pair alone, without the first dimension."""
+    """A batch of pairs; for a single pair, without the first dimension."""
 
     input_ids: torch.Tensor
     """[batch, length] int64: padded to the longest pair of the batch."""
@@ -31,7 +31,7 @@ class PairBatch(NamedTuple):
 
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the model takes."""
+        """The inputs of the model."""
         return self.input_ids, self.token_type_ids, self.attention_mask
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PairBatch:

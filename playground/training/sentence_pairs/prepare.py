@@ -1,7 +1,7 @@
 """Get sentence pairs onto this machine, tokenised: found, fetched from the hub, or generated.
 
-Meant to be called before any rank starts, and safe all the same if many processes call it at once. What was tokenised
-once is found again by the checksums of the data, the tokenizer and the code that made it, and is whole or made anew.
+Meant to be called before any rank starts, and safe if many processes call it at once. Pairs that were tokenised
+once are found again by the checksums of the data, the tokenizer and the code, and are whole or made again.
 """
 
 from __future__ import annotations

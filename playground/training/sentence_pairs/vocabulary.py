@@ -12,7 +12,7 @@ from playground.runtime.untrusted import expect_dict, parse_json
 from playground.training.sentence_pairs.wordpiece import LONGEST_WORD, WordPiece, split_words
 
 WORDS = 30_000
-"""Of the sentences to train on, so many of the most frequent words are in the vocabulary whole."""
+"""Number of the training sentences' most frequent words that are in the vocabulary whole."""
 
 
 def read_wordpiece(folder: Path) -> WordPiece:
@@ -68,7 +68,7 @@ def check_normalizer(folder: Path, settings: Mapping[str, Any], lower_case: bool
 
 
 def read_json(file: Path) -> Mapping[str, Any]:
-    """What a file of settings holds: nothing where there is none. Raises `UsageError` for a damaged one."""
+    """The contents of a file of settings; empty where there is none. Raises `UsageError` for a damaged one."""
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -44,7 +44,7 @@ class WordPiece:
             raise UsageError(f"a WordPiece vocabulary of {len(self.ids):,} tokens without {', '.join(missing)}")
         self.pad, self.unk, self.cls, self.sep = (self.ids[token] for token in SPECIAL)
         self.encoded: dict[str, list[int]] = {}
-        """What words became, by the word: most words of a text have come before."""
+        """Cached pieces by word: most words of a text have come before."""
 
     @classmethod
     def of_words(cls, words: Iterable[str], lower_case: bool = False) -> WordPiece:
