@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -153,7 +154,9 @@ class Run:
             yield f"process {pid} ({read(pid, 'comm').decode().strip()}) is left; none"
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGKILL)
-        if files := [name for name in os.listdir(self.folder / "temporary") if not name.startswith("torchelastic_")]:
+        killed = injection and injection.target in (LAUNCHER, GROUP) and injection.number in (*FATAL, SIGSTOP)
+        others = ("torchelastic_", *["torchinductor_"] * bool(killed))  # the next run removes what a killed one left
+        if files := [name for name in os.listdir(self.folder / "temporary") if not name.startswith(others)]:
             yield f"TMPDIR has {', '.join(files)}; nothing"
         code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")
         said = [line for line in err.splitlines() if line.startswith("playground: ")]
@@ -211,6 +214,9 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="+", default=[*COMMANDS], choices=COMMANDS)
     parser.add_argument("--left", type=float, default=2.0, help="seconds that a process may outlive the command")
     asked = parser.parse_args()
+    # A shell ignores both in the background, and the commands would inherit that.
+    signal.signal(SIGINT, signal.default_int_handler)
+    signal.signal(SIGHUP, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as name:
         done = campaign(draw(asked.count, asked.seed, asked.only), Path(name), asked.left)
         results = []

@@ -31,6 +31,7 @@ from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.output import Redirection, redirect
 from playground.runtime.signals import describe_signal
 from playground.runtime.surroundings import working_folder
+from playground.runtime.temporary_folder import remove_empty_cache
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
@@ -282,6 +283,7 @@ def release() -> None:
     with _lock:
         while _server:
             _server.pop().end()
+    remove_empty_cache()  # that of ranks, and of a server, that were killed
 
 
 # Once, and before anybody can register what asks ranks to leave: at the exit that comes first, being the later one.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -71,7 +73,6 @@ def lock(descriptor: int, mark: Path) -> bool:
 def remove_empty_cache() -> None:
     """Remove the folder that torch makes for compiled code as soon as its compiler is imported (optimizers do that), if
     it is empty and where torch puts it by default. Later compilations make it again."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # torch sets it
-    if os.path.dirname(folder) == os.path.abspath(tempfile.gettempdir()):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+    with contextlib.suppress(OSError, KeyError, ImportError):  # the user has no name
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+        os.rmdir(os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))

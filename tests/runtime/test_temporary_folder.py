@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -81,7 +82,7 @@ def test_torch_s_folder_for_compiled_code_is_kept_if_there_is_any(
 ) -> None:
     folder = place / "torchinductor_me"
     folder.mkdir()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    monkeypatch.setenv("LOGNAME", "me")
     if compiled:
         (folder / "code").write_text("")
     remove_empty_cache()
@@ -95,3 +96,26 @@ def test_a_folder_for_compiled_code_that_the_user_has_chosen_is_left(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place / "mine" / "cache"))
     remove_empty_cache()
     assert (place / "mine" / "cache").exists()
+
+
+def test_a_killed_rank_leaves_no_folder_for_compiled_code(tmp_path: Path) -> None:
+    script, place = tmp_path / "script.py", tmp_path / "place"
+    place.mkdir()
+    script.write_text(
+        "import os, signal\n"
+        "from playground import RankFailed, launch\n"
+        "def compile_and_die(rank, size):\n"
+        "    import torch._dynamo\n"
+        "    assert os.listdir(os.environ['TMPDIR'])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        "        launch(compile_and_die, 1)\n"
+        "    except RankFailed as error:\n"
+        "        print(error)\n"
+    )
+    environ = {**os.environ, "TMPDIR": str(place)}
+    environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    done = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, check=True)
+    assert "SIGKILL" in done.stdout
+    assert list(place.iterdir()) == []
