@@ -36,6 +36,7 @@ FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
 LIMIT, STRESS_LIMIT = float(os.environ.get("PLAYGROUND_TEST_LIMIT", "600")), 7200.0
 """Seconds after which a test fails, whatever it waits for."""
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
 
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) == signal.SIG_IGN:  # as under nohup, or in the background
@@ -49,13 +50,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     def give_up(*_: object) -> None:
         pytest.fail(f"no end within {limit:g} s")
 
-    handler = signal.signal(signal.SIGALRM, give_up)
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, limit, ENOUGH)  # again: what follows a failure may wait, too
     try:
         return (yield)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+        for number, handler in handlers.items():  # what a test leaves would change what signals do in the next
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -143,9 +146,8 @@ class Outcome:
 
 
 @pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """The command line, run in this process (so that its ranks come from the session's fork server)."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def run(*words: Any) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["playground", *map(str, words)])
@@ -154,9 +156,7 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         out, err = capfd.readouterr()
         return Outcome(int(exit_.value.code or 0), out, err)
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return run
 
 
 @pytest.fixture

@@ -259,6 +259,7 @@ def start(
 def limit_sends(line: Connection) -> None:
     """Let a message that is not taken in (the process is stopped) raise `BlockingIOError` after `START_LIMIT`."""
     with socket.socket(fileno=os.dup(line.fileno())) as end:
+        end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
 
 
