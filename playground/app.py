@@ -120,7 +120,7 @@ def main() -> NoReturn:
     try:
         run()
     except KeyboardInterrupt:  # just when the command had come to its end
-        leave(INTERRUPTED, "interrupted")
+        leave(INTERRUPTED, "interrupted" * signals.speaks())
     finally:
         server.release()
 
@@ -139,7 +139,7 @@ def run() -> NoReturn:
     except PlaygroundError as error:
         leave(error.exit_code, str(error))
     except (click.Abort, KeyboardInterrupt):
-        leave(INTERRUPTED, "interrupted")
+        leave(INTERRUPTED, "interrupted" * signals.speaks())
     except signals.Terminated as error:
         leave(error.code)
     except (UnreadOutput, BrokenPipeError):
@@ -173,5 +173,5 @@ def leave(code: int, why: str = "") -> NoReturn:
     if code and distributed and distributed.is_initialized():
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        os._exit(code)
+        signals.exit_now(code)
     sys.exit(code)

@@ -155,7 +155,10 @@ class Run:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGKILL)
         killed = injection and injection.target in (LAUNCHER, GROUP) and injection.number in (*FATAL, SIGSTOP)
-        others = ("torchelastic_", *["torchinductor_"] * bool(killed))  # the next run removes what a killed one left
+        others = (
+            "torchelastic_",
+            *["torchinductor_", "playground-"] * bool(killed),
+        )  # the next run removes what a killed one left
         if files := [name for name in os.listdir(self.folder / "temporary") if not name.startswith(others)]:
             yield f"TMPDIR has {', '.join(files)}; nothing"
         code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")
@@ -165,7 +168,7 @@ class Run:
         if len(said) > 1 or (code == 1 and self.begun and not (said or self.torchrun)):
             yield f"{said}; one line"
         if (found := UNEXPLAINED.search(err)) and self.begun and not self.torchrun:
-            yield f"{err[found.start() :][:1000]!r}; one line"
+            yield f"{err[found.start() :][-1000:]!r}; one line"
         if injection and injection.target == RANK and code == 1 and said and not self.torchrun:
             why = "no sign of life" if injection.number == SIGSTOP else injection.number.name
             if not re.search(rf"\b{self.rank} of ", said[-1]) or why not in said[-1]:

@@ -47,6 +47,7 @@ def leave_quietly_on_ctrl_c() -> None:
 
 
 def leave_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """There is nothing to clean up yet."""
-    os.write(2, b"playground: interrupted\n")
+    """There is nothing to clean up yet. Of the ranks that others have started, the first alone speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, b"playground: interrupted\n")
     os._exit(128 + number)

@@ -7,7 +7,6 @@ went wrong: if another rank was lost first, which, and how.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import sys
@@ -142,4 +141,4 @@ def abandon(watch: PeerWatch) -> NoReturn:
     prepare_to_leave(failed, watch)
     with contextlib.suppress(OSError):
         print(f"playground: {failed}", file=sys.stderr, flush=True)
-    os._exit(failed.exit_code)
+    signals.exit_now(failed.exit_code)

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from playground.runtime.forks import call_in_children
+from playground.runtime.temporary_folder import remove_empty_cache
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
@@ -78,8 +79,8 @@ def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType 
             handler(number, frame)
         elif raised() is None and time.monotonic() > limit:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)  # its next call would say it once more
-            os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT))
-            os._exit(128 + number)
+            os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
+            exit_now(128 + number)
 
     signal.signal(signal.SIGALRM, retry)
     signal.setitimer(signal.ITIMER_REAL, RETRY_INTERVAL, RETRY_INTERVAL)
@@ -169,7 +170,18 @@ def wait_and_exit(signals: int, seconds: float) -> NoReturn:
             break
     stopping.set()
     time.sleep(seconds)
-    os._exit(128 + (number or first))
+    exit_now(128 + (number or first))
+
+
+def speaks() -> bool:
+    """Whether this process says that it was interrupted: of the ranks that others have started, the first alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exit wherever the main thread is."""
+    remove_empty_cache()
+    os._exit(code)
 
 
 def read_signal(signals: int, end: float) -> int:

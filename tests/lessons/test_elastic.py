@@ -14,7 +14,7 @@ from processes import by_hand
 
 from playground.lessons.elastic import lesson
 from playground.lessons.elastic.page import Experiment, Kill, Witness, draw_kills
-from playground.runtime import RankFailed, UsageError
+from playground.runtime import PlaygroundError, RankFailed, UsageError
 from playground.runtime.backends import BACKENDS
 
 Run = Callable[..., Any]
@@ -50,6 +50,13 @@ def test_many_random_kills_leave_no_trace(seed: int, elastic: Run) -> None:
     words = ("--way", way, "-n", size, "--limit", 600, "--epochs", 5, "--kills", 20, "--snapshot-every", 1 + seed % 5)
     shown = elastic(*words, "--seed", seed, "--json")
     assert (shown.code, json.loads(shown.out)["comparison"]["differing"]) == (0, 0)
+
+
+def test_a_failure_that_was_not_drawn_ends_it() -> None:
+    witness = Witness()
+    witness.note_failure(RankFailed(0, 2, "is out of reach"), 1)
+    with pytest.raises(PlaygroundError, match="out of reach: that was none of the kills"):
+        witness.hear(0, {"stepped": 1})
 
 
 def test_word_of_the_next_kill_may_come_first() -> None:

@@ -90,6 +90,8 @@ class Witness:
         if rank == 0 and "resumed" in event:
             self.resumed_after = event["resumed"]["total"]
         if rank == 0 and "stepped" in event and self.failure:
+            if len(self.kills) == len(self.recoveries):
+                raise PlaygroundError(f"{self.failure}: that was none of the kills drawn here")
             killed_at, killed_after = self.kills[len(self.recoveries)]
             self.recoveries.append(
                 Recovery(
