@@ -120,21 +120,14 @@ class RunOptions:
 
     size: int | None = flag(None, "Number of ranks.", least=1, most=MAX_RANKS, name="-n --world-size")
     backend: str = flag(
-        "gloo",
-        f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
-        choices=BACKENDS,
+        "gloo", f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.", choices=BACKENDS
     )
     timeout: float = flag(
-        DEFAULT_TIMEOUT,
-        "Seconds after which a run is ended in which no rank gives a sign of life.",
-        above=0,
-        below=1e6,
+        DEFAULT_TIMEOUT, "Seconds after which a run is ended in which no rank gives a sign of life.", above=0, below=1e6
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
     init_method: str | None = flag(
-        None,
-        "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
-        metavar="URL",
+        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
     )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")

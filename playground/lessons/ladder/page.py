@@ -14,12 +14,7 @@ from playground.console.options import RunOptions, flags, options, plot_option, 
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, good, prose
-from playground.console.training_options import (
-    DataOptions,
-    PreparedData,
-    data_options,
-    prepare_data,
-)
+from playground.console.training_options import DataOptions, PreparedData, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.measurement import environment
 from playground.measurement.environment import Environment

@@ -51,10 +51,7 @@ class ServerSettings(TrainingSettings):
     batch_size: int = flag(128, "Global batch size: samples for a gradient of every worker.", least=1)
     modes: tuple[str, ...] = tuple(MODES)
     staleness: int = flag(
-        3,
-        "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
-        least=0,
-        metavar="K",
+        3, "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.", least=0, metavar="K"
     )
     slow_worker: float = flag(
         1.0, "Slow the last worker down: its gradients take so many times as long.", metavar="FACTOR"

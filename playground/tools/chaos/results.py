@@ -23,9 +23,7 @@ class ChaosSettings:
     """The command that trains, and its options."""
     kills: int = flag(5, "Number of processes to kill.", least=1, metavar="K")
     whom: str = flag(
-        RANK,
-        "Whom to kill: ranks; the launcher, whose command is then started again; or any process.",
-        choices=WHOM,
+        RANK, "Whom to kill: ranks; the launcher, whose command is then started again; or any process.", choices=WHOM
     )
     seed: int = 1234
 

@@ -16,13 +16,7 @@ from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale import report
 from playground.tools.scale.fit import evaluate, samples_of
-from playground.tools.scale.plan import (
-    DEFAULT_RANKS,
-    ScaleResult,
-    ScaleSettings,
-    effort,
-    predict_cluster,
-)
+from playground.tools.scale.plan import DEFAULT_RANKS, ScaleResult, ScaleSettings, effort, predict_cluster
 
 TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")

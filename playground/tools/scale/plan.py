@@ -45,10 +45,7 @@ class ScaleSettings:
         None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
     )
     ranks_per_node: int | None = flag(
-        None,
-        "Number of ranks in a node. --alpha and --beta are then those between nodes.",
-        least=1,
-        metavar="N",
+        None, "Number of ranks in a node. --alpha and --beta are then those between nodes.", least=1, metavar="N"
     )
     inner_alpha: float | None = flag(
         None, "Latency of a message within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
