@@ -357,8 +357,7 @@ def read_snapshots(folder: Path) -> None:
     from playground.console.session import to_document
     from playground.survival.folder import find_newest
     from playground.survival.snapshots import load_all
-    from playground.tools.snapshots.command import snapshots_table, summary_text
-    from playground.tools.snapshots.settings import examine_folder
+    from playground.tools.snapshots.page import examine_folder, snapshots_table, summary_text
 
     for read_contents in (False, True):
         found = examine_folder(folder, read_contents=read_contents)

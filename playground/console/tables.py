@@ -1,6 +1,6 @@
 """Tables: columns with headings and units, rows of text. Does not import rich.
 
-    table = Table(Column("algorithm"), Column("sent", "bytes", right=True), Column("p95", "ms", right=True, wide=True))
+    table = Table("algorithm", *numbers(("sent", "bytes")), Column("p95", "ms", right=True, wide=True))
     table.add("ring", "48", "0.31")
     session.say(table)
 
@@ -39,7 +39,7 @@ def bars(
     """
     longest = max((sum(amounts.values()) for _, amounts in rows), default=0)
     scale = f"one character: {longest / width:,.0f} bytes"
-    table = Table(Column(heading), Column(scale), Column("total", "bytes", right=True))
+    table = Table(heading, scale, *numbers(("total", "bytes")))
     drawn = [draw([amounts.get(kind, 0) for kind in kinds], longest, width) for _, amounts in rows]
     for (name, amounts), bar in zip(rows, drawn, strict=True):
         table.add(name, bar, f"{sum(amounts.values()):,}")
@@ -71,7 +71,7 @@ class Column:
 
     heading: str
     unit: str = ""
-    """Of all its numbers; shown below the heading, in parentheses."""
+    """Unit of all its numbers; shown below the heading, in parentheses."""
     right: bool = False
     """Whether its cells are aligned to the right, as numbers are."""
     wide: bool = False
@@ -79,9 +79,9 @@ class Column:
     wraps: bool = False
     """Whether its cells may take several lines where the table would not fit otherwise."""
     width: int = 0
-    """At least so many characters: needed where rows are printed one by one."""
+    """Least number of characters: needed where rows are printed one by one."""
     style: str = ""
-    """Of its cells, as rich names it."""
+    """Style of its cells, as rich names it."""
 
     @property
     def lines(self) -> list[str]:
@@ -97,11 +97,18 @@ class Column:
 RANK_COLUMN = Column("rank", right=True, style=RANK)
 
 
-class Table:
-    """Columns and rows; `headed` says whether the heading is shown."""
+def numbers(*headings: str | tuple[str, str], wide: bool = False) -> list[Column]:
+    """Columns of numbers, aligned to the right. A heading is a name, or a name and the unit of all its numbers."""
+    names_and_units = ((each, "") if isinstance(each, str) else each for each in headings)
+    return [Column(name, unit, right=True, wide=wide) for name, unit in names_and_units]
 
-    def __init__(self, *columns: Column, rows: Iterable[Sequence[Cell]] = (), headed: bool = True) -> None:
-        self.columns, self.headed = columns, headed
+
+class Table:
+    """Columns and rows. A column of text may be given by its heading; `headed` says whether headings are shown."""
+
+    def __init__(self, *columns: Column | str, rows: Iterable[Sequence[Cell]] = (), headed: bool = True) -> None:
+        self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
+        self.headed = headed
         self.rows = [tuple(row) for row in rows]
 
     def add(self, *cells: Cell) -> None:

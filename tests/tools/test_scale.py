@@ -22,7 +22,7 @@ from playground.algorithms.transport import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.testing import World
-from playground.tools.scale import command, fit, plan, report as show
+from playground.tools.scale import fit, page, plan, report as show
 from playground.tools.scale.plan import COSTS, Point, Sample
 
 Run = Callable[..., Any]
@@ -222,7 +222,7 @@ def test_json_by_hand(run_cli: Run) -> None:
 
 
 def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MEASURED", 0.0)
+    monkeypatch.setattr(page, "MEASURED", 0.0)
     monkeypatch.setattr(plan, "FITTED_SIZES", (4, 4096))
     monkeypatch.setattr(plan, "HELD_OUT_SIZES", (1024,))
     document = json.loads(run_cli("scale", "-n", 4, "--json").out)

@@ -15,7 +15,7 @@ from playground.algorithms.cost_model import Machine
 from playground.algorithms.hosts import Hosts
 from playground.console.rendering import render
 from playground.runtime import UsageError
-from playground.tools.scale import command, fit, plan, report as show
+from playground.tools.scale import fit, page, plan, report as show
 from playground.tools.scale.plan import Sample
 
 Run = Callable[..., Any]
@@ -92,7 +92,7 @@ def test_hosts_that_are_not_alike_are_refused(layout: tuple[int, ...]) -> None:
 
 
 def test_simulated_hosts_are_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MEASURED", 0.0)
+    monkeypatch.setattr(page, "MEASURED", 0.0)
     for where in ("SIZES", "BETWEEN"):
         monkeypatch.setattr(plan, f"FITTED_{where}", (4, 4096))
         monkeypatch.setattr(plan, f"HELD_OUT_{where}", (1024,))

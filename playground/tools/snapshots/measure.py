@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from playground.runtime import device, report, synchronize
 from playground.survival.snapshots import Snapshots, State
-from playground.tools.snapshots.settings import MeasureSettings, SaveTimes
+from playground.tools.snapshots.page import MeasureSettings, SaveTimes
 
 
 def measure(rank: int, size: int, settings: MeasureSettings) -> SaveTimes:
