@@ -179,8 +179,8 @@ def make_results() -> Files:
 def compare_results(folder: Path) -> None:
     from playground.console.rendering import render
     from playground.console.session import to_document
-    from playground.tools.bench.compare import compare, load
-    from playground.tools.bench.report import difference_texts
+    from playground.tools.bench.page import difference_texts
+    from playground.tools.bench.results import compare, load
 
     before, after = load(folder / "before.json"), load(folder / "after.json")
     comparison = compare(before, after)

@@ -55,7 +55,7 @@ from playground.survival.comparison import Comparison, last_snapshot
 from playground.survival.folder import find_steps
 from playground.survival.settings import SnapshotSettings
 from playground.testing import World
-from playground.tools.bench.collectives import COLLECTIVES
+from playground.tools.bench.settings import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 ALL = "all"
 
 
-def names_option(*flags: str, known: Sequence[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
+def names_option(*flags: str, known: Collection[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
     """A click option whose value is the words given, each in `known` or `ALL`; empty if it is left out.
 
     `default` is what --help says that leaving it out means. `select_names` makes names of the words.
@@ -23,7 +23,7 @@ def names_option(*flags: str, known: Sequence[str], default: Sequence[str], help
 
 
 def check_names(
-    known: Sequence[str], ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+    known: Collection[str], ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
     words = tuple(word.strip() for text in texts for word in text.split(","))
     for word in words:
@@ -32,13 +32,13 @@ def check_names(
     return words
 
 
-def complete_names(known: Sequence[str], ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_names(known: Collection[str], ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """What the shell may make of `incomplete`: its last word completed, by names that are not there yet."""
     before, comma, word = incomplete.rpartition(",")
     names = [name for name in (*known, ALL) if name not in before.split(",")]
     return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
 
 
-def select_names(known: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
+def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
     """The names in `known` that `words` ask for, in the order of `known`, each once."""
     return tuple(name for name in known if name in words or ALL in words)

@@ -27,10 +27,9 @@ from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.testing import World
 from playground.tools.bench import benchmark, page, wire, workload
-from playground.tools.bench.collectives import COLLECTIVES
-from playground.tools.bench.report import CsvFile, ReportPrinter
+from playground.tools.bench.page import CsvFile, ReportPrinter
 from playground.tools.bench.results import BenchStart, Row, SizeResult
-from playground.tools.bench.settings import DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
+from playground.tools.bench.settings import COLLECTIVES, DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
 from playground.tools.bench.workload import all_gather_single, reduce_scatter_single
 
 Run = Callable[..., Any]

@@ -53,7 +53,7 @@ def require_proc() -> None:
 
 
 def find_processes(launcher: int) -> Processes:
-    """Who is alive of the command that runs as this process."""
+    """The processes of the command that runs as this process, as far as they are alive."""
     server = next((pid for pid in children_of(launcher) if is_fork_server(pid)), None)
     return Processes(launcher, server, () if server is None else tuple(children_of(server)))
 
@@ -134,9 +134,12 @@ class CommandProcess:
         options = ("--snapshots", str(folder), "--restarts", str(restarts))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "playground", *words, *options],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None)),
-        )  # fmt: skip
+        )
         assert self.process.stderr
         self.stderr = self.process.stderr
         os.set_blocking(self.stderr.fileno(), False)
@@ -151,7 +154,7 @@ class CommandProcess:
         return self.process.poll()
 
     def read_lines(self, seconds: float) -> list[str]:
-        """What it has printed on stderr, in whole lines; wait so long at most for any."""
+        """Lines it has printed on stderr, whole ones; wait at most `seconds` for any."""
         until = time.monotonic() + seconds
         block = b""
         if select.select([self.stderr], [], [], seconds)[0]:

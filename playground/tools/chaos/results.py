@@ -1,4 +1,4 @@
-"""What became of a training that was killed again and again. Does not import torch."""
+"""The results of killing a training again and again. Does not import torch."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ class Draws:
         return self.random.random() ** 2 * (starting + 3 * training)
 
 
-NO_RANKS, STARTING, LOADING, TRAINING, SAVING, ENDING = PHASES = (
-    "no ranks", "starting", "loading", "training", "saving", "ending",
-)  # fmt: skip
+PHASES = ("no ranks", "starting", "loading", "training", "saving", "ending")
+NO_RANKS, STARTING, LOADING, TRAINING, SAVING, ENDING = PHASES
 """What a run was doing: no rank is there, or none yet; the ranks have not written a snapshot since they were started;
 they are reading one; none of the others, so training or testing; writing one; the last one is written."""
 
@@ -70,12 +69,12 @@ class Kill:
     """Seconds since the run was started."""
     phase: str
     step: int
-    """Of the newest whole snapshot then; 0 if there was none."""
+    """Step of the newest whole snapshot then; 0 if there was none."""
     said: str = ""
-    """What the command said of the failure. Nothing, if its launcher was killed, or where the next kill came so soon
-    that one failure was told for several."""
+    """The command's words for the failure; empty if its launcher was killed, or the next kill came so soon that one
+    failure was told for several."""
     seconds: float | None = None
-    """Until the next snapshot was whole that ranks started after the kill have written; None if none was to come."""
+    """Seconds until ranks started after the kill had written a whole snapshot; None if none was to come."""
 
 
 @dataclass(kw_only=True)
@@ -92,19 +91,19 @@ class RunRecord:
     code: int = 0
     """The exit code of its last start."""
     seconds: float = 0.0
-    """Until its end."""
+    """Seconds until its end."""
     ranks_after: float = 0.0
     """Seconds until there was a rank."""
     first_snapshot_after: float = 0.0
     """Seconds until the first snapshot was whole."""
     last_step: int = 0
-    """Of the newest whole snapshot."""
+    """Step of the newest whole snapshot."""
     comparison: Comparison | None = None
-    """Its end, against that of the run that nobody disturbed; None if it did not come to one."""
+    """Its end, compared with that of the undisturbed run; None if it did not reach one."""
 
     def check(self) -> None:
-        """Raise `PlaygroundError` unless the command came to its end, with the same bits, and without other failures
-        than those it was dealt."""
+        """Raise `PlaygroundError` unless the command reached its end, with the same bits, and no kill but ours failed
+        it."""
         if self.code:
             last = self.notices[-1] if self.notices else "it said nothing"
             raise PlaygroundError(f"the command ended with exit code {self.code} after {len(self.kills)} kills: {last}")

@@ -14,6 +14,7 @@ from playground.tools.scale.plan import (
     CLUSTER,
     COSTS,
     HOST,
+    Key,
     Plan,
     Point,
     Predictions,
@@ -27,25 +28,19 @@ SWEEPS = 2000
 """Enough for five parameters to settle to their last digits, in a fraction of a second."""
 REFITS = 10
 
-Key = tuple[str, int, int, int]
-"""(algorithm, size of the group, bytes, how many of the group share a host)."""
 Terms = tuple[float, float, float, float, float]
-"""What alpha, beta, gamma, and alpha and beta inside a node, are each multiplied by: their sum is a time."""
+"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a time."""
 
 
 def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
     """The machine that the fitted samples describe, how well it predicts the others, and what it predicts."""
     machine = fit([sample for sample in samples if plan.is_fitted(sample)], plan)
-    points = [
-        Point(**vars(sample), error=error(machine, sample, plan), fitted=plan.is_fitted(sample)) for sample in samples
-    ]
+    errors = [(sample, error(machine, sample, plan)) for sample in samples]
+    points = [Point(**vars(sample), error=error, fitted=plan.is_fitted(sample)) for sample, error in errors]
     host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
     of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
-    cluster = replace(machine, cores=None)
-    return ScaleResult(
-        parameters=machine, fit=fit_of(points), plan=plan,
-        predictions=Predictions(host=of_host, cluster=predictions(cluster, CLUSTER)),
-    )  # fmt: skip
+    found = Predictions(host=of_host, cluster=predictions(replace(machine, cores=None), CLUSTER))
+    return ScaleResult(parameters=machine, fit=fit_of(points), plan=plan, predictions=found)
 
 
 def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]:
@@ -104,7 +99,7 @@ def cost_of(sample: Sample) -> Cost:
 
 
 def error(machine: Machine, sample: Sample, plan: Plan) -> float:
-    """By how much of what was measured the prediction is too long (or, negative, too short)."""
+    """Relative error of the prediction: positive if it is too long, negative if too short."""
     on_cores = replace(machine, cores=plan.cores_for(sample))
     return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
 

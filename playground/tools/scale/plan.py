@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from statistics import median
 
 from playground.algorithms import ALGORITHMS
@@ -16,7 +16,7 @@ from playground.runtime.flags import flag
 MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
 MAX_SECONDS = 1e6
-"""For a message, or a byte: beyond any machine, and far from where sums of them are no numbers any more."""
+"""Largest time for a message, or a byte: beyond any machine, and far from where sums of them overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,8 @@ class ScaleSettings:
         """The cluster that is described; None if there is none, and this host is to be measured."""
         if self.alpha is None or self.beta is None:
             return None
-        return Machine(
-            self.alpha, self.beta, self.gamma or 0, None, self.ranks_per_node or 1, self.inner_alpha or 0,
-            self.inner_beta or 0,
-        )  # fmt: skip
+        inner = (self.ranks_per_node or 1, self.inner_alpha or 0, self.inner_beta or 0)
+        return Machine(self.alpha, self.beta, self.gamma or 0, None, *inner)
 
 
 COSTS: dict[str, Callable[[Task], Cost]] = {
@@ -94,6 +92,10 @@ FITTED_BETWEEN = (4, 2 << 10, 1 << 20, 4 << 20)
 HELD_OUT_BETWEEN = (256, 32 << 10, 2 << 20)
 """The same where they go from host to host. A link may be slow, so they are few; what it swallows at once, in its
 buffers, must be little beside the large ones."""
+
+
+Key = tuple[str, int, int, int]
+"""(algorithm, size of the group, bytes, how many of the group share a host)."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,9 @@ class Plan:
     hosts: int = 1
     ranks_per_host: int
     cores: int
-    """Of each host."""
+    """Cores of each host."""
     all_cores: int
-    """Of all hosts: fewer than theirs together where these are simulated, and share a machine."""
+    """Cores of all hosts: fewer than theirs together where these are simulated, and share a machine."""
 
     def is_fitted(self, sample: Sample) -> bool:
         """Whether the model is fitted to it; others it has only to predict."""
@@ -187,9 +189,12 @@ def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
     return Plan(
         names=tuple(COSTS) if hosts.several else one_level,
         groups=tuple(groups_of_hosts(hosts, effort) if hosts.several else groups_of_one_host(size, effort)),
-        seconds=effort.seconds, hosts=len(hosts.members), ranks_per_host=hosts.smallest, cores=cores,
+        seconds=effort.seconds,
+        hosts=len(hosts.members),
+        ranks_per_host=hosts.smallest,
+        cores=cores,
         all_cores=all_cores,
-    )  # fmt: skip
+    )
 
 
 def groups_of_one_host(size: int, effort: Effort) -> Iterator[Group]:
@@ -228,7 +233,7 @@ class Point(Sample):
     """A measurement beside what the model predicts."""
 
     error: float
-    """By how much of what was measured the prediction is too long (or, negative, too short)."""
+    """Relative error of the prediction: positive if it is too long, negative if too short."""
     fitted: bool
     """Whether the model was fitted to it; the others it has never seen."""
 
@@ -239,9 +244,9 @@ class Fit:
 
     points: list[Point]
     median_error: float
-    """Of the absolute errors of the points that were not fitted to."""
+    """Median of the absolute errors of the points that were not fitted to."""
     worst_error: float
-    """The largest of them."""
+    """Largest of these errors."""
 
     @property
     def unseen(self) -> list[Point]:
@@ -306,15 +311,13 @@ def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
 def predictions(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
     """For all sizes, on all these numbers of ranks."""
     rows = []
-    for nbytes in SIZES:
-        for size in ranks:
-            times = seconds(machine, size, nbytes)
-            winner = min(times, key=times.__getitem__)
-            rows.append(Prediction(size=nbytes, world_size=size, winner=winner, seconds=times))
+    for nbytes, size in product(SIZES, ranks):
+        times = seconds(machine, size, nbytes)
+        rows.append(Prediction(size=nbytes, world_size=size, winner=min(times, key=times.__getitem__), seconds=times))
     return rows
 
 
 def predict_cluster(machine: Machine) -> ScaleResult:
-    """What is to be expected of a cluster that nobody has measured."""
+    """The predictions for a cluster that was not measured."""
     cluster = predictions(machine, CLUSTER)
     return ScaleResult(parameters=machine, fit=None, plan=None, predictions=Predictions(host=None, cluster=cluster))

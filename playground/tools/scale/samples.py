@@ -23,8 +23,7 @@ from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.host import cores, host_id
-from playground.tools.scale.fit import Key
-from playground.tools.scale.plan import Effort, Group, Plan, plan_for
+from playground.tools.scale.plan import Effort, Group, Key, Plan, plan_for
 
 BLOCK = 0.004
 """Seconds that the calls timed together are to take, so that starting them does not count."""
@@ -37,7 +36,7 @@ class Measured:
 
     plan: Plan
     seconds: dict[Key, list[float]]
-    """Per call, round by round."""
+    """Seconds per call, round by round."""
 
 
 def measure(rank: int, size: int, effort: Effort) -> Measured:
@@ -91,7 +90,7 @@ class Turn:
         self.names, self.nbytes, self.members, self.group = names, nbytes, members, group
         self.calls = dict.fromkeys(names, 1)
         self.number = 0
-        """Of the round."""
+        """Number of the round."""
 
     def __call__(self) -> dict[str, float]:
         """Seconds per call of each algorithm; nothing on a rank outside the group."""
