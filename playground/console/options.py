@@ -1,20 +1,32 @@
-"""Options that several commands share, and how they reach a command: packed into one object."""
+"""Options: made of the flags of a dataclass and packed into one object; names of a table; amounts of memory; and
+options that have an effect only beside another one. The options of every run stand at the end.
+
+One line beside the options of a command states each dependency; where an option has no effect, it is refused by name:
+
+    only_with("epochs", train=(True,))                               # --epochs needs --train
+    only_with("gather", "plot", train=(False,))                      # --gather and --plot do not go with --train
+    only_with("bucket_cap_mb", sync=("bucketed", "overlapped"))      # --bucket-cap-mb needs one of these --sync
+    only_with("keep", snapshots=ANY)                                 # --keep needs --snapshots, whatever its value
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from playground.console.paths import FilePath
 from playground.runtime.backends import BACKENDS
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import Flag, flag, flags_of
 from playground.runtime.launch import MAX_RANKS
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
@@ -112,6 +124,128 @@ def pack_options(
         return options(flags(kind, changes=changes), *decorators)(with_packed)
 
     return decorate
+
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+PATTERN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+
+
+class MemorySize(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no type arguments here
+    """Bytes, as a whole number above 0, written as 64MiB or 1.5G. Units are binary, with or without the i: 64MB is
+    64MiB."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = PATTERN.fullmatch(str(value).strip())
+        size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
+        if not size:
+            self.fail(f"{value!r} is no amount of memory: write bytes, or a number and KiB, MiB or GiB.", param, ctx)
+        return size
+
+
+memory_cap_option = click.option(
+    "--memory-cap",
+    type=MemorySize(),
+    metavar="SIZE",
+    help="Also find the largest batch with which no device holds more, as in 64MiB.",
+)
+
+
+ALL = "all"
+
+
+def names_option(*flags: str, known: Collection[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
+    """An option that takes several names of a table, with commas between them, or `ALL`: the words given; empty if it
+    is left out, for which --help shows `default`. `select_names` makes names of the words."""
+    return click.option(
+        *flags,
+        callback=functools.partial(check_names, known),
+        shell_complete=functools.partial(complete_names, known),
+        multiple=True,
+        metavar="NAME,…",
+        show_default=",".join(default),
+        help=f"{help}: {', '.join(known)} or {ALL}.",
+    )
+
+
+def check_names(
+    known: Collection[str], ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    words = tuple(word.strip() for text in texts for word in text.split(","))
+    for word in words:
+        if word not in (*known, ALL):
+            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
+    return words
+
+
+def complete_names(known: Collection[str], ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Completions of the last word of `incomplete`, by names that are not there yet."""
+    before, comma, word = incomplete.rpartition(",")
+    names = [name for name in (*known, ALL) if name not in before.split(",")]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
+
+
+def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
+    """The names in `known` that `words` ask for, in the order of `known`, each once."""
+    return tuple(name for name in known if name in words or ALL in words)
+
+
+class AnyValue(tuple[object, ...]):
+    """All values that an option may be given."""
+
+    def __contains__(self, value: object) -> bool:
+        return value is not None
+
+
+ANY = AnyValue()
+
+
+def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
+    """A decorator for a command: its options `names` (of parameters) may be typed only if another parameter, the one
+    keyword given, has one of these values. Otherwise the command raises `UsageError` before it begins. Defaults and
+    environment variables are never refused: they were not typed for this run."""
+    ((other, values),) = condition.items()
+
+    def decorate(command: Any) -> Any:
+        @functools.wraps(command)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check_effect(click.get_current_context(), names, other, values)
+            return command(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def check_effect(ctx: click.Context, names: tuple[str, ...], other: str, values: tuple[object, ...]) -> None:
+    """Raise `UsageError` for the first option of `names` that was typed although `other` has none of `values`."""
+    if ctx.params[other] in values:
+        return
+    for name in typed_options(ctx):
+        if name in names:
+            beside = explain(flag_of(ctx, other), ctx.params[other], values)
+            raise UsageError(f"{flag_of(ctx, name)} has no effect {beside}")
+
+
+def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
+    """The rest of the refusal: why there is no effect, and what to do."""
+    if value is False or value is None:
+        return f"without {flag}: add {flag} or leave it out"
+    if value is True:
+        return f"with {flag}: leave one of them out"
+    return f"with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
+
+
+def typed_options(ctx: click.Context) -> list[str]:
+    """The parameters that were given on the command line, in the order of --help."""
+    names = [param.name for param in ctx.command.params if param.name]
+    return [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def flag_of(ctx: click.Context, name: str) -> str:
+    """How a parameter is written on the command line."""
+    return next(param.opts[0] for param in ctx.command.params if param.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,11 +69,13 @@ def start_progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    phase, share = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.percentage:>3.0f} %"))
     progress = Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(bar_width=None),
-        TextColumn("{task.percentage:>3.0f} %", markup=False), TimeElapsedColumn(),
+        *(phase, BarColumn(bar_width=None), share, TimeElapsedColumn()),
         console=Console(stderr=True, no_color=None, markup=False, highlight=False, emoji=False),
-        transient=True, refresh_per_second=4, redirect_stdout=terminal.is_same_terminal(),
-    )  # fmt: skip
+        transient=True,
+        refresh_per_second=4,
+        redirect_stdout=terminal.is_same_terminal(),
+    )
     progress.start()
     return progress

@@ -37,9 +37,13 @@ def new_console(width: int | None, colour: bool | None) -> Console:
     """A console of rich's on stdout that takes text as it is. NO_COLOR turns off bold too."""
     plain = colour is False or (colour is None and bool(os.environ.get("NO_COLOR")))
     return Console(
-        width=width, force_terminal=colour or None, color_system=None if plain else "auto",
-        markup=False, highlight=False, emoji=False,
-    )  # fmt: skip
+        width=width,
+        force_terminal=colour or None,
+        color_system=None if plain else "auto",
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
 
 
 def to_text(text: str | Prose) -> Text:
@@ -87,9 +91,13 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
     rich_table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed)
     for column, column_width in zip(columns, layout.widths, strict=True):
         rich_table.add_column(
-            Text("\n".join(column.lines)), header_style="bold", style=column.style, width=column_width,
-            justify="right" if column.right else "left", overflow="fold", vertical="top",
-        )  # fmt: skip
+            Text("\n".join(column.lines)),
+            header_style="bold",
+            style=column.style,
+            width=column_width,
+            justify="right" if column.right else "left",
+            overflow="fold",
+        )
     for row in table.rows:
         rich_table.add_row(*(to_cell(row[i]) for i in layout.shown))
     yield Padding(rich_table, (0, 0, 0, GAP), expand=False)

@@ -86,9 +86,8 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: str = ""
     texts = [head, *rank_texts(ranks)]
     if says and ranks[0].keys() == {"before", "after"}:
         before, _, after = says.partition("{rank}")
-        texts += [
-            prose(before, rank_number(rank), after.format(rank=rank, **values)) for rank, values in enumerate(ranks)
-        ]
+        for rank, values in enumerate(ranks):
+            texts.append(prose(before, rank_number(rank), after.format(rank=rank, **values)))
     return texts
 
 
@@ -141,9 +140,12 @@ def steps_command(lesson: Lesson) -> click.Command:
     @click.command(lesson.name, help=lesson.help, short_help=lesson.teaches)
     @run_options(lesson.default_size)
     @click.option(
-        "--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True,
+        "--only",
+        type=click.Choice(lesson.steps),
+        metavar="STEP",
+        multiple=True,
         help=f"Run only this step; may be repeated: {', '.join(lesson.steps)}.",
-    )  # fmt: skip
+    )
     def command(run: RunOptions, only: tuple[str, ...]) -> None:
         session = Session(lesson.name, run, default_size=lesson.default_size, min_size=lesson.min_size)
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]

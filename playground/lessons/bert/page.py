@@ -10,9 +10,7 @@ from typing import Any
 
 import click
 
-from playground.console.memory_cap import MemorySize
-from playground.console.names import ALL
-from playground.console.options import Finite, RunOptions, pack_options, run_options
+from playground.console.options import ALL, Finite, MemorySize, RunOptions, pack_options, run_options
 from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session

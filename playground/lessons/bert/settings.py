@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_at_least_one, check_choice, check_not_negative
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
 from playground.training.settings import BUCKET_CAP

@@ -9,9 +9,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from playground.console.dependent_options import flag_of, typed_options
-from playground.console.names import ALL, names_option, select_names
-from playground.console.options import Finite, RunOptions, pack_options, run_options
+from playground.console.options import (
+    ALL,
+    Finite,
+    RunOptions,
+    flag_of,
+    names_option,
+    pack_options,
+    run_options,
+    select_names,
+    typed_options,
+)
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, heading, prose

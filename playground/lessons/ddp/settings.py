@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_at_least_one, check_choice
 from playground.runtime.remote import Remote, remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from playground.console import plots
-from playground.console.dependent_options import only_with
-from playground.console.options import RunOptions, flags, options, plot_option, run_options
+from playground.console.options import RunOptions, flags, only_with, options, plot_option, run_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, good, prose

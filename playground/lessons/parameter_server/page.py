@@ -18,9 +18,8 @@ from playground.console.training import echo_loss
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.remote.agents import AGENTS
-from playground.runtime.checks import check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import flag, like
+from playground.runtime.flags import check_choice, flag, like
 from playground.runtime.remote import remote
 from playground.training.results import ROUNDING
 from playground.training.settings import TrainingSettings

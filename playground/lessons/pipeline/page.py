@@ -21,9 +21,8 @@ from playground.console.training_options import DataOptions, data_options, prepa
 from playground.lessons import LESSONS
 from playground.measurement.units import format_seconds
 from playground.runtime import host
-from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.runtime.remote import Remote, remote
 
 

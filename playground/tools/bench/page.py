@@ -15,9 +15,17 @@ from typing import Any
 import click
 
 from playground.console import plots, terminal
-from playground.console.dependent_options import flag_of, typed_options
-from playground.console.names import names_option, select_names
-from playground.console.options import RunOptions, flags, options, pack_options, run_options
+from playground.console.options import (
+    RunOptions,
+    flag_of,
+    flags,
+    names_option,
+    options,
+    pack_options,
+    run_options,
+    select_names,
+    typed_options,
+)
 from playground.console.paths import FilePath, check_writable
 from playground.console.progress import Bar
 from playground.console.session import Session, to_document

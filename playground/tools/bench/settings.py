@@ -22,9 +22,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from playground.algorithms import BACKEND, OURS
-from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import check_choice, check_flags, flag
 
 REDUCTION = -1
 """In place of a rank: the reduction over all ranks."""

@@ -10,8 +10,7 @@ from statistics import median
 
 import click
 
-from playground.console.dependent_options import flag_of, typed_options
-from playground.console.options import RunOptions, flags, pack_options
+from playground.console.options import RunOptions, flag_of, flags, pack_options, typed_options
 from playground.console.paths import FilePath
 from playground.console.progress import Bar
 from playground.console.session import Session

@@ -13,8 +13,7 @@ import click
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.console import plots
-from playground.console.dependent_options import typed_options
-from playground.console.options import RunOptions, flags, pack_options, plot_option
+from playground.console.options import RunOptions, flags, pack_options, plot_option, typed_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table, numbers
 from playground.console.text import Prose, heading, prose

@@ -11,8 +11,7 @@ from statistics import median
 
 import click
 
-from playground.console.memory_cap import MemorySize
-from playground.console.options import RunOptions, flags, options, run_options
+from playground.console.options import MemorySize, RunOptions, flags, options, run_options
 from playground.console.paths import FilePath
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Cell, Column, Table, numbers
