@@ -149,8 +149,8 @@ def describe_stop(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def resumable_if_preempted(session: Session, survival: SnapshotOptions, folder: Path | None) -> Iterator[None]:
-    """Add to `Preempted`, raised in here, a hint where to read how to resume: a file in the `folder` of snapshots, which
-    is written once on every host, since each may have its own. Of a world that was joined, only the process that shows
+    """Add to `Preempted`, raised in here, a hint where to read how to resume: a file in the `folder` of snapshots,
+    written once on every host, since each may have its own. Of a world that was joined, only the process that shows
     results raises it; the others exit with the same code."""
     try:
         yield

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from playground.runtime.errors import UsageError
@@ -49,8 +49,9 @@ def flag(default: Any, help: str, **about: Any) -> Any:
     return field(default=default, metadata={"flag": Flag(help=help, **about)})
 
 
-def like(kind: type, name: str, default: Any, **changes: Any) -> Any:
-    """The flag of another dataclass, with a default of its own."""
+def like(kind: type, name: str, default: Any = MISSING, **changes: Any) -> Any:
+    """The flag of another dataclass, with its default unless another is given."""
+    default = getattr(kind, name) if default is MISSING else default
     return field(default=default, metadata={"flag": replace(flags_of(kind)[name], **changes)})
 
 

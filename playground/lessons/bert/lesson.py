@@ -142,9 +142,14 @@ def batches(settings: BertSettings, rank: int, size: int, done: int = 0) -> Iter
     data = Pairs(settings.folder, "train", settings.max_length)
     sampler = Sampler(data, size, rank, seed=settings.seed, drop_last=True)
     loader: RankLoader[PairBatch] = RankLoader(
-        data, batch_size=settings.batch_size // size, sampler=sampler, drop_last=True, collate_fn=collate,
-        num_workers=settings.loader_workers, generator=torch.Generator(),  # so that it draws none of dropout's numbers
-    )  # fmt: skip
+        data,
+        batch_size=settings.batch_size // size,
+        sampler=sampler,
+        drop_last=True,
+        collate_fn=collate,
+        num_workers=settings.loader_workers,
+        generator=torch.Generator(),  # so that it draws none of dropout's numbers
+    )
     first, steps = divmod(done, len(loader))
     sampler.skipped = steps * settings.batch_size // size
     for epoch in itertools.count(first):

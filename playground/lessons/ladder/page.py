@@ -81,7 +81,29 @@ class StepParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungResult:
+class AveragingCost:
+    """The cost of averaging gradients in a step, on all ranks together. Times in seconds."""
+
+    exposed: float
+    """From the last gradient until all are averaged; where parameters are averaged, the time that takes."""
+    alone: float
+    """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
+    hidden: float
+    """The share of `alone` that is not exposed, 0 to 1."""
+    messages: int
+    """Messages per step, on the rank that sends most."""
+    bytes: int
+    """Bytes of these messages; where only the rows in use of an embedding travel, in the first step."""
+    early_bytes: int
+    """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
+    difference_to_ddp: float
+    """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungResult(AveragingCost):
     """One rung, or DistributedDataParallel, on all ranks together. Times in seconds.
 
     The parts of a step are medians over its rounds; of each round, those of the rank that came last to the averaging:
@@ -98,32 +120,16 @@ class RungResult:
     """From zero_grad to the loss."""
     backward: float
     """From the loss to this rank's last gradient."""
-    exposed: float
-    """From there until all gradients are averaged; where it is parameters that are averaged, the time that takes."""
     step: float
     """Seconds of the optimizer's step."""
-    alone: float
-    """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
-    hidden: float
-    """The share of `alone` that is not exposed, 0 to 1."""
-    messages: int
-    """Messages per step, on the rank that sends most."""
-    bytes: int
-    """Bytes of these messages; where only the rows in use of an embedding travel, in the first step."""
-    early_bytes: int
-    """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
     loss: float
     """The mean over the last global batch."""
-    difference_to_ddp: float
-    """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
     replicas_max_difference: float
     """The largest difference of any parameter between a rank and rank 0; BatchNorm's statistics are each rank's own."""
     speed_to_first: float
     """How many times as fast as the first rung, by `p50`."""
     speed_to_ddp: float
     """How many times as fast as DistributedDataParallel, by `p50`."""
-    caveat: str = ""
-    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
