@@ -81,7 +81,7 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
         arguments = {"help": about.help, "metavar": about.metavar, "type": type_of(about, value_type)}
         if value_type is bool:
             arguments["is_flag"] = True
-        elif defaults[name] is not None:
+        elif defaults[name] not in (None, ()):
             default = defaults[name] / MEGABYTE if about.in_megabytes else defaults[name]
             arguments |= {"default": default, "show_default": True}
         made.append(
@@ -156,17 +156,20 @@ ALL = "all"
 
 
 def names_option(*flags: str, known: Collection[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
-    """An option that takes several names of a table, with commas between them, or `ALL`: the words given; empty if it
-    is left out, for which --help shows `default`. `select_names` makes names of the words."""
-    return click.option(
-        *flags,
-        callback=functools.partial(check_names, known),
-        shell_complete=functools.partial(complete_names, known),
-        multiple=True,
-        metavar="NAME,…",
-        show_default=",".join(default),
-        help=f"{help}: {', '.join(known)} or {ALL}.",
-    )
+    """An option that takes several names of a table, as `take_names` says."""
+    return click.option(*flags, help=f"{help}: {', '.join(known)} or {ALL}.", **take_names(known, default))
+
+
+def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
+    """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
+    words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
+    return {
+        "callback": functools.partial(check_names, known),
+        "shell_complete": functools.partial(complete_names, known),
+        "multiple": True,
+        "metavar": "NAME,…",
+        "show_default": ",".join(default),
+    }
 
 
 def check_names(

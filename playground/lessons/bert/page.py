@@ -338,9 +338,7 @@ class BertOptions:
     """The options of `bert`. None where the default depends on the weights."""
 
     way: str = flag(ALL, "How to train.", choices=(*WAYS, ALL))
-    only: tuple[str, ...] = flag(
-        (), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True, "default": None}
-    )
+    only: tuple[str, ...] = flag((), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True})
     weights: str = flag(
         "auto",
         "Pretrained weights: a folder, or a model on the hub such as bert-base-cased; minilm: a package's. auto: "
