@@ -323,13 +323,10 @@ def summarize(
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         results.append(
             RungResult(
+                **vars(parts),
                 rung=replica.name,
                 p50=p50[number],
                 p95=p95[number],
-                forward=parts.forward,
-                backward=parts.backward,
-                exposed=parts.exposed,
-                step=parts.step,
                 alone=alone,
                 hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
                 messages=number_sent,

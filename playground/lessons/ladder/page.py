@@ -1,17 +1,18 @@
-"""The page of `ladder`: settings, results, whether the replicas agree, and how it is told. Does not import torch."""
+"""The command `ladder`: settings, results, whether the replicas agree, and the text. Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from playground.console import plots
 from playground.console.options import RunOptions, flags, only_with, options, plot_option, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table
+from playground.console.tables import Column, Table, numbers
 from playground.console.text import Prose, good, prose
 from playground.console.training_options import DataOptions, PreparedData, data_options, prepare_data
 from playground.lessons import LESSONS
@@ -47,8 +48,8 @@ LEGEND = (
 
 
 def candidates(model: str) -> dict[str, str]:
-    """What is measured with this model, by name, with what each changes: every gradient synchronisation that makes a
-    difference to it, in order, then DistributedDataParallel."""
+    """The candidates for this model, by name, with a summary: every gradient synchronisation that makes a difference to
+    it, in order, then DistributedDataParallel."""
     specs = grad_syncs_for(has_embeddings=MODELS[model].reads_tokens)
     return {**{name: spec.summary for name, spec in specs.items()}, DDP: DDP_SUMMARY}
 
@@ -143,11 +144,8 @@ class LadderResult:
 
 
 def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
-    """What to say of the replicas, after as many steps on every rung.
-
-    Raises `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of DistributedDataParallel, which
-    is the last, differ though they must not.
-    """
+    """The verdict on the replicas, after the same number of steps on every rung. Raises `PlaygroundError` if those of a
+    rung that adds with `all_reduce`, or those of DistributedDataParallel, the last, differ though they must not."""
     verdicts = {}
     for rung in rungs:
         difference = rung.replicas_max_difference
@@ -155,49 +153,33 @@ def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
     return verdicts[max(verdicts)]
 
 
-def columns() -> Iterator[Column]:
+def columns() -> list[Column | str]:
     """A column for each figure of a rung."""
-    yield Column("rung")
-    yield Column("p50", "ms", right=True)
-    yield Column("p95", "ms", right=True, wide=True)
-    for part in PARTS:
-        yield Column(part, "ms", right=True, wide=part == "step")
-    yield Column("alone", "ms", right=True)
-    yield Column("hidden", "%", right=True)
-    yield Column("early", "%", right=True, wide=True)
-    yield Column("messages", right=True, wide=True)
-    yield Column("sent", "bytes", right=True, wide=True)
-    yield Column("vs.\nddp", right=True)
-    yield Column("vs.\nfirst", right=True)
-    yield Column("loss", right=True, wide=True)
-    yield Column("distance\nto ddp", right=True, wide=True)
+    parts = [Column(part, "ms", right=True, wide=part == "step") for part in PARTS]
+    sent = numbers(("early", "%"), "messages", ("sent", "bytes"), wide=True)
+    times = [*numbers(("p50", "ms")), *numbers(("p95", "ms"), wide=True), *parts, *numbers(("alone", "ms"))]
+    ratios = numbers("vs.\nddp", "vs.\nfirst")
+    return ["rung", *times, *numbers(("hidden", "%")), *sent, *ratios, *numbers("loss", "distance\nto ddp", wide=True)]
 
 
 def candidates_table(model: str) -> Table:
     """A row per rung, with what it changes."""
-    return Table(Column("rung"), Column("what it does", wraps=True), rows=candidates(model).items())
+    return Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
 
 
 def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
-    """What the columns mean, a row per rung, and what distorts the figures of one."""
+    """The meaning of the columns, a row per rung, and caveats."""
     caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
     return [*LEGEND, Table(*columns(), rows=map(row, rungs)), *caveats]
 
 
 def row(rung: RungResult) -> list[str]:
     seconds = (rung.p50, rung.p95, rung.forward, rung.backward, rung.exposed, rung.step, rung.alone)
-    return [
-        rung.rung,
-        *map(milliseconds_text, seconds),
-        f"{100 * rung.hidden:.0f}",
-        f"{100 * rung.early_bytes / rung.bytes:.0f}",
-        f"{rung.messages}",
-        f"{rung.bytes:,}",
-        f"{rung.speed_to_ddp:.2f}",
-        f"{rung.speed_to_first:.2f}",
-        f"{rung.loss:.4f}",
-        f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0",
-    ]
+    early = f"{100 * rung.early_bytes / rung.bytes:.0f}"
+    sent = (f"{100 * rung.hidden:.0f}", early, str(rung.messages), f"{rung.bytes:,}")
+    ratios = (f"{rung.speed_to_ddp:.2f}", f"{rung.speed_to_first:.2f}")
+    distance = f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"
+    return [rung.rung, *map(milliseconds_text, seconds), *sent, *ratios, f"{rung.loss:.4f}", distance]
 
 
 def milliseconds_text(seconds: float) -> str:
@@ -257,28 +239,12 @@ ladder_options = options(
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @ladder_options
-def command(
-    run: RunOptions,
-    data: DataOptions,
-    model: str,
-    steps: int | None,
-    batch_size: int | None,
-    bucket_cap: int | None,
-    all_reduce: str,
-    plot: Path | None,
-) -> None:
+def command(run: RunOptions, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world, spec = session.world, MODELS[model]
-    asked = LadderSettings(
-        folder=Path() if spec.reads_tokens else data.folder,
-        limit=data.limit,
-        seed=run.seed,
-        model=model,
-        steps=steps or spec.steps,
-        batch_size=batch_size or spec.batch_size,
-        bucket_cap=bucket_cap or int(spec.bucket_cap_mb * 2**20),
-        all_reduce=all_reduce,
-    )
+    of_model = {"steps": spec.steps, "batch_size": spec.batch_size, "bucket_cap": int(spec.bucket_cap_mb * 2**20)}
+    chosen = {"limit": data.limit, "seed": run.seed} | {name: value or of_model[name] for name, value in chosen.items()}
+    asked = LadderSettings(folder=Path() if spec.reads_tokens else data.folder, model=model, **chosen)
     asked.check_batch(world.size)
     check_memory(world, model)
     if plot:
@@ -292,23 +258,14 @@ def command(
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", candidates_table(model))
         bar.show(f"starting {world.size} ranks")
         result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
-    verdict = agreement(result.rungs, all_reduce)
+    verdict = agreement(result.rungs, settings.all_reduce)
     session.say("", *result_texts(result.rungs), "")
     session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(result.rungs)}; ", good(verdict), "."))
     if plot and world.is_main:
         plot_parts(result.rungs, f"{model}, {world}", plot)
-    session.print_document(
-        {"run": result.parts},
-        batch_size=settings.batch_size,
-        bucket_cap=settings.bucket_cap,
-        all_reduce=settings.all_reduce,
-        seed=settings.seed,
-        dataset=prepared.summary,
-        model=settings.model,
-        timed_steps=settings.steps,
-        rungs=result.rungs,
-        environment=result.environment,
-    )
+    recipe = {name: getattr(settings, name) for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")}
+    measured = {"timed_steps": settings.steps, "rungs": result.rungs, "environment": result.environment}
+    session.print_document({"run": result.parts}, dataset=prepared.summary, **recipe, **measured)
 
 
 def check_memory(world: World, model: str) -> None:
