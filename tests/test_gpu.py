@@ -24,8 +24,8 @@ from torch import nn
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.page import PARTS
+from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
-from playground.lessons.parameter_server.workers import paced
 from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients

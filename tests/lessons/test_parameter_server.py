@@ -22,7 +22,7 @@ from ranks import device_behind
 
 from playground.lessons.parameter_server import experiment, lesson, mistake
 from playground.lessons.parameter_server.experiment import MeasuredServer
-from playground.lessons.parameter_server.lesson import Push
+from playground.lessons.parameter_server.lesson import Push, new_model, paced, whole_batches
 from playground.lessons.parameter_server.page import (
     LARGEST,
     MODES,
@@ -33,7 +33,6 @@ from playground.lessons.parameter_server.page import (
     loss_text,
     steps_verdict,
 )
-from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
 from playground.remote.agent import agents
 from playground.remote.agents import AGENTS

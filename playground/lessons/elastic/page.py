@@ -155,14 +155,8 @@ class Experiment:
         """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
         snapshots = SnapshotSettings(folder=self.folder / name, every=self.asked.snapshot_every)
         settings, witness = replace(self.settings, snapshots=snapshots), Witness()
-        self.new_world(self.world.size, restarts=len(kills)).run(
-            RUN_TRAINING,
-            RUN,
-            settings,
-            (self.asked.way, kills),
-            on_report=witness.hear,
-            on_restart=witness.note_failure,
-        )
+        world, training = self.new_world(self.world.size, len(kills)), (RUN, settings, (self.asked.way, kills))
+        world.run(RUN_TRAINING, *training, on_report=witness.hear, on_restart=witness.note_failure)
         if len(witness.recoveries) != len(kills):
             raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
         return witness.recoveries

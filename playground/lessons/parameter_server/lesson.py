@@ -15,7 +15,10 @@ Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +28,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
-from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
-from playground.runtime import PeerDisconnected
+from playground.runtime import PeerDisconnected, device, synchronize
+from playground.training.data import Images, batches, partition_dataset
+from playground.training.net import Net
 from playground.training.replicas import flat, unflatten
 
 Parameters = tuple[torch.Tensor, int, bool]
-"""(all parameters in a row, their version, whether the training has ended)"""
+"""(all parameters, flattened, their version, whether the training has ended)"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,11 @@ class Push:
 
     worker: int
     gradient: torch.Tensor
-    """Of all parameters in a row: of the mean loss, as if its part were the batch."""
+    """Gradient of all parameters, flattened: of the mean loss, as if its part were the batch."""
     version: int
-    """Of the parameters it was computed on."""
+    """Version of the parameters it was computed on."""
     loss: float
-    """Summed over the samples."""
+    """Loss, summed over the samples."""
     samples: int
 
 
@@ -110,7 +114,7 @@ class ParameterServer:
         return self.mode == "async" or ahead <= self.settings.staleness
 
     def reply(self, worker: int) -> Parameters:
-        """What a worker gets. Told that the training has ended, it leaves."""
+        """The reply to a worker. Told that the training has ended, it leaves."""
         if self.finished:
             self.active.discard(worker)
             self.changed.notify_all()
@@ -121,7 +125,7 @@ class ParameterServer:
         return sum(self.taken) == self.settings.steps * self.workers and not self.waiting
 
     def lose_worker(self, worker: int) -> None:
-        """Wait for this worker no more: it has died."""
+        """Stop waiting for this worker: it has died."""
         with self.changed:
             if worker in self.active:
                 self.active.remove(worker)
@@ -174,17 +178,46 @@ def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> Non
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, parameters: torch.Tensor) -> None:
-    """Copy what the server has sent into the model."""
+    """Copy the server's parameters into the model."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(parameters, params), strict=True):
         param.copy_(part)
 
 
 def load_gradients(model: nn.Module, gradient: torch.Tensor) -> None:
-    """Cut what a worker has sent into every parameter's own gradient."""
+    """Cut a worker's gradient into every parameter's own."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(gradient, params), strict=True):
         param.grad = part.to(param.device)
+
+
+def new_model(settings: ServerSettings) -> nn.Module:
+    """The model, equal on every rank."""
+    torch.manual_seed(settings.seed)
+    return Net().to(device(), memory_format=torch.channels_last)
+
+
+def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """This worker's (images, labels, samples per worker) of every global batch, without end. All batches are whole, so
+    that all gradients count alike. From here on, every worker has dropout masks of its own."""
+    samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
+    images = Images(settings.folder, "train", samples)
+    train_set = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
+    torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
+    while True:
+        for images, labels, samples_per_worker in batches(train_set, settings.batch_size, group=workers):
+            yield images.to(torch.get_default_dtype()), labels, samples_per_worker
+
+
+@contextlib.contextmanager
+def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
+    """Slow the last worker down: for it, the `with` block takes `settings.slow_worker` times as long."""
+    synchronize()
+    started = time.perf_counter()
+    yield
+    if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
+        synchronize()
+        time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of `prove`: settings, results, what they mean, and how it is told. Does not import torch."""
+"""The command `prove`: settings, results, their verdict, and the text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from playground.console.options import Finite, RunOptions, flags, run_options
 from playground.console.progress import Bar
 from playground.console.session import Session
-from playground.console.tables import Column, Table
+from playground.console.tables import Column, Table, numbers
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
@@ -216,7 +216,7 @@ def is_broken(result: BreakResult) -> bool:
 
 
 class ReportPrinter:
-    """Takes what rank 0 reports, and says each part as soon as it is known; `bar` shows how far the next one is."""
+    """Called with what rank 0 reports: prints each part as soon as it is known; `bar` shows how far the next one is."""
 
     def __init__(self, say: Callable[..., None], bar: Bar, summaries: Mapping[str, str]) -> None:
         self.say, self.bar, self.summaries = say, bar, summaries
@@ -254,7 +254,7 @@ def steps_table(steps: list[ComparedStep], quantity: str) -> Table:
     """One row per gradient synchronisation that has such a quantity, one column for each of the steps 1, 2, 5, 10, 20,
     50 … and for the last."""
     shown = [step for step in steps if str(step.step).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
-    table = Table(Column("after step"), *(Column(str(step.step), right=True) for step in shown))
+    table = Table("after step", *numbers(*(str(step.step) for step in shown)))
     for name, difference in steps[0].differences.items():
         if getattr(difference, quantity) is not None:
             table.add(name, *(number_text(getattr(step.differences[name], quantity)) for step in shown))
@@ -281,11 +281,10 @@ def explanation(proof: Proof) -> str:
 
 def break_texts(result: BreakResult) -> Texts:
     """What is broken, and what holds all the same if the explanation is right."""
-    table = Table(Column("difference", right=True), Column("of", wraps=True), Column("expected"))
-    for what, value in result.breaks.items():
-        table.add(number_text(value), what, "is broken")
-    for what, value in result.holds.items():
-        table.add(number_text(value), what, "rounding")
+    table = Table(*numbers("difference"), Column("of", wraps=True), "expected")
+    for expected, differences in (("is broken", result.breaks), ("rounding", result.holds)):
+        for what, value in differences.items():
+            table.add(number_text(value), what, expected)
     return [table]
 
 
@@ -327,13 +326,9 @@ def command(run: RunOptions, data: DataOptions, **chosen: Any) -> None:
         printer = ReportPrinter(session.say, bar, summaries)
         settings = prepared.settings(asked)
         result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=printer)[0]
-    session.print_document(
-        {"equal": [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]},
-        dataset=prepared.summary,
-        recipe=asked.recipe,
-        proof=result.proof,
-        breaks=result.breaks,
-    )
+    samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
+    found = {"recipe": asked.recipe, "proof": result.proof, "breaks": result.breaks}
+    session.print_document({"equal": samples}, dataset=prepared.summary, **found)
     check(result)
-    found = f" ({proof_summary(result.proof)}); {breaks_summary(result.breaks)}."
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), found))
+    ending = f" ({proof_summary(result.proof)}); {breaks_summary(result.breaks)}."
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending))
