@@ -69,9 +69,7 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None = None) -> Callable[[Any], Any]:
     """Options for these fields of a dataclass or, if none are named, for all flags of the group, as one decorator.
-
-    `changes`: by field, arguments of `click.option` that differ from what the flag says.
-    """
+    `changes`: by field, arguments of `click.option` that differ from what the flag says."""
     known, hints = flags_of(kind), get_type_hints(kind)
     defaults: Mapping[str, Any] = {field.name: field.default for field in fields(kind)}
     made = []
@@ -223,12 +221,8 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
 
 def check_effect(ctx: click.Context, names: tuple[str, ...], other: str, values: tuple[object, ...]) -> None:
     """Raise `UsageError` for the first option of `names` that was typed although `other` has none of `values`."""
-    if ctx.params[other] in values:
-        return
-    for name in typed_options(ctx):
-        if name in names:
-            beside = explain(flag_of(ctx, other), ctx.params[other], values)
-            raise UsageError(f"{flag_of(ctx, name)} has no effect {beside}")
+    if ctx.params[other] not in values:
+        refuse_typed(ctx, names, f"has no effect {explain(flag_of(ctx, other), ctx.params[other], values)}")
 
 
 def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
@@ -238,6 +232,13 @@ def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
     if value is True:
         return f"with {flag}: leave one of them out"
     return f"with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
+
+
+def refuse_typed(ctx: click.Context, names: Collection[str], why: str) -> None:
+    """Raise `UsageError` for the first option of `names` that was typed."""
+    for name in typed_options(ctx):
+        if name in names:
+            raise UsageError(f"{flag_of(ctx, name)} {why}")
 
 
 def typed_options(ctx: click.Context) -> list[str]:

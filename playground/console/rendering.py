@@ -20,10 +20,8 @@ WORD = re.compile(r"\S+\s*")
 
 
 def render(texts: Iterable[str | Prose | Table], width: int, *, wide: bool = False, colour: bool | None = False) -> str:
-    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`.
-
-    `colour` None leaves it to the environment and to what stdout is.
-    """
+    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`. `colour` None leaves
+    it to the environment and to what stdout is."""
     console = new_console(100_000 if wide else width, colour)
     with console.capture() as captured:
         for text in texts:

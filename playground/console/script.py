@@ -21,10 +21,8 @@ HERE = os.path.join(os.sep, "playground", "console", "script.py")
 
 def put_working_folder_last() -> None:
     """Move the folder that `python -m playground` put first on `sys.path` to its end. If it is a clone of the
-    playground, and another copy is installed, then just before that one: the ranks are to import what runs here.
-
-    Does nothing in any other program, nor where Python was told to leave that folder out (-P, -I).
-    """
+    playground, and another copy is installed, then just before that one: the ranks are to import what runs here. Does
+    nothing in any other program, nor where Python was told to leave that folder out (-P, -I)."""
     if not is_our_command() or getattr(sys.flags, "safe_path", bool(sys.flags.isolated)):
         return
     folder = sys.path.pop(0)
@@ -55,11 +53,9 @@ def leave_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 def run_lesson(name: str) -> NoReturn:
     """Make this process the command of that name, with the options that it was given: `python
-    playground/lessons/p2p/lesson.py` is `python -m playground p2p`.
-
-    A new program, and not a call: ranks import the main script of the process that starts them, and modules that lie
-    beside it would come before others of the same name.
-    """
+    playground/lessons/p2p/lesson.py` is `python -m playground p2p`. A new program, and not a call: ranks import the
+    main script of the process that starts them, and modules that lie beside it would come before others of the same
+    name."""
     flags = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *flags, "-m", "playground", name, *sys.argv[1:]])

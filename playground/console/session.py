@@ -13,8 +13,8 @@ import click
 
 from playground.console import terminal
 from playground.console.options import RunOptions
-from playground.console.progress import Bar
 from playground.console.tables import Column, Rows, Table
+from playground.console.terminal import Bar
 from playground.console.text import Prose
 from playground.runtime.entry import Around, World
 from playground.runtime.errors import UsageError

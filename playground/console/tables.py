@@ -34,9 +34,7 @@ def bars(
     rows: Sequence[tuple[str, Mapping[str, int]]], kinds: Sequence[str], *, heading: str = "device", width: int = WIDTH
 ) -> list[str | Table]:
     """A bar per row, (name, {kind: bytes}), all on one scale, with its total; below, what the characters stand for.
-
-    `kinds` are the names of all kinds, in the order in which bars are stacked: at most as many as `BLOCKS`.
-    """
+    `kinds` are the names of all kinds, in the order in which bars are stacked: at most as many as `BLOCKS`."""
     longest = max((sum(amounts.values()) for _, amounts in rows), default=0)
     scale = f"one character: {longest / width:,.0f} bytes"
     table = Table(heading, scale, *numbers(("total", "bytes")))
@@ -48,10 +46,8 @@ def bars(
 
 
 def draw(amounts: Sequence[int], longest: int, width: int) -> str:
-    """`amounts` one after another, on a scale on which `longest` is `width` characters.
-
-    Each boundary is rounded by itself, so that a bar is as long as its sum says; what is small may not be seen.
-    """
+    """`amounts` one after another, on a scale on which `longest` is `width` characters. Each boundary is rounded by
+    itself, so that a bar is as long as its sum says; what is small may not be seen."""
     ends = [round(total * width / longest) if longest else 0 for total in accumulate(amounts)]
     lengths = (end - start for start, end in zip([0, *ends], ends, strict=False))
     return "".join(block * length for block, length in zip(BLOCKS, lengths, strict=False))
@@ -143,10 +139,8 @@ class Layout:
 
 
 def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int | None) -> Layout:
-    """Choose what fits into `available` characters; None for no limit, which is --wide.
-
-    `natural` is what each column would like to have.
-    """
+    """Choose what fits into `available` characters; None for no limit, which is --wide. `natural` is what each column
+    would like to have."""
     shown = [i for i, column in enumerate(columns) if available is None or not column.wide]
     while available is not None and len(shown) > 1 and least_width(columns, natural, shown) > available:
         shown.pop()

@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from playground.console.options import RunOptions
-from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.steps import Lesson
 from playground.console.tables import Column
+from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
@@ -190,12 +190,10 @@ LOADER_MODULES = {"per-sample": ["torchvision.transforms"], "paths": ["torchvisi
 def train_and_show(
     lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any
 ) -> None:
-    """Train as the lesson's own `run` does or, where its loop will not do, as `general` does.
-
-    `training`: further fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival`
-    allows, from its snapshots, if it takes any. Training that diverges is a result like any other, with a word about it
-    on stderr. Training that is stopped leaves its document, with the epochs it had finished, and its exit code.
-    """
+    """Train as the lesson's own `run` does or, where its loop will not do, as `general` does. `training`: further
+    fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival` allows, from its
+    snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
+    Training that is stopped leaves its document, with the epochs it had finished, and its exit code."""
     session = Session(lesson.name, run, default_size=lesson.default_size, restarts=survival.restarts)
     world = session.world
     training |= {"limit": data.limit, "seed": run.seed, "snapshots": survival.settings}

@@ -11,7 +11,7 @@ import click
 
 from playground.console.options import ANY, flags, only_with, options, pack_options
 from playground.console.paths import check_place
-from playground.console.progress import Bar
+from playground.console.terminal import Bar
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.survival.settings import AUTO, NO, SnapshotSettings

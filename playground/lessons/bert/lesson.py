@@ -134,11 +134,9 @@ class Sampler(DistributedSampler[PairBatch]):
 
 
 def batches(settings: BertSettings, rank: int, size: int, done: int = 0) -> Iterator[PairBatch]:
-    """This rank's part of every global batch, without end, from the one after the first `done` on.
-
-    In every epoch `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of
-    them from the r-th on. So the ranks' batches of a step are, together, what one process gets as its batch.
-    """
+    """This rank's part of every global batch, without end, from the one after the first `done` on. In every epoch
+    `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of them from the
+    r-th on. So the ranks' batches of a step are, together, what one process gets as its batch."""
     data = Pairs(settings.folder, "train", settings.max_length)
     sampler = Sampler(data, size, rank, seed=settings.seed, drop_last=True)
     loader: RankLoader[PairBatch] = RankLoader(

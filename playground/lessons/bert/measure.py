@@ -198,10 +198,8 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
 
 
 class Probe:
-    """A model that takes steps on batches of any size, and the account of what devices hold meanwhile.
-
-    All pairs are as long as any may be, `max_length` tokens: what is held grows with the batch and with nothing else.
-    """
+    """A model that takes steps on batches of any size, and the account of what devices hold meanwhile. All pairs are as
+    long as any may be, `max_length` tokens: what is held grows with the batch and with nothing else."""
 
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
         self.settings, self.devices, self.heartbeat = settings, devices_of(settings), Heartbeat()

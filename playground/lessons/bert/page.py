@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import click
 
 from playground.console.options import ALL, MemorySize, RunOptions, pack_options, run_options
-from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.tables import Column, Table, bars, cell, numbers
+from playground.console.terminal import Bar
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING, NoticePrinter, echo_restarts, resumable_if_preempted
 from playground.console.training_options import DataOptions, SnapshotOptions, snapshot_options

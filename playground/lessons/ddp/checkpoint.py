@@ -53,10 +53,8 @@ def train(run: DDPRun, steps: range) -> None:
 
 
 def save_on_rank_0(run: DDPRun, rank: int, stack: ExitStack) -> Path:
-    """The file that rank 0 has written, on every rank; `stack` removes it.
-
-    Raises `UsageError` on all ranks if one of them, on another host, does not see it.
-    """
+    """The file that rank 0 has written, on every rank; `stack` removes it. Raises `UsageError` on all ranks if one of
+    them, on another host, does not see it."""
     message: list[str | None] = [None]
     if rank == 0:
         folder = stack.enter_context(temporary_folder("checkpoint"))

@@ -34,16 +34,19 @@ class CommHookSpec:
     """Called as `register(model)`: registers the hook, with a new state, with a DistributedDataParallel."""
 
 
-OURS = "playground.lessons.ddp.hooks"
+def our(hook: str) -> Remote:
+    return remote(f"playground.lessons.ddp.hooks:register_{hook}")
+
+
 AS_THEY_ARE = "the gradients as they are, as DDP sends them without a hook"
 THIN = "each matrix as the product of two thin ones"
 HOOKS = {
     spec.name: spec
     for spec in (
-        CommHookSpec("none", "float32", AS_THEY_ARE, remote(f"{OURS}:register_none")),
-        CommHookSpec("fp16", "float16", "the gradients cast to float16", remote(f"{OURS}:register_fp16")),
-        CommHookSpec("bf16", "bfloat16", "the gradients cast to bfloat16", remote(f"{OURS}:register_bf16")),
-        CommHookSpec("powersgd", "float32", THIN, remote(f"{OURS}:register_power_sgd")),
+        CommHookSpec("none", "float32", AS_THEY_ARE, our("none")),
+        CommHookSpec("fp16", "float16", "the gradients cast to float16", our("fp16")),
+        CommHookSpec("bf16", "bfloat16", "the gradients cast to bfloat16", our("bf16")),
+        CommHookSpec("powersgd", "float32", THIN, our("power_sgd")),
     )
 }
 BASELINE = "none"

@@ -47,10 +47,8 @@ class Kill:
 
 
 def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]:
-    """`count` kills of any rank at any step, in the order of the steps, no two after the same one.
-
-    Raises `UsageError` if there are fewer steps than that.
-    """
+    """`count` kills of any rank at any step, in the order of the steps, no two after the same one. Raises `UsageError`
+    if there are fewer steps than that."""
     if count >= steps:
         raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
     random = Random(seed)
@@ -137,10 +135,8 @@ class Experiment:
     """Called with what comes next."""
 
     def conduct(self, kills: Sequence[Kill]) -> tuple[list[Recovery], Comparison]:
-        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ.
-
-        Raises `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing.
-        """
+        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ. Raises
+        `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing."""
         self.show("training, undisturbed")
         self.train("undisturbed")
         if suspects := get_backend(self.world.backend).may_differ:

@@ -57,9 +57,7 @@ def candidates(model: str) -> dict[str, str]:
 @dataclass(frozen=True, kw_only=True)
 class LadderSettings(TrainingSettings):
     """Training settings, with a number of steps in place of epochs. `sync` does not matter: every rung is measured.
-
-    Raises `UsageError` for what cannot be measured.
-    """
+    Raises `UsageError` for what cannot be measured."""
 
     model: str = flag("net", "Model to train.", choices=MODELS)
     steps: int = flag(100, "Number of steps to time on each rung.", least=1)
@@ -105,11 +103,9 @@ class AveragingCost:
 
 @dataclass(frozen=True, kw_only=True)
 class RungResult(AveragingCost):
-    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds.
-
-    The parts of a step are medians over its rounds; of each round, those of the rank that came last to the averaging:
-    it waits for messages, and not for slower ranks.
-    """
+    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
+    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
+    for slower ranks."""
 
     rung: str
     """Name of the rung."""

@@ -53,10 +53,8 @@ class Push:
 
 class ParameterServer:
     """Owns the parameters and the optimizer. The workers call `pull` and `push`, each call in a thread of its own.
-
     Takes steps as `mode` says, until it has taken `settings.steps` gradients for each worker. If a worker dies, it goes
-    on with the others' gradients, unless it steps with all workers' together.
-    """
+    on with the others' gradients, unless it steps with all workers' together."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         self.model, self.mode, self.workers, self.settings = model, mode, workers, settings
@@ -87,10 +85,8 @@ class ParameterServer:
             return self.reply(push.worker)
 
     def take(self, push: Push) -> None:
-        """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there.
-
-        Each counts 1 / workers: a pass over the data moves the parameters equally far in every mode.
-        """
+        """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there. Each
+        counts 1 / workers: a pass over the data moves the parameters equally far in every mode."""
         self.taken[push.worker] += 1
         if self.mode != "sync":
             self.step(push.gradient / self.workers)
@@ -133,11 +129,8 @@ class ParameterServer:
                 self.changed.notify_all()
 
     def join(self) -> None:
-        """Wait until every worker has been told that the training has ended.
-
-        Raises `PeerDisconnected` if it cannot end because too many workers have died: one is, where the server waits
-        for all.
-        """
+        """Wait until every worker has been told that the training has ended. Raises `PeerDisconnected` if it cannot end
+        because too many workers have died: one is, where the server waits for all."""
         with self.changed:
             self.changed.wait_for(lambda: not self.active or (self.lost and self.mode == "sync"))
             if not self.finished:

@@ -32,9 +32,7 @@ models: list[nn.Module] = []
 
 def repeat_the_mistake(agent: Any, workers: Any) -> MistakeResult | None:
     """All workers go forward through the server, the first one backward, and steps; then the others go backward.
-
-    Returns what this worker met; None on the server.
-    """
+    Returns what this worker met; None on the server."""
     models[:] = [Net().eval()]
     dist.barrier()
     met = None if agent.rank == SERVER else meet(agent, workers)

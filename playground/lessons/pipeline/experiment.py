@@ -186,10 +186,8 @@ class Saved:
 
 
 class ActivationCounter(saved_tensors_hooks):
-    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out.
-
-    Several operations may save the same memory: it counts once, and until the last of them lets go of it.
-    """
+    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out. Several
+    operations may save the same memory: it counts once, and until the last of them lets go of it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self.pack, lambda saved: saved.tensor)

@@ -79,11 +79,9 @@ def compare(settings: ProveSettings, dtype: torch.dtype) -> Comparison:
 
 
 def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Replica]:
-    """This rank's replica for every gradient synchronisation, and one in DistributedDataParallel.
-
-    Each rank draws weights of its own; those of rank 0, which all then get, are the ones that the one process starts
-    from. (Gradients are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)
-    """
+    """This rank's replica for every gradient synchronisation, and one in DistributedDataParallel. Each rank draws
+    weights of its own; those of rank 0, which all then get, are the ones that the one process starts from. (Gradients
+    are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)"""
     seed, replicas = settings.seed + dist.get_rank(), {}
     for name, spec in grad_syncs_for(has_embeddings=False).items():
         model = new_net(seed, dtype)
@@ -106,11 +104,9 @@ class OneProcess:
 
 
 class Replica:
-    """This rank's model, trained on its share of every batch; `sync` is to keep all replicas equal.
-
-    `shares` says how many samples each rank gets; without it they are as equal as can be. With `averages_gradients`
-    all replicas have the same gradients after a step; without, as in local SGD, each has its own.
-    """
+    """This rank's model, trained on its share of every batch; `sync` is to keep all replicas equal. `shares` says how
+    many samples each rank gets; without it they are as equal as can be. With `averages_gradients` all replicas have the
+    same gradients after a step; without, as in local SGD, each has its own."""
 
     def __init__(
         self,

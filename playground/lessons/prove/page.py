@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import click
 
 from playground.console.options import Finite, RunOptions, flags, run_options
-from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.tables import Column, Table, numbers
+from playground.console.terminal import Bar
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
@@ -49,10 +49,8 @@ QUANTITIES = ("gradients", "parameters")
 @dataclass(frozen=True, kw_only=True)
 class ProveSettings(TrainingSettings):
     """Training settings, with a number of steps in place of epochs. `sync` and `sync_every` matter to the failure modes
-    only: the proof tries every gradient synchronisation, at every step.
-
-    Raises `UsageError` for what nothing can be proved with.
-    """
+    only: the proof tries every gradient synchronisation, at every step. Raises `UsageError` for what nothing can be
+    proved with."""
 
     steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
     batch_size: int = like(TrainingSettings, "batch_size", 64)

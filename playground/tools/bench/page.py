@@ -17,19 +17,18 @@ import click
 from playground.console import plots, terminal
 from playground.console.options import (
     RunOptions,
-    flag_of,
     flags,
     names_option,
     options,
     pack_options,
+    refuse_typed,
     run_options,
     select_names,
-    typed_options,
 )
 from playground.console.paths import FilePath, check_writable
-from playground.console.progress import Bar
 from playground.console.session import Session, to_document
 from playground.console.tables import Column, Rows, Table, numbers
+from playground.console.terminal import Bar
 from playground.console.text import Prose, Styled, bad, good, heading, prose
 from playground.measurement import environment
 from playground.measurement.environment import Environment
@@ -426,7 +425,9 @@ def command(run: RunOptions, output: OutputOptions, **asked: Any) -> None:
         python -m playground bench --collective all --json > before.json
     """
     if output.diff:
-        refuse_options_without_effect()
+        ctx = click.get_current_context()
+        why = "has no effect with --diff, which measures nothing: leave one of them out"
+        refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
         show_difference(*output.diff, run)
         return
     session = Session(TOOL.name, run)
@@ -449,15 +450,6 @@ def make_settings(
         sizes=geometric_range(begin, end, factor),
         **measured,
     )
-
-
-def refuse_options_without_effect() -> None:
-    """Raise `UsageError` for an option that was typed beside --diff, which measures nothing."""
-    ctx = click.get_current_context()
-    for name in typed_options(ctx):
-        if name not in WITH_DIFF:
-            why = "which measures nothing: leave one of them out"
-            raise UsageError(f"{flag_of(ctx, name)} has no effect with --diff, {why}")
 
 
 def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:

@@ -289,11 +289,8 @@ def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
 
 
 def spread(times_us: list[float]) -> tuple[float, float]:
-    """From where to where the middle 95 % of the trials lie.
-
-    Trials are spread over a run, so this holds most of what the machine does to a run. Narrower ranges,
-    as between quartiles, call equal runs different on a host that is busy; with all trials, one that something
-    interrupted would hide any difference.
-    """
+    """From where to where the middle 95 % of the trials lie. Trials are spread over a run, so this holds most of what
+    the machine does to a run. Narrower ranges, as between quartiles, call equal runs different on a host that is busy;
+    with all trials, one that something interrupted would hide any difference."""
     fortieths = quantiles(times_us, n=40, method="inclusive") if len(times_us) > 1 else times_us
     return fortieths[0], fortieths[-1]

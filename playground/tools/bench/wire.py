@@ -37,10 +37,8 @@ class Wire(Protocol):
 
 @contextlib.contextmanager
 def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
-    """The wire of this world, `hosts` being every rank's host. Every rank must call this.
-
-    Raises `UsageError` where there is none to measure.
-    """
+    """The wire of this world, `hosts` being every rank's host. Every rank must call this. Raises `UsageError` where
+    there is none to measure."""
     several = len(set(hosts)) > 1
     if device().type == "cuda" and not several:
         yield Copy()
@@ -58,11 +56,9 @@ def own_address() -> str:
 
 
 def connect(rank: int, peer: int, address: str) -> socket.socket:
-    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none.
-
-    The peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
-    `UsageError` if the two do not reach each other.
-    """
+    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none. The
+    peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
+    `UsageError` if the two do not reach each other."""
     where = [(address, 0)]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:

@@ -12,9 +12,9 @@ import click
 
 from playground.console.options import RunOptions, flag_of, flags, pack_options, typed_options
 from playground.console.paths import FilePath
-from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.tables import Column, Table, numbers
+from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import MAX_RESTARTS
 from playground.runtime.backends import get_backend
@@ -44,11 +44,8 @@ chaos_options = pack_options(
 
 
 def check_command(words: tuple[str, ...]) -> str:
-    """Return the backend that the command asks for.
-
-    Raise `UsageError` for a command that takes no snapshots, or has options that `chaos` sets itself, and
-    `click.UsageError` for options it does not know.
-    """
+    """Return the backend that the command asks for. Raise `UsageError` for a command that takes no snapshots, or has
+    options that `chaos` sets itself, and `click.UsageError` for options it does not know."""
     name, *rest = words
     if not (command := find_trainer(name)):
         known = ", ".join(filter(find_trainer, all_commands().list_commands(click.get_current_context())))

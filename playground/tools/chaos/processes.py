@@ -59,11 +59,8 @@ def find_processes(launcher: int) -> Processes:
 
 
 def open_process(pid: int, role: str, launcher: int) -> int | None:
-    """A pidfd of this process; None unless it has that role in the command.
-
-    The process is looked at when it cannot be taken for another any more: the number of one that has ended may be that
-    of a stranger by now.
-    """
+    """A pidfd of this process; None unless it has that role in the command. The process is looked at when it cannot be
+    taken for another any more: the number of one that has ended may be that of a stranger by now."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -44,12 +44,10 @@ class Draws:
         return self.random.choice(pids)
 
     def delay(self, starting: float, training: float) -> float:
-        """Seconds before a kill, once there is a process of that role after the kill before.
-
-        `starting`: how long such a process takes until its first snapshot is written. `training`: this kill's share of
-        the training that is left. A random number from 0 to 1 is squared, so that kills come in quick succession, too;
-        a third is the mean of such squares.
-        """
+        """Seconds before a kill, once there is a process of that role after the kill before. `starting`: how long such
+        a process takes until its first snapshot is written. `training`: this kill's share of the training that is left.
+        A random number from 0 to 1 is squared, so that kills come in quick succession, too; a third is the mean of such
+        squares."""
         return self.random.random() ** 2 * (starting + 3 * training)
 
 

@@ -36,9 +36,7 @@ TICK = 0.01
 
 class Training:
     """One run of the command `words`, with snapshots in `folder`: a context manager that leaves no process behind.
-
-    `steps`: number of steps of the whole training, if known. `restarts`: how many the command may need.
-    """
+    `steps`: number of steps of the whole training, if known. `restarts`: how many the command may need."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, *, steps: int = 0, restarts: int = 0) -> None:
         self.words, self.folder, self.steps, self.restarts = words, folder, steps, restarts

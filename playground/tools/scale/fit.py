@@ -45,9 +45,7 @@ def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
 
 def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]:
     """From every rank's seconds per call, round by round: what the slowest rank took, in the lower quartile of rounds.
-
-    Not in the middle one, because all else that a machine does can only add to it.
-    """
+    Not in the middle one, because all else that a machine does can only add to it."""
     samples = []
     for key in by_rank[0]:
         slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
@@ -57,12 +55,10 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]
 
 
 def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
-    """The machine whose predictions have the smallest squared relative errors.
-
-    Whether its path or its share of the total decides over an all-reduce depends on what is to be found. So: take the
-    shares first (of several hosts the paths: no share depends on the link between them), fit, look again which decides,
-    fit again; of all machines on the way, the best.
-    """
+    """The machine whose predictions have the smallest squared relative errors. Whether its path or its share of the
+    total decides over an all-reduce depends on what is to be found. So: take the shares first (of several hosts the
+    paths: no share depends on the link between them), fit, look again which decides, fit again; of all machines on the
+    way, the best."""
     terms = [terms_of(sample, plan) for sample in samples]
     seconds = [sample.seconds for sample in samples]
     several = plan.hosts > 1
@@ -79,9 +75,7 @@ def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
 
 def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
     """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
-
-    On several hosts it is the level inside a host that tells what a message costs a core.
-    """
+    On several hosts it is the level inside a host that tells what a message costs a core."""
     cost = cost_of(sample)
     inside, between = cost.inside, cost.between
     path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
@@ -106,11 +100,8 @@ def error(machine: Machine, sample: Sample, plan: Plan) -> float:
 
 def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:
     """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be; 0 for one that
-    nothing depends on.
-
-    That is, with the smallest sum of squared differences: one parameter after the other is set to its best value beside
-    the others, again and again (coordinate descent).
-    """
+    nothing depends on. That is, with the smallest sum of squared differences: one parameter after the other is set to
+    its best value beside the others, again and again (coordinate descent)."""
     rows = [[term / second for term in each] for each, second in zip(terms, seconds, strict=True)]
     numbers = range(len(rows[0]))
     products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]

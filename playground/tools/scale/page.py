@@ -13,12 +13,11 @@ import click
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.console import plots
-from playground.console.options import RunOptions, flags, pack_options, plot_option, typed_options
+from playground.console.options import RunOptions, flags, pack_options, plot_option, refuse_typed
 from playground.console.session import Session
 from playground.console.tables import Column, Table, numbers
 from playground.console.text import Prose, heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
-from playground.runtime.errors import UsageError
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
@@ -214,9 +213,9 @@ def command(
         python -m playground scale --alpha 5e-6 --beta 4e-11 \\
             --ranks-per-node 8 --inner-alpha 2e-6 --inner-beta 3e-12
     """
-    for name in typed_options(click.get_current_context()):
-        if settings.machine and name in ("timeout", "see"):
-            raise UsageError(f"--{name} has no effect with --alpha and --beta, which start no ranks: leave it out")
+    if settings.machine:
+        why = "has no effect with --alpha and --beta, which start no ranks: leave it out"
+        refuse_typed(click.get_current_context(), ("timeout", "see"), why)
     run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json, see=see)
     session = Session(TOOL.name, run, default_size=1 if settings.machine else DEFAULT_RANKS)
     if plot and session.world.is_main:

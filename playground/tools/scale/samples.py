@@ -41,11 +41,8 @@ class Measured:
 
 def measure(rank: int, size: int, effort: Effort) -> Measured:
     """Seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of this world.
-    Rank 0 reports its `Plan`.
-
-    Rounds begin until the effort's seconds have passed. The one before the first warms up, and finds how many calls
-    fill a block. Raises `UsageError` for a world that cannot be measured.
-    """
+    Rank 0 reports its `Plan`. Rounds begin until the effort's seconds have passed. The one before the first warms up,
+    and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
     hosts = Hosts.from_ids(all_gather_object(host_id()))
     plan = plan_for(hosts, effort, cores(), count_cores())
     if rank == 0:
