@@ -94,7 +94,7 @@ def without_none(hint: Any) -> Any:
 
 
 def type_of(flag: Flag, value_type: type) -> Any:
-    """What click converts the values of an option to, and the range it allows; None for what click does by itself."""
+    """The type of an option for click, with the range it allows; None where click's own will do."""
     low, high = flag.least if flag.above is None else flag.above, flag.most if flag.below is None else flag.below
     if flag.in_megabytes:
         return Megabytes()

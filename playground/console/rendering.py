@@ -104,7 +104,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
 
 
 def natural_widths(table: Table) -> list[int]:
-    """What each column needs so that no cell of it wraps."""
+    """Width of each column with which no cell of it wraps."""
     return [
         max(column.width, *map(cell_len, column.lines), *(longest_line(row[i]) for row in table.rows))
         for i, column in enumerate(table.columns)

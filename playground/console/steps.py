@@ -23,7 +23,7 @@ class Lesson:
     teaches: str
     """One line for the path."""
     shown: str
-    """What the last line of its output says has been shown: `conclude` fills it in."""
+    """Conclusion in the last line of its output: `conclude` fills it in."""
     default_size: int
     """World size unless the user asks for another."""
     min_size: int = 1
@@ -49,7 +49,7 @@ class Lesson:
         return self.remote("command", part) if part else None
 
     def conclude(self, size: int, **values: str) -> str:
-        """What has been shown, on a world of this size; `values`: further fields of `shown`."""
+        """The conclusion, for a world of this size; `values`: further fields of `shown`."""
         return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
 
     def remote(self, function: str, part: str = "lesson") -> Remote:
@@ -62,19 +62,19 @@ class Lesson:
 
     @property
     def help(self) -> str:
-        """What the lesson says about itself, for click, which would fill lines that are indented as if prose."""
+        """The docstring of the lesson, for click, which would fill indented lines as if they were prose."""
         return outline(self.module()).docstrings[""].replace("\n\n    ", "\n\n\b\n    ")
 
     @property
     def texts(self) -> dict[str, str]:
-        """What its steps say about themselves."""
+        """The docstrings of its steps."""
         return outline(self.module()).docstrings
 
 
 MANY = 6
-"""From so many columns on, what is the same on every rank is shown once, below the table."""
+"""Number of columns from which on values that all ranks share are shown once, below the table."""
 Outcome = Mapping[str, object]
-"""What a step returned on a rank."""
+"""The result of a step on a rank."""
 
 
 def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> list[str | Prose | Table]:
@@ -118,7 +118,7 @@ def pairs(values: Mapping[str, object]) -> Table:
 
 
 def to_outcome(returned: object) -> Outcome:
-    """What a step returned, by name: a dataclass as its fields."""
+    """The result of a step, by name: a dataclass as its fields."""
     return returned if isinstance(returned, Mapping) else vars(returned)
 
 

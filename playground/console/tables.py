@@ -23,7 +23,7 @@ from itertools import accumulate
 from playground.console.text import RANK, Styled
 
 BLOCKS = "█▓▒░#=+"
-"""For so many kinds, in order. They differ without colours."""
+"""Characters of the kinds, in order. They differ without colours."""
 WIDTH = 44
 """Characters of the longest bar."""
 PER_LINE = 4
@@ -156,7 +156,7 @@ def least_width(columns: Sequence[Column], natural: Sequence[int], shown: Sequen
 
 
 def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
-    """Take from the widest of the columns that wrap until all fit; from a first column alone, if need be."""
+    """Narrow the widest of the columns that wrap until all fit; the first column, if none wraps."""
     widths = list(widths)
     may = [i for i, column in enumerate(columns) if column.wraps] or [0]
     while (excess := sum(widths) + GAP * len(widths) - available) > 0:

@@ -51,7 +51,7 @@ class StepsOrSeconds(click.ParamType):  # type: ignore[type-arg]  # older versio
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
-    """What is to survive a failure, and how often one is."""
+    """Snapshots and restarts of a training run."""
 
     snapshots: Path | None = flag(
         None, "Take snapshots of the training, in this folder, and go on from the newest.", metavar="DIR"

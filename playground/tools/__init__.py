@@ -1,4 +1,4 @@
-"""What measures and examines: a folder each, of the same shape as a lesson's."""
+"""Tools that measure and examine: a folder each, of the same shape as a lesson's."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class History:
         self.heartbeat.beat(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
 
     def report_losses(self) -> None:
-        """Average what came since the last report over the ranks, and report it."""
+        """Average the losses since the last report over the ranks, and report the mean."""
         own = torch.stack(self.own).double()
         dist.all_reduce(own)
         self.losses += (own / dist.get_world_size()).tolist()
@@ -58,7 +58,7 @@ class History:
         report(progress=Progress(way=self.settings.way, step=step, loss=loss, samples_per_second=speed))
 
     def state(self) -> dict[str, object]:
-        """What has been counted so far, as tensors and plain data."""
+        """The counts so far, as tensors and plain data."""
         now = self.now()
         times = {"seconds": now - self.started, "unreported": now - self.reported}
         return {"losses": self.losses, "own": self.own, **times}

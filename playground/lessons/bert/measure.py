@@ -209,7 +209,7 @@ class Probe:
                 self.step = Step(rank, size, settings)
             if isinstance(self.step.model, DistributedDataParallel):
                 label_buckets(self.step.model, account)
-            for _ in range(2):  # DDP arranges its buckets anew in the second
+            for _ in range(2):  # DDP rearranges its buckets in the second
                 self.step.take(self.batch(settings.workers // size))
 
     def track(self) -> contextlib.AbstractContextManager[Account]:
@@ -217,7 +217,7 @@ class Probe:
         return track_memory(self.devices, default=self.devices[0] if self.settings.way == DDP else HOST)
 
     def account_of(self, samples: int) -> Account:
-        """A step on so many samples, on all devices of this process together."""
+        """The account of a step on that number of samples, on all devices of this process together."""
         self.heartbeat.beat()
         with self.track() as account:
             self.step.optimizer.zero_grad()

@@ -437,7 +437,7 @@ def command(run: RunOptions, asked: BertOptions, survival: SnapshotOptions) -> N
 
 
 def prepare(asked: BertOptions, gpus: bool, bar: Bar) -> tuple[WeightsSource, PairsSource]:
-    """The weights and the pairs, on this host; what takes long is said."""
+    """The weights and the pairs, on this host; announces what takes long."""
     weights = find_weights(asked.weights, gpus, bar.announce)
     if weights.config and asked.max_length:
         weights.config.check_length(asked.max_length)

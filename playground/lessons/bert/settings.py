@@ -124,7 +124,7 @@ class BertSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but folders, cores and devices, which are each host's own."""
+        """Settings that must be the same on every rank: all but folders, cores and devices, which are each host's own."""
         own = ("folder", "weights", "threads", "device_count")
         return {name: value for name, value in asdict(self).items() if name not in own}
 
@@ -140,7 +140,7 @@ class Progress:
     way: str
     step: int
     loss: float
-    """The mean over the last `LOSSES_TO_COMPARE` steps, or as many as there were."""
+    """The mean over the last `LOSSES_TO_COMPARE` steps, or all if there were fewer."""
     samples_per_second: float
     """Since the report before."""
 

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.ddp.settings import Difference, LabSettings, Message, SentBucket
+from playground.lessons.ladder.measure import collectives
 from playground.runtime import device, report
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
@@ -108,8 +109,8 @@ def measure_difference(values: torch.Tensor, reference: torch.Tensor) -> Differe
 
 @contextlib.contextmanager
 def record_messages() -> Iterator[list[Message]]:
-    """What hooks send in this block: what they hand to `dist.all_reduce`, as all of torch's do. They call it in threads
-    of gloo's too, which is why it is the function that is exchanged."""
+    """The messages that hooks send in this block: what they pass to `dist.all_reduce`, as all of torch's do. They call
+    it in threads of gloo's too, so the function is replaced."""
     sent: list[Message] = []
     real = dist.all_reduce
 
@@ -117,11 +118,8 @@ def record_messages() -> Iterator[list[Message]]:
         sent.append(Message(type=str(tensor.dtype).removeprefix("torch."), bytes=tensor.nbytes))
         return real(tensor, *args, **how)
 
-    dist.all_reduce = record
-    try:
+    with collectives(record):
         yield sent
-    finally:
-        dist.all_reduce = real
 
 
 class BucketRecorder:
@@ -150,7 +148,7 @@ class BucketRecorder:
         return allreduce_hook(None, bucket)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget what was recorded."""
         self.ready, self.sent, self.storages = [], [], set()
 
     def bytes_outside_buckets(self) -> int:

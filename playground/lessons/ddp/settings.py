@@ -29,7 +29,7 @@ class CommHookSpec:
     dtype: str
     """The type of what it sends, as torch calls it: where the backend cannot add that up, the hook is refused."""
     summary: str
-    """What it sends, in one line."""
+    """Its messages, in one line."""
     code: Remote
     """Called as `register(model)`: registers the hook, with a new state, with a DistributedDataParallel."""
 
@@ -60,7 +60,7 @@ class LabPart:
     name: str
     module: str
     shown: str
-    """What it has shown, in the last line of the lab's output."""
+    """Its conclusion, in the last line of the lab's output."""
     options: tuple[str, ...] = ()
     """Options of the command that change something in it but not in every part, by parameter name."""
 
@@ -76,7 +76,7 @@ class LabPart:
 
 
 EVERY = ("model", "batch_size", "limit", "bucket_caps")
-"""Options for every part that trains, or begins to."""
+"""Options for every part that trains."""
 BUCKETS, STEPS = ("static_graph", "gradient_as_bucket_view", "steps"), ("steps", "lr", "momentum")
 PARTS = {
     part.name: part
@@ -102,14 +102,14 @@ class LabSettings:
     training: TrainingSettings
     """Data, batch size, learning rate, seed; `accumulate` is the number of batches in the part of that name."""
     parts: tuple[str, ...] = tuple(PARTS)
-    """What to run: names of `PARTS`."""
+    """Names of `PARTS` to run."""
     model: str = flag("net", "Model of the lab.", choices=tuple(IMAGE_MODELS))
     caps: tuple[float, ...] = ()
     """Bucket caps in MiB; none for those that go with the model."""
     static_graph: bool = flag(False, "In the part buckets: tell DDP that the graph never changes.")
     gradient_as_bucket_view: bool = flag(False, "In the part buckets: let gradients be views.")
     hooks: tuple[str, ...] = tuple(HOOKS)
-    """What to compare: names of `HOOKS`, that of the baseline first."""
+    """Names of `HOOKS` to compare, that of the baseline first."""
     required: tuple[str, ...] = ()
     """Those of them that must not be refused."""
     steps: int = flag(
@@ -151,7 +151,7 @@ class LabSettings:
         return {"caps": self.bucket_caps, **{name: getattr(self, name) for name in names}}
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
         return {**self.training.on_all_ranks(), **self.document, "parts": self.parts}
 
 
@@ -233,7 +233,7 @@ class BucketsResult:
 
 @dataclass(frozen=True, kw_only=True)
 class HookResult:
-    """What a communication hook sends, and what it makes of gradients and parameters."""
+    """The messages of a communication hook, and its gradients and parameters."""
 
     hook: str
     types: list[str]
@@ -278,7 +278,7 @@ class AccumulationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyTermination:
-    """What happens where Join is to raise as soon as one rank is done."""
+    """Training where Join raises as soon as one rank is done."""
 
     steps: int
     """Steps that this rank took."""
@@ -314,7 +314,7 @@ class SamplerResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedRun:
-    """Training that went on from a checkpoint."""
+    """Training that resumed from a checkpoint."""
 
     loaded: str
     """The parts it took from the file."""

@@ -1,4 +1,4 @@
-"""What is measured of a rung of the ladder, and how: replicas that train in turn, with a clock on each part of a step.
+"""The measurement of a rung of the ladder: replicas that train in turn, with a clock on each part of a step.
 
 | part     | from       | to                                                                       |
 |----------|------------|--------------------------------------------------------------------------|
@@ -102,7 +102,7 @@ class Rounds:
 
 
 def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
-    """What the model is trained on: images, or sequences of token ids. `limit` keeps the first."""
+    """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
     return ZipfSequences(limit) if MODELS[settings.model].reads_tokens else Images(settings.folder, "train", limit)
 
 
@@ -235,7 +235,7 @@ class ReadyGradients(torch.autograd.Function):
 
 @dataclass
 class Messages:
-    """What a rank sends in a training step."""
+    """The messages of a rank in a training step."""
 
     sizes: list[int]
     """Bytes of each message."""
@@ -272,7 +272,7 @@ def count_messages(
 
 
 def future_of(work: Any) -> Any:
-    """What a communication hook returns: the future of a tensor."""
+    """The result of a communication hook: the future of a tensor."""
     return work.get_future().then(lambda done: done.value()[0])
 
 

@@ -39,7 +39,7 @@ Parameters = tuple[torch.Tensor, int, bool]
 
 @dataclass(frozen=True)
 class Push:
-    """What a worker computed on its part of a batch."""
+    """A worker's result on its part of a batch."""
 
     worker: int
     gradient: torch.Tensor
@@ -76,7 +76,7 @@ class ParameterServer:
             return self.reply(worker)
 
     def push(self, push: Push) -> Parameters:
-        """Take a gradient in; return the parameters when the worker may go on."""
+        """Take a gradient; return the parameters when the worker may continue."""
         with self.changed:
             if not self.finished:
                 self.take(push)

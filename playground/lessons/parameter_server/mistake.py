@@ -25,7 +25,7 @@ from playground.training.net import Net
 
 SAMPLES = 4
 IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
-"""What autograd says of it, without where and how to look for it."""
+"""Autograd's message, without its advice on debugging."""
 models: list[nn.Module] = []
 """On the server's rank, the model that all workers train."""
 

@@ -76,7 +76,7 @@ class ServerSettings(TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The training after so many samples."""
+    """A point of the training."""
 
     samples: int
     seconds: float
@@ -115,7 +115,7 @@ class ModeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MistakeResult:
-    """What happened to a worker of the published parameter server."""
+    """The experience of a worker of the published parameter server."""
 
     worker: int
     version_read: int

@@ -155,7 +155,7 @@ class Inbox:
 
 
 class Outbox:
-    """Tensors for rank `target`, in order. Computing goes on while one is sent; the next waits until it has gone."""
+    """Tensors for rank `target`, in order. Computing continues while one is sent; the next waits until it has gone."""
 
     def __init__(self, target: int, group: dist.ProcessGroup) -> None:
         self.target, self.group = target, group

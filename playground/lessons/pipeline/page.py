@@ -79,9 +79,9 @@ class PipelineSettings:
     folder: Path
     """Holds the four data files."""
     dataset: str = "digits"
-    """What they are: mnist or digits."""
+    """Their kind: mnist or digits."""
     limit: int | None = None
-    """Train on the first so many samples; None for all."""
+    """Number of samples to train on, the first; None for all."""
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     """Names of `SCHEDULES`, in the order of running."""
     microbatches: int = flag(
@@ -141,7 +141,7 @@ class PipelineSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
@@ -176,7 +176,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """What one rank has measured of one schedule."""
+    """Measurements of one schedule on one rank."""
 
     gradient_difference: float
     """The largest difference of any gradient from one process's, in float64."""
@@ -192,7 +192,7 @@ class StageRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRun:
-    """What all ranks have measured of one schedule."""
+    """Measurements of one schedule on all ranks."""
 
     name: str
     stages: int
@@ -280,7 +280,7 @@ def bubble(step: Sequence[Sequence[Slot]]) -> float:
 def collect(
     by_rank: Sequence[Sequence[StageRun]], names: Sequence[str], stages: int, microbatches: int
 ) -> list[ScheduleRun]:
-    """What every rank returned, schedule by schedule."""
+    """The results of all ranks, schedule by schedule."""
     return [
         ScheduleRun(name=name, stages=stages, microbatches=microbatches, ranks=list(ranks))
         for name, ranks in zip(names, zip(*by_rank, strict=True), strict=True)
@@ -288,7 +288,7 @@ def collect(
 
 
 FILL = {"F": "-", "B": "="}
-"""What follows the name of a forward or backward as long as it takes."""
+"""Filler after the name of a forward or backward."""
 IDLE = "."
 
 
@@ -347,7 +347,7 @@ def timeline_texts(run: ScheduleRun, summary: str, width: int) -> list[str | Pro
 
 
 def held_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
-    """What every stage held of each schedule, against the rule."""
+    """Microbatches held by every stage with each schedule, against the rule."""
     table = Table(*numbers("stage", *(f"{run.name}\n{run.spec.held_rule}" for run in runs)))
     for stage in range(runs[0].stages):
         cells = (f"{run.held(stage)} = {run.held_bytes(stage) / 2**20:.3g} MiB" for run in runs)
@@ -372,7 +372,7 @@ def cost_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
 
 
 def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
-    """What the losses say of the schedules."""
+    """The conclusion from the losses."""
     steps = len(runs[0].losses)
     if all(run.losses == runs[0].losses for run in runs):
         return f"the losses of all {steps} steps have the same bits in every schedule"

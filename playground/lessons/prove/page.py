@@ -38,9 +38,9 @@ the other one, and gradients jump. (For float64 they must be 2^29 times as close
 EPSILON = 2.0**-52
 """Epsilon of float64."""
 UNEXPLAINED = 1e-6
-"""What fraction of a break its explanation may leave open."""
+"""Fraction of a break that its explanation may leave open."""
 JUMP = 100
-"""So many times as many epsilons in float32 as in float64 are more than accumulated rounding."""
+"""Ratio of epsilons in float32 to those in float64 that is more than accumulated rounding."""
 ADVICE = "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer --steps"
 Texts = list[str | Prose | Table]
 QUANTITIES = ("gradients", "parameters")
@@ -79,12 +79,12 @@ class MaxAbs:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStep:
-    """What one process and the ranks had after a step; each figure is the largest on any rank."""
+    """One process and the ranks after a step; each figure is the largest on any rank."""
 
     step: int
     """Number of the step; 1 for the first."""
     largest: MaxAbs
-    """Magnitude of what the one process has, against which the differences are to be read."""
+    """Magnitude of the one process's values, as a scale for the differences."""
     differences: dict[str, MaxAbs]
     """Differences between the ranks and the one process, by gradient synchronisation."""
 
@@ -143,12 +143,12 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakResult:
-    """What a failure mode results in: the largest differences on any rank, each by what differs from what."""
+    """The differences that a failure mode causes, the largest on any rank, by description."""
 
     breaks: dict[str, float]
-    """What is wrong."""
+    """Differences that are wrong."""
     holds: dict[str, float]
-    """What must be rounding and no more, if the failure mode is what it is said to be."""
+    """Differences that must be rounding, if the explanation of the failure mode is right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class ProveResult:
 
 
 def check(result: ProveResult) -> None:
-    """Raise `PlaygroundError` if N ranks are not one process, or if a failure mode is not what it is said to be."""
+    """Raise `PlaygroundError` if N ranks are not one process, or if the explanation of a failure mode is wrong."""
     check_proof(result.proof)
     check_breaks(result.breaks)
 
@@ -278,7 +278,7 @@ def explanation(proof: Proof) -> str:
 
 
 def break_texts(result: BreakResult) -> Texts:
-    """What is broken, and what holds all the same if the explanation is right."""
+    """The differences that are broken, and those that must hold if the explanation is right."""
     table = Table(*numbers("difference"), Column("of", wraps=True), "expected")
     for expected, differences in (("is broken", result.breaks), ("rounding", result.holds)):
         for what, value in differences.items():

@@ -1,4 +1,4 @@
-"""What a rank does in a benchmark: try every call once, then check and time them, size by size, pass by pass."""
+"""A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass."""
 
 from __future__ import annotations
 

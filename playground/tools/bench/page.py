@@ -1,5 +1,5 @@
 """The command `bench`: measure collectives, the backend's and ours, or compare two results; a row as soon as it is
-complete, what all come to, and two results beside each other. Does not import torch."""
+complete, averages of all, and two results beside each other. Does not import torch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RowColumn:
     column: Column
     cell: Callable[[Row], str | Styled]
     meaning: str = ""
-    """What is said of it above the table, if the name alone does not do."""
+    """Explanation above the table, if the name alone is not enough."""
 
 
 def figure(
@@ -102,7 +102,7 @@ def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
 
 
 def size_columns(digits: int) -> list[RowColumn]:
-    """What was moved: in the default table its size only."""
+    """Columns of the data moved: in the default table its size only."""
     of_share = "elements of the tensor, or of one rank's share"
     of_all = "of the tensor, or of all ranks' shares of it together"
     return [
@@ -158,7 +158,7 @@ class CsvFile:
             raise UsageError(f"--csv {self.path} cannot be written: {error.strerror}") from None
 
     def update(self, rows: Sequence[Row]) -> None:
-        """Have these rows in the file. If that fails, the measurement goes on: `check` says so at the end."""
+        """Write these rows to the file. If that fails, the measurement continues: `check` reports it at the end."""
         try:
             self.write(rows)
             self.failure = None
@@ -279,7 +279,7 @@ class ReportPrinter:
         self.shown.append(measured)
 
     def describe(self, collective: str) -> str:
-        """What is done to what."""
+        """The operation and the data type."""
         return f"{self.settings.op} of " * COLLECTIVES[collective].reduces + self.settings.dtype
 
     def show_rest(self) -> None:
@@ -293,7 +293,7 @@ class ReportPrinter:
         return [row for measured in self.measured.values() for row in measured.rows]
 
     def result(self, error: str | None) -> BenchResult:
-        """What was reported so far; `error` says what ended the run before its end."""
+        """The result so far; `error` is the cause if the run ended early."""
         wire_rows = [measured.wire for measured in self.measured.values() if measured.wire]
         limit = Limit(what=self.wire, rows=wire_rows) if self.wire else None
         rows, environment = self.all_rows(), self.environment
@@ -493,7 +493,7 @@ def describe(error: BaseException) -> str:
 def finish(
     session: Session, printer: ReportPrinter, error: str | None, output: OutputOptions
 ) -> Iterator[PlaygroundError | OSError]:
-    """Show and write what there is, complete or not. Yields what went wrong with one output; the others go on."""
+    """Show and write what there is, complete or not. Yields failures of outputs; the others are still written."""
     result = printer.result(error)
     if not session.world.is_main or not result.rows:
         return

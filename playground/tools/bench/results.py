@@ -1,5 +1,5 @@
-"""What a benchmark measured; and two results of the same benchmark: what became faster, what slower, and what differs
-no more than trials do. Does not import torch."""
+"""The result of a benchmark, and the comparison of two: rows that became faster, slower, or differ no more than trials
+do. Does not import torch."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ class WireRow(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchStart:
-    """What rank 0 reports before anything is measured."""
+    """The report of rank 0 before anything is measured."""
 
     environment: Environment
     wire: str | None
-    """What the wire is, if it is measured."""
+    """Description of the wire, if it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeResult:
-    """What rank 0 reports of a collective at one size, in each pass: all its trials so far."""
+    """The report of rank 0 about a collective at one size, in each pass: all its trials so far."""
 
     collective: str
     size: int
@@ -101,14 +101,14 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """What was measured until the end, or until something ended the run."""
+    """All measurements, until the end of the run or its interruption."""
 
     settings: BenchSettings
     environment: Environment | None
     rows: list[Row]
     limit: Limit | None
     error: str | None
-    """What ended the run before its end; None if nothing did."""
+    """Cause of an early end; None if the run is complete."""
 
     @property
     def complete(self) -> bool:
@@ -130,7 +130,7 @@ class BenchResult:
 
     @property
     def document(self) -> dict[str, object]:
-        """What the JSON document holds beside what every document does."""
+        """Content of the JSON document, beside the fields of every document."""
         rest = ("rows", "average_busbw", "limit", "complete", "error")
         about = {"environment": self.environment, "settings": self.settings.document}
         return {**about, **{name: getattr(self, name) for name in rest}}

@@ -1,4 +1,4 @@
-"""What a benchmark measures, and how often: one object from the command line to the ranks. Does not import torch.
+"""The settings of a benchmark: one object from the command line to the ranks. Does not import torch.
 
 | collective     | size                           | count                   | busbw / algbw, N ranks |
 |----------------|--------------------------------|-------------------------|------------------------|
@@ -204,7 +204,7 @@ class BenchSettings:
             )
 
     def algorithms_of(self, collective: str) -> tuple[str, ...]:
-        """What is measured for this collective, in the order of the table."""
+        """Algorithms to measure for this collective, in the order of the table."""
         wanted = self.algorithms or DEFAULT_ALGORITHMS.get(collective, (BACKEND,))
         return tuple(name for name in available_algorithms(collective) if name in wanted)
 

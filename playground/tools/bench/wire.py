@@ -97,7 +97,7 @@ class Connection:
         return lambda: self.exchange(to_send, to_fill)
 
     def exchange(self, to_send: memoryview, to_fill: memoryview) -> None:
-        """Send one and fill the other, whichever can go on."""
+        """Send one and fill the other, whichever can proceed."""
         while to_send or to_fill:
             before = len(to_send) + len(to_fill)
             if to_send:

@@ -26,7 +26,7 @@ MAX_FACTORS = 4
 
 
 def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
-    """What `rank` of `size` gives where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
+    """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
     op, random = kind(op), torch.Generator().manual_seed(rank)
     if op in (Op.SUM, Op.AVG):
         largest = max(1, min(MAX_VALUE, largest_exact(dtype)) // size)
@@ -45,7 +45,7 @@ def largest_exact(dtype: torch.dtype) -> int:
 
 
 def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
-    """What a reduction must make of what all ranks give."""
+    """The right result of a reduction of all ranks' inputs."""
     op = kind(op)
     patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
     result = functools.reduce(ADDS[op], patterns)
@@ -103,7 +103,7 @@ BACKEND_CALLS: dict[str, Callable[[Buffers, Any], object]] = {
 
 
 class Buffers:
-    """What this rank gives and receives: the same tensor where the collective works in place."""
+    """Input and output of this rank: the same tensor where the collective works in place."""
 
     input: torch.Tensor
     output: torch.Tensor
@@ -159,7 +159,7 @@ class Workload:
         )
 
     def pattern(self, source: int) -> torch.Tensor:
-        """What the rank `source` gives, or what the `REDUCTION` must leave."""
+        """The input of the rank `source`, or the right result of the `REDUCTION`."""
         if source == REDUCTION:
             return reduction_pattern(self.size, self.dtype, self.data_for)
         return input_pattern(source, self.size, self.dtype, self.data_for)

@@ -28,7 +28,7 @@ from playground.tools.chaos.results import FORK_SERVER, LAUNCHER, RANK
 PROC = Path("/proc")
 SERVE = remote("playground.runtime.fork_server:serve")
 ENDED = ("Z", "X")
-"""States of a process that has ended; nobody has waited for it yet."""
+"""States of a process that has ended and was not waited for."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def opened_in(folder: Path, pid: int) -> list[int]:
 
 
 def flags_of(pid: int, descriptor: str) -> int:
-    """What a file was opened with. Source: https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html"""
+    """The flags a file was opened with. Source: https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html"""
     lines = (PROC / str(pid) / "fdinfo" / descriptor).read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
 

@@ -53,13 +53,13 @@ class Draws:
 
 PHASES = ("no ranks", "starting", "loading", "training", "saving", "ending")
 NO_RANKS, STARTING, LOADING, TRAINING, SAVING, ENDING = PHASES
-"""What a run was doing: no rank is there, or none yet; the ranks have not written a snapshot since they were started;
+"""The state of a run: no rank is there, or none yet; the ranks have not written a snapshot since they were started;
 they are reading one; none of the others, so training or testing; writing one; the last one is written."""
 
 
 @dataclass(kw_only=True)
 class Kill:
-    """A process that was killed, and what came of it."""
+    """A process that was killed, and the recovery."""
 
     role: str
     pid: int
@@ -85,7 +85,7 @@ class RunRecord:
     unexplained: list[str] = field(default_factory=list)
     """Failures that the command told and no kill had caused."""
     notices: list[str] = field(default_factory=list)
-    """What else it said on stderr: which snapshots were passed over, for example."""
+    """Its other lines on stderr: snapshots that were passed over, for example."""
     code: int = 0
     """The exit code of its last start."""
     seconds: float = 0.0

@@ -45,7 +45,7 @@ class Training:
         self.world: set[int] = set()
         """Ids of the ranks that were started last, those that have ended meanwhile included."""
         self.is_replaced = False
-        """Whether others are to be started in their place. (The first to appear may be killed before the second.)"""
+        """Whether others will replace them. (The first to appear may be killed before the second.)"""
         self.step_before = 0
         """Step of the newest whole snapshot when they were started."""
         self.untold: list[Kill] = []
@@ -71,7 +71,7 @@ class Training:
         return time.monotonic() - self.began
 
     def watch(self, act: Callable[[], None] = lambda: None) -> RunRecord:
-        """Look at the run until it has come to an end of its own; call `act` after each look."""
+        """Look at the run until it ends by itself; call `act` after each look."""
         while (code := self.command.poll()) is None or self.was_killed(code):
             if code is not None:
                 self.start_again()
@@ -100,7 +100,7 @@ class Training:
         self.record.last_step = self.newest_whole()
         ranks = set(self.processes.ranks)
         if self.world.isdisjoint(ranks):
-            self.hear(0)  # what is said of a failure is said before the next ranks are started
+            self.hear(0)  # a failure is reported before the next ranks are started
             if ranks and self.is_replaced:
                 self.world, self.step_before, self.is_replaced = set(), self.record.last_step, False
                 self.untold.clear()
@@ -165,7 +165,7 @@ class Training:
         return True
 
     def find_phase(self, ranks: list[int]) -> str:
-        """What these ranks are doing."""
+        """The phase that these ranks are in."""
         if not ranks:
             return NO_RANKS
         if self.steps and self.record.last_step >= self.steps:
@@ -197,8 +197,8 @@ def train_with_kills(
 
 
 class Killer:
-    """Kills one process of a training after the other. How long it waits depends on how long the run took that nobody
-    disturbed, and on how much is left to do: so the kills spread over the whole run."""
+    """Kills one process of a training after the other. The time between two kills depends on the duration of the
+    undisturbed run, and on the work that is left: so the kills spread over the whole run."""
 
     def __init__(
         self, training: Training, undisturbed: RunRecord, draws: Draws, kills: int, show: Callable[[int], None]

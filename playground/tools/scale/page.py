@@ -80,7 +80,7 @@ def machine_lines(machine: Machine) -> list[str]:
 
 
 def plan_text(plan: Plan) -> str:
-    """What is being measured."""
+    """The groups that are measured."""
     if plan.hosts > 1:
         return (
             f"Hosts: {plan.hosts} with {plan.ranks_per_host} rank{'s' * (plan.ranks_per_host > 1)} each. Fitted to two "

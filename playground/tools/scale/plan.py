@@ -1,4 +1,4 @@
-"""What is measured: in which groups of ranks, and with tensors of which sizes. Does not import torch."""
+"""The plan of a measurement: groups of ranks and sizes of tensors; samples and predictions. Does not import torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ScaleSettings:
 
     @property
     def machine(self) -> Machine | None:
-        """The cluster that is described; None if there is none, and this host is to be measured."""
+        """The cluster that is described; None if this host is measured instead."""
         if self.alpha is None or self.beta is None:
             return None
         inner = (self.ranks_per_node or 1, self.inner_alpha or 0, self.inner_beta or 0)
@@ -100,7 +100,7 @@ Key = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """What one algorithm took."""
+    """The time of one algorithm."""
 
     algorithm: str
     size: int
@@ -143,7 +143,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be measured."""
+    """The measurements to take."""
 
     names: tuple[str, ...]
     """The algorithms."""
@@ -178,7 +178,7 @@ def effort(seconds: float) -> Effort:
 
 
 def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
-    """What to measure on these hosts. Raises `UsageError` for a world that is too small, too large, or uneven."""
+    """The plan for these hosts. Raises `UsageError` for a world that is too small, too large, or uneven."""
     size = sum(map(len, hosts.members))
     if not MIN_RANKS <= size <= MAX_RANKS and not (hosts.several and size <= MAX_RANKS):
         raise UsageError(
@@ -285,7 +285,7 @@ class ScaleResult:
     fit: Fit | None
     """None if the machine was given, and not measured."""
     plan: Plan | None
-    """What was measured."""
+    """The measurements taken; None if the machine was given."""
     predictions: Predictions
 
 
@@ -303,7 +303,7 @@ CLUSTER = [2**power for power in range(1, 17)]
 
 
 def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
-    """What each algorithm takes on `size` ranks for `nbytes`."""
+    """Time of each algorithm on `size` ranks for `nbytes`."""
     task = Task(size, nbytes, machine.ranks_per_node)
     return {name: machine.seconds(cost(task)) for name, cost in COSTS.items()}
 

@@ -32,7 +32,7 @@ MAX_CALLS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a rank has measured."""
+    """The measurements of a rank."""
 
     plan: Plan
     seconds: dict[Key, list[float]]
@@ -68,7 +68,7 @@ def count_cores() -> int:
 
 
 def rounds(seconds: float) -> Iterator[int]:
-    """0, 1, and on until so many seconds have passed on rank 0: the same numbers on every rank."""
+    """Numbers from 0 on, until `seconds` have passed on rank 0: the same on every rank."""
     started = time.perf_counter()
     number, goes_on = 0, torch.ones(1)
     while goes_on:

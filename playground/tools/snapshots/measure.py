@@ -1,4 +1,4 @@
-"""What ranks do for `snapshots measure`: take snapshots, one after the other, and time each."""
+"""The ranks' part of `snapshots measure`: take snapshots, one after the other, and time each."""
 
 from __future__ import annotations
 
