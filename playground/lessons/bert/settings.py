@@ -124,7 +124,7 @@ class BertSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """Settings that must be the same on every rank: all but folders, cores and devices, which are each host's own."""
+        """Settings that must be the same on every rank: all but a host's own folders and devices."""
         own = ("folder", "weights", "threads", "device_count")
         return {name: value for name, value in asdict(self).items() if name not in own}
 

@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.ddp.settings import Difference, LabSettings, Message, SentBucket
-from playground.lessons.ladder.measure import collectives
 from playground.runtime import device, report
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
@@ -118,8 +117,11 @@ def record_messages() -> Iterator[list[Message]]:
         sent.append(Message(type=str(tensor.dtype).removeprefix("torch."), bytes=tensor.nbytes))
         return real(tensor, *args, **how)
 
-    with collectives(record):
+    dist.all_reduce = record
+    try:
         yield sent
+    finally:
+        dist.all_reduce = real
 
 
 class BucketRecorder:
