@@ -105,11 +105,8 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
 
 def natural_widths(table: Table) -> list[int]:
     """Width of each column with which no cell of it wraps."""
-    return [
-        max(column.width, *map(cell_len, column.lines), *(longest_line(row[i]) for row in table.rows))
-        for i, column in enumerate(table.columns)
-    ]
-
-
-def longest_line(cell: Cell) -> int:
-    return max((cell_len(line) for line in to_cell(cell).plain.split("\n")), default=0)
+    widths = []
+    for i, column in enumerate(table.columns):
+        lines = [line for row in table.rows for line in to_cell(row[i]).plain.split("\n")]
+        widths.append(max(column.width, *map(cell_len, [*column.lines, *lines])))
+    return widths

@@ -79,7 +79,7 @@ Outcome = Mapping[str, object]
 
 def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> list[str | Prose | Table]:
     """One step: what it does, then what every rank had before and after, and what each `says` about that."""
-    ranks = [to_outcome(each) for each in returned]
+    ranks = [each if isinstance(each, Mapping) else vars(each) for each in returned]
     head = prose(heading(name), f": {about}")
     if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
         return [head, f"  the backend refuses: {refused[0]}"]
@@ -94,7 +94,8 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: str = ""
 def rank_texts(ranks: Sequence[Outcome]) -> list[str | Prose | Table]:
     """One row per rank. What is the same on every rank, or is itself a table, stands below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
-    common = {name: ranks[0][name] for name in columns if is_common(name, ranks)}
+    shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
+    common = {name: ranks[0][name] for name in shared}
     below = {name: value for name, value in common.items() if len(columns) >= MANY or is_table(value)}
     if len(ranks) == 1:
         below = {name: value for name, value in below.items() if is_table(value)}
@@ -115,16 +116,6 @@ def pairs(values: Mapping[str, object]) -> Table:
     """A row for each name and its value."""
     rows = [(f"  {name}", cell(value)) for name, value in values.items()]
     return Table(Column(""), Column("", wraps=True), rows=rows, headed=False)
-
-
-def to_outcome(returned: object) -> Outcome:
-    """The result of a step, by name: a dataclass as its fields."""
-    return returned if isinstance(returned, Mapping) else vars(returned)
-
-
-def is_common(name: str, ranks: Sequence[Outcome]) -> bool:
-    """Whether every rank has this value, and the same one."""
-    return all(name in values and values[name] == ranks[0].get(name) for values in ranks)
 
 
 def is_table(value: object) -> bool:

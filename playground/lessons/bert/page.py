@@ -64,11 +64,6 @@ PROGRESS = (
 """The columns of training while it runs."""
 
 
-def progress_cells(progress: Progress) -> list[str]:
-    """A cell for each of `PROGRESS`."""
-    return [progress.way, str(progress.step), f"{progress.loss:.4f}", f"{progress.samples_per_second:,.0f}"]
-
-
 def training_table(trainings: Sequence[Training]) -> Table:
     """A row per way: the first and the last loss, and the accuracy of the model."""
     figures = ("workers", "first\nloss", "last\nloss", ("test\naccuracy", "%"), ("speed", "samples/s"), ("time", "s"))
@@ -259,9 +254,10 @@ def train(runner: Runner) -> list[Training]:
     def on_report(rank: int, event: Event) -> None:
         if rank == 0 and "resumed" in event:
             runner.session.say("  going on after step {total}".format(**event["resumed"]))
-        if rank == 0 and "progress" in event and event["progress"].step > shown[event["progress"].way]:
-            shown[event["progress"].way] = event["progress"].step  # a world that was restarted may report it again
-            rows.say(*progress_cells(event["progress"]))
+        progress: Progress | None = event.get("progress") if rank == 0 else None
+        if progress and progress.step > shown[progress.way]:
+            shown[progress.way] = progress.step  # a world that was restarted may report it again
+            rows.say(progress.way, str(progress.step), f"{progress.loss:.4f}", f"{progress.samples_per_second:,.0f}")
         notices(rank, event)
         runner.bar(rank, event)
 

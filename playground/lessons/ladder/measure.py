@@ -71,7 +71,11 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
     for replica in replicas:
         rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
     seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
-    rungs, parts = summarize(replicas, messages, seconds), parts_by_rank(replicas, seconds)
+    rungs = summarize(replicas, messages, seconds)
+    parts = [  # on each rank, of each replica
+        {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
+        for mine in seconds
+    ]
     return LadderResult(rungs=rungs, parts=parts, environment=environment.describe())
 
 
@@ -338,14 +342,6 @@ def parts_of_last(seconds: torch.Tensor) -> StepParts:
     time there. `seconds` [rank, round, `PARTS`]."""
     last = seconds[..., PARTS.index("exposed")].argmin(0)
     return step_parts(seconds[last, range(len(last))])
-
-
-def parts_by_rank(replicas: Sequence[TimedReplica], seconds: torch.Tensor) -> list[dict[str, StepParts]]:
-    """For each rank, the medians over all rounds of the parts of each replica's steps there."""
-    return [
-        {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
-        for mine in seconds
-    ]
 
 
 def step_parts(seconds: torch.Tensor) -> StepParts:

@@ -158,11 +158,6 @@ def columns() -> list[Column | str]:
     return ["rung", *times, *numbers(("hidden", "%")), *sent, *ratios, *numbers("loss", "distance\nto ddp", wide=True)]
 
 
-def candidates_table(model: str) -> Table:
-    """A row per rung, with what it changes."""
-    return Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
-
-
 def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
     """The meaning of the columns, a row per rung, and caveats."""
     caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
@@ -205,11 +200,6 @@ def plot_parts(rungs: Sequence[RungResult], title: str, file: Path) -> None:
     plots.save(figure, file)
 
 
-def by_model(field: str) -> str:
-    """The models' defaults, as --help shows them."""
-    return ", ".join(f"{getattr(spec, field):g} for {name}" for name, spec in MODELS.items())
-
-
 class TokenData(PreparedData):
     """Token ids, which each rank draws for itself."""
 
@@ -221,9 +211,13 @@ TOKENS = TokenData(
     folder=Path(), name="zipf", limit=None, train=TOKEN_SEQUENCES, test=0, why="as frequent as words are in a text"
 )
 BY_MODEL = {
-    field: {"default": None, "show_default": by_model(shown)}
+    field: {
+        "default": None,
+        "show_default": ", ".join(f"{getattr(spec, shown):g} for {name}" for name, spec in MODELS.items()),
+    }
     for field, shown in (("steps", "steps"), ("batch_size", "batch_size"), ("bucket_cap", "bucket_cap_mb"))
 }
+"""Options whose default is that of the model."""
 ladder_options = options(
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
@@ -251,7 +245,8 @@ def command(run: RunOptions, data: DataOptions, model: str, plot: Path | None, *
         asked.check_samples(prepared.train)
         settings = prepared.settings(asked)
         work = f"training: {model}, {settings.steps} steps of {settings.batch_size} samples"
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", candidates_table(model))
+        rungs = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", rungs)
         bar.show(f"starting {world.size} ranks")
         result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
     verdict = agreement(result.rungs, settings.all_reduce)

@@ -189,11 +189,6 @@ class ServerHistory:
         total = self.settings.steps * self.workers
         self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
 
-    def keep_early(self, model: nn.Module) -> None:
-        """After each step: keep the parameters, if it is time for that."""
-        if self.staleness.total() == self.settings.early_steps * self.workers:
-            self.early = flat(model.parameters()).cpu()
-
     def result(
         self, model: nn.Module, taken: list[int], lost: dict[int, int], early_by_all_reduce: torch.Tensor
     ) -> ModeResult:
@@ -224,7 +219,8 @@ class MeasuredServer(ParameterServer):
 
     def step(self, gradient: torch.Tensor) -> None:
         super().step(gradient)
-        self.history.keep_early(self.model)
+        if self.history.staleness.total() == self.settings.early_steps * self.workers:
+            self.history.early = flat(self.model.parameters()).cpu()
 
     def reply(self, worker: int) -> Parameters:
         parameters, version, finished = super().reply(worker)

@@ -262,10 +262,6 @@ LESSON = LESSONS["parameter-server"]
 RUN = remote("playground.lessons.parameter_server.experiment:run")
 
 
-def format_workers(count: int) -> str:
-    return f"{count} worker{'s' * (count > 1)}"
-
-
 def in_order(ctx: click.Context, param: click.Parameter, chosen: tuple[str, ...]) -> tuple[str, ...]:
     """The modes that were asked for, each once; all of them by default."""
     return tuple(mode for mode in MODES if mode in chosen or not chosen)
@@ -306,7 +302,7 @@ def command(run: RunOptions, data: DataOptions, mode: tuple[str, ...], plot: Pat
         asked.check_samples(prepared.train)
         settings = prepared.settings(asked)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}")
-        shared = f"shared by {format_workers(workers)}, over {asked.over}"
+        shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
         session.say(f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}")
         session.say("", modes_table(settings.modes))
         expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost

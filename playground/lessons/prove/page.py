@@ -125,11 +125,6 @@ class Comparison:
         """`max_difference`, in units of this dtype's epsilon."""
         return self.max_difference / self.epsilon
 
-    @property
-    def final_difference(self) -> float:
-        """Largest difference of any parameter, after the last step."""
-        return max(difference.parameters for difference in self.steps[-1].differences.values())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
@@ -198,16 +193,6 @@ def failure(proof: Proof) -> str:
     return ""
 
 
-def is_bit_identical(proof: Proof) -> bool:
-    """Whether N ranks equal one process in every bit."""
-    return all(comparison.max_difference == 0 for comparison in proof.by_dtype.values())
-
-
-def has_jumps(proof: Proof) -> bool:
-    """Whether float32 differs by more than rounding accounts for: gradients jumped, as `EXACT` says."""
-    return proof.float32.in_epsilons > JUMP * proof.float64.in_epsilons
-
-
 def is_broken(result: BreakResult) -> bool:
     """Whether the failure mode did make a difference beyond rounding."""
     return max(result.breaks.values()) > EXACT
@@ -265,14 +250,14 @@ def number_text(value: float | None) -> str:
 
 def explanation(proof: Proof) -> str:
     """Why the differences are what they are, from the figures themselves."""
-    if is_bit_identical(proof):
+    if all(comparison.max_difference == 0 for comparison in proof.by_dtype.values()):
         return "Why 0: the same numbers are added in the same order as by one process, so every bit is the same."
     text = (
         f"Why not 0: N ranks add the numbers that one process adds, but in another order, and every addition rounds. "
         f"The differences come to at most {proof.float64.in_epsilons:.2g} epsilon in float64 and "
         f"{proof.float32.in_epsilons:.2g} in float32"
     )
-    if has_jumps(proof):
+    if proof.float32.in_epsilons > JUMP * proof.float64.in_epsilons:  # gradients jumped, as `EXACT` says
         return f"{text}, where rounding decides which of two almost equal numbers a max-pool or ReLU lets through."
     return f"{text}: they shrink with epsilon, as only rounding does."
 
@@ -288,7 +273,8 @@ def break_texts(result: BreakResult) -> Texts:
 
 def proof_summary(proof: Proof) -> str:
     """How far parameters are from one process's after the last step, in each dtype."""
-    ends = (f"{number_text(each.final_difference)} in {name}" for name, each in proof.by_dtype.items())
+    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in proof.by_dtype.items()}
+    ends = (f"{number_text(max(each.parameters for each in found))} in {dtype}" for dtype, found in last.items())
     return f"largest difference of parameters after the last step: {', '.join(ends)}"
 
 

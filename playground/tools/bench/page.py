@@ -265,8 +265,9 @@ class ReportPrinter:
         self.csv_file.begin()
         self.columns = row_columns(self.settings, start.wire)
         self.rows = self.session.rows(*(each.column for each in self.columns))
-        about = (f"bench: {self.session.world}", str(start.environment), trials_text(self.settings))
-        self.session.say(*about, *explain(self.columns, self.session.run.wide))
+        trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
+        about = (str(start.environment), f"{trials}, spread over the run; the columns:")
+        self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
 
     def show(self, measured: SizeResult) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
@@ -298,10 +299,6 @@ class ReportPrinter:
         limit = Limit(what=self.wire, rows=wire_rows) if self.wire else None
         rows, environment = self.all_rows(), self.environment
         return BenchResult(settings=self.settings, environment=environment, rows=rows, limit=limit, error=error)
-
-
-def trials_text(settings: BenchSettings) -> str:
-    return f"{settings.iterations} trial{'s' * (settings.iterations > 1)} per row, spread over the run; the columns:"
 
 
 def result_texts(result: BenchResult) -> list[str | Prose]:

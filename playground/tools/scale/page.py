@@ -25,7 +25,6 @@ from playground.tools.scale.fit import evaluate, samples_of
 from playground.tools.scale.plan import (
     COSTS,
     DEFAULT_RANKS,
-    Fit,
     Plan,
     Point,
     Prediction,
@@ -54,7 +53,8 @@ def result_texts(result: ScaleResult) -> list[Text]:
     if plan and plan.hosts > 1:
         texts.append(links_text(plan))
     if result.fit:
-        texts += fit_texts(result.fit)
+        about = "The error of predictions, relative to measurements that the model was not fitted to:"
+        texts += ["", about, errors_table(result.fit.unseen)]
     if plan and host:
         which, cores = "One host" if plan.hosts > 1 else "This host", plan.cores
         texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
@@ -101,11 +101,6 @@ def links_text(plan: Plan) -> str:
     if plan.ranks_per_host == 1:
         return f"  {outer}; inside a host nothing could be measured, with one rank on each"
     return f"  {outer}; those within a node, ranks 0 and 1"
-
-
-def fit_texts(fit: Fit) -> list[Text]:
-    about = "The error of predictions, relative to measurements that the model was not fitted to:"
-    return ["", about, errors_table(fit.unseen)]
 
 
 def errors_table(points: Sequence[Point]) -> Table:

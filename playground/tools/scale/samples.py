@@ -7,8 +7,9 @@ machine does meanwhile then meets all alike. Ranks outside a group wait without 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -96,24 +97,11 @@ class Turn:
         if dist.get_rank() not in self.members.ranks:
             return {}
         seconds = {}
-        for name in rotate(self.names, number):
-            seconds[name] = timed(self.call_of(name), self.calls[name], group=self.group)()
-            if number == 0:
-                self.calls[name] = calls_for(seconds[name], self.group)
+        first = number % len(self.names)  # different each round: it may meet ranks still leaving the barrier
+        for name in (*self.names[first:], *self.names[:first]):
+            call = partial(load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT), group=self.group)
+            seconds[name] = timed(call, self.calls[name], group=self.group)()
+            if number == 0:  # find how many calls fill a block: the same number on every rank
+                [longest] = slowest([seconds[name]], self.group)
+                self.calls[name] = max(1, min(MAX_CALLS, int(BLOCK / longest)))
         return seconds
-
-    def call_of(self, name: str) -> Callable[[], object]:
-        all_reduce, tensor = load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT)
-        return lambda: all_reduce(tensor, group=self.group)
-
-
-def rotate(names: Sequence[str], by: int) -> list[str]:
-    """Each round begins with another: the first one may meet the ranks that are still leaving the barrier."""
-    by %= len(names)
-    return [*names[by:], *names[:by]]
-
-
-def calls_for(seconds: float, group: Any) -> int:
-    """How many calls fill a block: the same number on every rank."""
-    [longest] = slowest([seconds], group)
-    return max(1, min(MAX_CALLS, int(BLOCK / longest)))
