@@ -195,9 +195,8 @@ def compare_losses(alone: Training, others: Sequence[Training]) -> list[Equality
                 f"{other.way} on {other.workers} workers: its losses are up to {difference:.2g} from those of one "
                 f"device, where rounding makes less than {EXACT:g}"
             )
-        first, *_, last = other.losses
-        about = {"steps": len(other.losses), "workers": other.workers}
-        result.append(Equality(way=other.way, first=first, last=last, difference=difference, **about))
+        losses, counts = other.losses, {"steps": len(other.losses), "workers": other.workers}
+        result.append(Equality(way=other.way, **counts, first=losses[0], last=losses[-1], difference=difference))
     return result
 
 
