@@ -13,9 +13,8 @@ import click
 
 from playground.console import terminal
 from playground.console.options import RunOptions
-from playground.console.tables import Column, Rows, Table
+from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
-from playground.console.text import Prose
 from playground.runtime.entry import Around, World
 from playground.runtime.errors import UsageError
 
@@ -68,7 +67,7 @@ class Session:
         if run.see:
             self.world.around = _recorders[-1](run.see)
 
-    def say(self, *texts: str | Prose | Table) -> None:
+    def say(self, *texts: Text) -> None:
         """Print each on lines of its own, if this process is the one that shows results and text is wanted."""
         if self.world.is_main and not self.run.as_json:
             terminal.say(*texts, wide=self.run.wide)

@@ -9,8 +9,8 @@ import click
 
 from playground.console.options import RunOptions, run_options
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table, cell
-from playground.console.text import Prose, heading, prose, rank_number
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
+from playground.console.text import heading, prose, rank_number
 from playground.runtime.remote import Remote, module_exists, outline, remote
 
 
@@ -77,7 +77,7 @@ Outcome = Mapping[str, object]
 """The result of a step on a rank."""
 
 
-def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> list[str | Prose | Table]:
+def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> Texts:
     """One step: what it does, then what every rank had before and after, and what each `says` about that."""
     ranks = [each if isinstance(each, Mapping) else vars(each) for each in returned]
     head = prose(heading(name), f": {about}")
@@ -91,7 +91,7 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: str = ""
     return texts
 
 
-def rank_texts(ranks: Sequence[Outcome]) -> list[str | Prose | Table]:
+def rank_texts(ranks: Sequence[Outcome]) -> Texts:
     """One row per rank. What is the same on every rank, or is itself a table, stands below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
     shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
@@ -103,7 +103,7 @@ def rank_texts(ranks: Sequence[Outcome]) -> list[str | Prose | Table]:
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
     for rank, values in enumerate(ranks):
         table.add(str(rank), *(cell(values.get(name)) for name in columns))
-    texts: list[str | Prose | Table] = [table]
+    texts: Texts = [table]
     for name, value in below.items():
         if isinstance(value, Mapping) and is_table(value):
             texts += [f"  {name}, on every rank:", pairs(value)]

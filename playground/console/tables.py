@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from playground.console.text import RANK, Styled
+from playground.console.text import RANK, Prose, Styled
 
 BLOCKS = "█▓▒░#=+"
 """Characters of the kinds, in order. They differ without colours."""
@@ -110,6 +110,11 @@ class Table:
     def add(self, *cells: Cell) -> None:
         """Add a row: a cell for each column, those for --wide included."""
         self.rows.append(cells)
+
+
+Text = str | Prose | Table
+Texts = list[Text]
+"""Pieces of text, printed one below the other."""
 
 
 class Rows:

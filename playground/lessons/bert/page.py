@@ -12,7 +12,7 @@ import click
 
 from playground.console.options import ALL, MemorySize, RunOptions, pack_options, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table, bars, cell, numbers
+from playground.console.tables import Column, Table, Texts, bars, cell, numbers
 from playground.console.terminal import Bar
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING, NoticePrinter, echo_restarts, resumable_if_preempted
@@ -50,7 +50,6 @@ from playground.training.results import replicas_verdict
 from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
 from playground.training.sentence_pairs.vocabulary import read_wordpiece
 
-Texts = list[str | Prose | Table]
 TRAINING_LEGEND = (
     f"  loss: the mean over the last {LOSSES_TO_COMPARE} steps' global batches, before each step; speed: since the row "
     f"before."

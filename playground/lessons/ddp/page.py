@@ -21,8 +21,8 @@ from playground.console.options import (
     typed_options,
 )
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table, numbers
-from playground.console.text import Prose, heading, prose
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.text import heading, prose
 from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
@@ -55,7 +55,6 @@ from playground.runtime.remote import remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
 
-Texts = list[str | Prose | Table]
 FEW = 4
 """Number of names that are listed one by one; of more, the first and the last."""
 

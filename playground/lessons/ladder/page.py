@@ -12,8 +12,8 @@ import click
 from playground.console import plots
 from playground.console.options import RunOptions, flags, only_with, options, plot_option, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table, numbers
-from playground.console.text import Prose, good, prose
+from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.text import good, prose
 from playground.console.training_options import DataOptions, PreparedData, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.measurement import environment
@@ -71,12 +71,16 @@ class LadderSettings(TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """Median seconds of the parts of a step (what each part is: measure.py)."""
+    """Median seconds of the parts of a step, as measure.py tells them apart."""
 
     forward: float
+    """From zero_grad to the loss."""
     backward: float
+    """From the loss to this rank's last gradient."""
     exposed: float
+    """From there until all gradients are averaged; where parameters are averaged, the time that takes."""
     step: float
+    """Seconds of the optimizer's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,7 @@ class AveragingCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungResult(AveragingCost):
+class RungResult(StepParts, AveragingCost):
     """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
     over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
     for slower ranks."""
@@ -113,12 +117,6 @@ class RungResult(AveragingCost):
     """The median time of a step on its slowest rank."""
     p95: float
     """The time on its slowest rank that 95 of 100 steps stay below."""
-    forward: float
-    """From zero_grad to the loss."""
-    backward: float
-    """From the loss to this rank's last gradient."""
-    step: float
-    """Seconds of the optimizer's step."""
     loss: float
     """The mean over the last global batch."""
     replicas_max_difference: float
@@ -158,7 +156,7 @@ def columns() -> list[Column | str]:
     return ["rung", *times, *numbers(("hidden", "%")), *sent, *ratios, *numbers("loss", "distance\nto ddp", wide=True)]
 
 
-def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
+def result_texts(rungs: Sequence[RungResult]) -> Texts:
     """The meaning of the columns, a row per rung, and caveats."""
     caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
     return [*LEGEND, Table(*columns(), rows=map(row, rungs)), *caveats]

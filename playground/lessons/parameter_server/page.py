@@ -12,7 +12,7 @@ import click
 from playground.console import plots
 from playground.console.options import Finite, RunOptions, flags, options, plot_option, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table, numbers
+from playground.console.tables import Column, Table, Text, numbers
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import echo_loss
 from playground.console.training_options import DataOptions, data_options, prepare_data
@@ -162,7 +162,7 @@ def modes_table(modes: Sequence[str]) -> Table:
     return Table("mode", Column("what it does", wraps=True), rows=rows)
 
 
-def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[str | Prose | Table]:
+def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[Text]:
     """The result of each worker of the published server."""
     yield prose(
         heading("the mistake"),
@@ -178,7 +178,7 @@ def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[str | Prose | Table]
         yield f"In full: {errors[0]}."
 
 
-def result_texts(modes: Sequence[ModeResult]) -> Iterator[str | Prose | Table]:
+def result_texts(modes: Sequence[ModeResult]) -> Iterator[Text]:
     """The result of each mode; the loss as it fell; the age of the gradients."""
     yield prose(heading("the right one"), ": each worker computes on a copy of its own; the server adds and steps.")
     yield summary_table(modes)

@@ -14,8 +14,8 @@ import click
 from playground.console import terminal
 from playground.console.options import ALL, RunOptions, flags, options, run_options, select_names
 from playground.console.session import Session
-from playground.console.tables import GAP, RANK_COLUMN, Column, Table, numbers
-from playground.console.text import Prose, good, heading, prose
+from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
@@ -334,7 +334,7 @@ def crowded_text(ranks: int, cores: int) -> str:
     )
 
 
-def timeline_texts(run: ScheduleRun, summary: str, width: int) -> list[str | Prose | Table]:
+def timeline_texts(run: ScheduleRun, summary: str, width: int) -> Texts:
     """One step, a row for each rank. `width`: characters that the text may take."""
     several = len(run.ranks) > run.stages
     columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
@@ -346,7 +346,7 @@ def timeline_texts(run: ScheduleRun, summary: str, width: int) -> list[str | Pro
     return [prose(heading(run.name), f": {summary}"), table]
 
 
-def held_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
+def held_texts(runs: Sequence[ScheduleRun]) -> Texts:
     """Microbatches held by every stage with each schedule, against the rule."""
     table = Table(*numbers("stage", *(f"{run.name}\n{run.spec.held_rule}" for run in runs)))
     for stage in range(runs[0].stages):
@@ -355,7 +355,7 @@ def held_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
     return [prose(heading("activations"), ": microbatches held at once, at most, and what they take"), table]
 
 
-def cost_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
+def cost_texts(runs: Sequence[ScheduleRun]) -> Texts:
     """All schedules side by side."""
     times = ("bubble", "%"), ("formula", "%"), ("step", "ms")
     table = Table("schedule", *numbers(*times, "first\nloss", "last\nloss", "difference from\none process"))

@@ -11,9 +11,9 @@ import click
 
 from playground.console.options import Finite, RunOptions, flags, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table, numbers
+from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.terminal import Bar
-from playground.console.text import Prose, good, heading, prose
+from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
@@ -42,7 +42,6 @@ UNEXPLAINED = 1e-6
 JUMP = 100
 """Ratio of epsilons in float32 to those in float64 that is more than accumulated rounding."""
 ADVICE = "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer --steps"
-Texts = list[str | Prose | Table]
 QUANTITIES = ("gradients", "parameters")
 
 

@@ -27,7 +27,7 @@ from playground.console.options import (
 )
 from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session, to_document
-from playground.console.tables import Column, Rows, Table, numbers
+from playground.console.tables import Column, Rows, Table, Texts, numbers
 from playground.console.terminal import Bar
 from playground.console.text import Prose, Styled, bad, good, heading, prose
 from playground.measurement import environment
@@ -321,9 +321,9 @@ def measured_text(result: BenchResult) -> Prose:
     return prose(f"Measured: {what}; of all results, ", verdict, ".")
 
 
-def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> list[str | Prose | Table]:
+def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
     """Two results beside each other: what decides, a table per collective, what only one has, and a summary."""
-    texts: list[str | Prose | Table] = []
+    texts: Texts = []
     if before.environment != after.environment:
         results = ("before", before), ("after", after)
         texts += [f"{name}: {result.environment}" for name, result in results if result.environment]

@@ -15,8 +15,8 @@ from playground.algorithms.cost_model import Machine
 from playground.console import plots
 from playground.console.options import RunOptions, flags, pack_options, plot_option, refuse_typed
 from playground.console.session import Session
-from playground.console.tables import Column, Table, numbers
-from playground.console.text import Prose, heading, prose
+from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.text import heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
@@ -43,13 +43,11 @@ SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 MAX_COLUMNS = 4
 """Numbers of ranks in a table; the others are shown with --wide."""
 
-Text = str | Prose | Table
 
-
-def result_texts(result: ScaleResult) -> list[Text]:
+def result_texts(result: ScaleResult) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
     plan, host, node = result.plan, result.predictions.host, result.parameters.ranks_per_node
-    texts: list[Text] = [*machine_lines(result.parameters)]
+    texts: Texts = [*machine_lines(result.parameters)]
     if plan and plan.hosts > 1:
         texts.append(links_text(plan))
     if result.fit:
@@ -124,7 +122,7 @@ def place_of(point: Point) -> str:
     return "inside a host" if point.size <= point.node else "both"
 
 
-def winners_texts(predictions: Sequence[Prediction]) -> list[Text]:
+def winners_texts(predictions: Sequence[Prediction]) -> Texts:
     """The meaning of a cell, the names in the cells, and the table."""
     return [f"Per cell: the fastest algorithm, and its time in us. {legend(predictions)}", winners_table(predictions)]
 
