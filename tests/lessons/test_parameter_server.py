@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +139,14 @@ def repeat_with_a_bug(rank: int, size: int) -> None:
     workers = dist.new_group(list(range(1, size)))
     with AGENTS["send-recv"]() as agent, pytest.MonkeyPatch.context() as patch:
         if rank == size - 1:
-            patch.setattr(mistake.OwnGraph, "backward", fail_otherwise)
+            patch.setattr(mistake, "own_graph", partial(with_a_bug, mistake.own_graph))
         mistake.repeat_the_mistake(agent, workers)
+
+
+@contextlib.contextmanager
+def with_a_bug(own_graph: Callable[..., Any], agent: Any) -> Iterator[mistake.Graph]:
+    with own_graph(agent) as graph:
+        yield graph._replace(backward=fail_otherwise)
 
 
 def fail_otherwise(*_: Any) -> None:
