@@ -179,8 +179,8 @@ def make_results() -> Files:
 def compare_results(folder: Path) -> None:
     from playground.console.rendering import render
     from playground.console.session import to_document
-    from playground.tools.bench.compare import compare, load
-    from playground.tools.bench.report import difference_texts
+    from playground.tools.bench.page import difference_texts
+    from playground.tools.bench.results import compare, load
 
     before, after = load(folder / "before.json"), load(folder / "after.json")
     comparison = compare(before, after)
@@ -357,8 +357,7 @@ def read_snapshots(folder: Path) -> None:
     from playground.console.session import to_document
     from playground.survival.folder import find_newest
     from playground.survival.snapshots import load_all
-    from playground.tools.snapshots.command import snapshots_table, summary_text
-    from playground.tools.snapshots.settings import examine_folder
+    from playground.tools.snapshots.page import examine_folder, snapshots_table, summary_text
 
     for read_contents in (False, True):
         found = examine_folder(folder, read_contents=read_contents)

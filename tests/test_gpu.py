@@ -25,8 +25,8 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.bert.history import History as BertHistory
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.page import PARTS
+from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
-from playground.lessons.parameter_server.workers import paced
 from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
@@ -56,7 +56,7 @@ from playground.survival.comparison import Comparison, last_snapshot
 from playground.survival.folder import find_steps
 from playground.survival.settings import SnapshotSettings
 from playground.testing import World
-from playground.tools.bench.collectives import COLLECTIVES
+from playground.tools.bench.settings import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand

@@ -1,1 +1,1 @@
-"""What every command shares: options, tables, progress, plots, JSON."""
+"""The parts that all commands share: options, tables, progress, plots, JSON."""

@@ -1,20 +1,32 @@
-"""Options that several commands share, and how they reach a command: packed into one object."""
+"""Options: made of the flags of a dataclass and packed into one object; names of a table; amounts of memory; and
+options that have an effect only beside another one. The options of every run stand at the end.
+
+One line beside the options of a command states each dependency; where an option has no effect, it is refused by name:
+
+    only_with("epochs", train=(True,))                               # --epochs needs --train
+    only_with("gather", "plot", train=(False,))                      # --gather and --plot do not go with --train
+    only_with("bucket_cap_mb", sync=("bucketed", "overlapped"))      # --bucket-cap-mb needs one of these --sync
+    only_with("keep", snapshots=ANY)                                 # --keep needs --snapshots, whatever its value
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from playground.console.paths import FilePath
 from playground.runtime.backends import BACKENDS
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import Flag, flag, flags_of
 from playground.runtime.launch import MAX_RANKS
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT
@@ -57,9 +69,7 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None = None) -> Callable[[Any], Any]:
     """Options for these fields of a dataclass or, if none are named, for all flags of the group, as one decorator.
-
-    `changes`: by field, arguments of `click.option` that differ from what the flag says.
-    """
+    `changes`: by field, arguments of `click.option` that differ from what the flag says."""
     known, hints = flags_of(kind), get_type_hints(kind)
     defaults: Mapping[str, Any] = {field.name: field.default for field in fields(kind)}
     made = []
@@ -69,7 +79,7 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
         arguments = {"help": about.help, "metavar": about.metavar, "type": type_of(about, value_type)}
         if value_type is bool:
             arguments["is_flag"] = True
-        elif defaults[name] is not None:
+        elif defaults[name] not in (None, ()):
             default = defaults[name] / MEGABYTE if about.in_megabytes else defaults[name]
             arguments |= {"default": default, "show_default": True}
         made.append(
@@ -84,7 +94,7 @@ def without_none(hint: Any) -> Any:
 
 
 def type_of(flag: Flag, value_type: type) -> Any:
-    """What click converts the values of an option to, and the range it allows; None for what click does by itself."""
+    """The type of an option for click, with the range it allows; None where click's own will do."""
     low, high = flag.least if flag.above is None else flag.above, flag.most if flag.below is None else flag.below
     if flag.in_megabytes:
         return Megabytes()
@@ -114,27 +124,148 @@ def pack_options(
     return decorate
 
 
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+PATTERN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+
+
+class MemorySize(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no type arguments here
+    """Bytes, as a whole number above 0, written as 64MiB or 1.5G. Units are binary, with or without the i: 64MB is
+    64MiB."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = PATTERN.fullmatch(str(value).strip())
+        size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
+        if not size:
+            self.fail(f"{value!r} is no amount of memory: write bytes, or a number and KiB, MiB or GiB.", param, ctx)
+        return size
+
+
+memory_cap_option = click.option(
+    "--memory-cap",
+    type=MemorySize(),
+    metavar="SIZE",
+    help="Also find the largest batch with which no device holds more, as in 64MiB.",
+)
+
+
+ALL = "all"
+
+
+def names_option(*flags: str, known: Collection[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
+    """An option that takes several names of a table, as `take_names` says."""
+    return click.option(*flags, help=f"{help}: {', '.join(known)} or {ALL}.", **take_names(known, default))
+
+
+def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
+    """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
+    words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
+    return {
+        "callback": functools.partial(check_names, known),
+        "shell_complete": functools.partial(complete_names, known),
+        "multiple": True,
+        "metavar": "NAME,…",
+        "show_default": ",".join(default),
+    }
+
+
+def check_names(
+    known: Collection[str], ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    words = tuple(word.strip() for text in texts for word in text.split(","))
+    for word in words:
+        if word not in (*known, ALL):
+            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
+    return words
+
+
+def complete_names(known: Collection[str], ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Completions of the last word of `incomplete`, by names that are not there yet."""
+    before, comma, word = incomplete.rpartition(",")
+    names = [name for name in (*known, ALL) if name not in before.split(",")]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
+
+
+def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
+    """The names in `known` that `words` ask for, in the order of `known`, each once."""
+    return tuple(name for name in known if name in words or ALL in words)
+
+
+class AnyValue(tuple[object, ...]):
+    """All values that an option may be given."""
+
+    def __contains__(self, value: object) -> bool:
+        return value is not None
+
+
+ANY = AnyValue()
+
+
+def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
+    """A decorator for a command: its options `names` (of parameters) may be typed only if another parameter, the one
+    keyword given, has one of these values. Otherwise the command raises `UsageError` before it begins. Defaults and
+    environment variables are never refused: they were not typed for this run."""
+    ((other, values),) = condition.items()
+
+    def decorate(command: Any) -> Any:
+        @functools.wraps(command)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check_effect(click.get_current_context(), names, other, values)
+            return command(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def check_effect(ctx: click.Context, names: tuple[str, ...], other: str, values: tuple[object, ...]) -> None:
+    """Raise `UsageError` for the first option of `names` that was typed although `other` has none of `values`."""
+    if ctx.params[other] not in values:
+        refuse_typed(ctx, names, f"has no effect {explain(flag_of(ctx, other), ctx.params[other], values)}")
+
+
+def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
+    """The rest of the refusal: why there is no effect, and what to do."""
+    if value is False or value is None:
+        return f"without {flag}: add {flag} or leave it out"
+    if value is True:
+        return f"with {flag}: leave one of them out"
+    return f"with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
+
+
+def refuse_typed(ctx: click.Context, names: Collection[str], why: str) -> None:
+    """Raise `UsageError` for the first option of `names` that was typed."""
+    for name in typed_options(ctx):
+        if name in names:
+            raise UsageError(f"{flag_of(ctx, name)} {why}")
+
+
+def typed_options(ctx: click.Context) -> list[str]:
+    """The parameters that were given on the command line, in the order of --help."""
+    names = [param.name for param in ctx.command.params if param.name]
+    return [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def flag_of(ctx: click.Context, name: str) -> str:
+    """How a parameter is written on the command line."""
+    return next(param.opts[0] for param in ctx.command.params if param.name == name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How many ranks a command runs on, how they meet, and how it shows its results."""
 
     size: int | None = flag(None, "Number of ranks.", least=1, most=MAX_RANKS, name="-n --world-size")
     backend: str = flag(
-        "gloo",
-        f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
-        choices=BACKENDS,
+        "gloo", f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.", choices=BACKENDS
     )
     timeout: float = flag(
-        DEFAULT_TIMEOUT,
-        "Seconds after which a run is ended in which no rank gives a sign of life.",
-        above=0,
-        below=1e6,
+        DEFAULT_TIMEOUT, "Seconds after which a run is ended in which no rank gives a sign of life.", above=0, below=1e6
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
     init_method: str | None = flag(
-        None,
-        "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
-        metavar="URL",
+        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
     )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")

@@ -20,10 +20,8 @@ WORD = re.compile(r"\S+\s*")
 
 
 def render(texts: Iterable[str | Prose | Table], width: int, *, wide: bool = False, colour: bool | None = False) -> str:
-    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`.
-
-    `colour` None leaves it to the environment and to what stdout is.
-    """
+    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`. `colour` None leaves
+    it to the environment and to what stdout is."""
     console = new_console(100_000 if wide else width, colour)
     with console.capture() as captured:
         for text in texts:
@@ -37,9 +35,13 @@ def new_console(width: int | None, colour: bool | None) -> Console:
     """A console of rich's on stdout that takes text as it is. NO_COLOR turns off bold too."""
     plain = colour is False or (colour is None and bool(os.environ.get("NO_COLOR")))
     return Console(
-        width=width, force_terminal=colour or None, color_system=None if plain else "auto",
-        markup=False, highlight=False, emoji=False,
-    )  # fmt: skip
+        width=width,
+        force_terminal=colour or None,
+        color_system=None if plain else "auto",
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
 
 
 def to_text(text: str | Prose) -> Text:
@@ -87,9 +89,13 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
     rich_table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed)
     for column, column_width in zip(columns, layout.widths, strict=True):
         rich_table.add_column(
-            Text("\n".join(column.lines)), header_style="bold", style=column.style, width=column_width,
-            justify="right" if column.right else "left", overflow="fold", vertical="top",
-        )  # fmt: skip
+            Text("\n".join(column.lines)),
+            header_style="bold",
+            style=column.style,
+            width=column_width,
+            justify="right" if column.right else "left",
+            overflow="fold",
+        )
     for row in table.rows:
         rich_table.add_row(*(to_cell(row[i]) for i in layout.shown))
     yield Padding(rich_table, (0, 0, 0, GAP), expand=False)
@@ -98,12 +104,9 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
 
 
 def natural_widths(table: Table) -> list[int]:
-    """What each column needs so that no cell of it wraps."""
-    return [
-        max(column.width, *map(cell_len, column.lines), *(longest_line(row[i]) for row in table.rows))
-        for i, column in enumerate(table.columns)
-    ]
-
-
-def longest_line(cell: Cell) -> int:
-    return max((cell_len(line) for line in to_cell(cell).plain.split("\n")), default=0)
+    """Width of each column with which no cell of it wraps."""
+    widths = []
+    for i, column in enumerate(table.columns):
+        lines = [line for row in table.rows for line in to_cell(row[i]).plain.split("\n")]
+        widths.append(max(column.width, *map(cell_len, [*column.lines, *lines])))
+    return widths

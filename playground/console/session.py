@@ -13,9 +13,8 @@ import click
 
 from playground.console import terminal
 from playground.console.options import RunOptions
-from playground.console.progress import Bar
-from playground.console.tables import Column, Rows, Table
-from playground.console.text import Prose
+from playground.console.tables import Column, Rows, Text
+from playground.console.terminal import Bar
 from playground.runtime.entry import Around, World
 from playground.runtime.errors import UsageError
 
@@ -57,13 +56,18 @@ class Session:
         self.started = time.perf_counter()
         self.name, self.run = name, run
         self.world = World(
-            run.size, default_size=default_size, min_size=min_size, backend=run.backend, timeout=run.timeout,
-            init_method=run.init_method, restarts=restarts,
-        )  # fmt: skip
+            run.size,
+            default_size=default_size,
+            min_size=min_size,
+            backend=run.backend,
+            timeout=run.timeout,
+            init_method=run.init_method,
+            restarts=restarts,
+        )
         if run.see:
             self.world.around = _recorders[-1](run.see)
 
-    def say(self, *texts: str | Prose | Table) -> None:
+    def say(self, *texts: Text) -> None:
         """Print each on lines of its own, if this process is the one that shows results and text is wanted."""
         if self.world.is_main and not self.run.as_json:
             terminal.say(*texts, wide=self.run.wide)
@@ -77,14 +81,10 @@ class Session:
         return Bar(shown=self.world.is_main)
 
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
-        """End with one JSON document, if that is wanted.
-
-        `steps` maps each step's name to what it gave, rank by rank; dataclasses become objects with their fields.
-        """
+        """End with one JSON document, if that is wanted. `steps`: by name, the results of each step, rank by rank;
+        dataclasses become objects with their fields."""
         if self.run.as_json and self.world.is_main:
-            about: dict[str, object] = {
-                "lesson": self.name, "backend": self.world.backend, "device": self.world.device,
-                "world_size": self.world.size, "seconds": round(time.perf_counter() - self.started, 3),
-            }  # fmt: skip
+            world, seconds = self.world, round(time.perf_counter() - self.started, 3)
+            about = {"backend": world.backend, "device": world.device, "world_size": world.size, "seconds": seconds}
             rows = [{"name": name, "ranks": list(ranks)} for name, ranks in steps.items()]
-            click.echo(to_document({**about, "steps": rows, **more}))
+            click.echo(to_document({"lesson": self.name, **about, "steps": rows, **more}))

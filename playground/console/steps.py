@@ -9,8 +9,8 @@ import click
 
 from playground.console.options import RunOptions, run_options
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table, cell
-from playground.console.text import Prose, heading, prose, rank_number
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
+from playground.console.text import heading, prose, rank_number
 from playground.runtime.remote import Remote, module_exists, outline, remote
 
 
@@ -23,7 +23,7 @@ class Lesson:
     teaches: str
     """One line for the path."""
     shown: str
-    """What the last line of its output says has been shown: `conclude` fills it in."""
+    """Conclusion in the last line of its output: `conclude` fills it in."""
     default_size: int
     """World size unless the user asks for another."""
     min_size: int = 1
@@ -49,7 +49,7 @@ class Lesson:
         return self.remote("command", part) if part else None
 
     def conclude(self, size: int, **values: str) -> str:
-        """What has been shown, on a world of this size; `values`: further fields of `shown`."""
+        """The conclusion, for a world of this size; `values`: further fields of `shown`."""
         return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
 
     def remote(self, function: str, part: str = "lesson") -> Remote:
@@ -62,40 +62,40 @@ class Lesson:
 
     @property
     def help(self) -> str:
-        """What the lesson says about itself, for click, which would fill lines that are indented as if prose."""
+        """The docstring of the lesson, for click, which would fill indented lines as if they were prose."""
         return outline(self.module()).docstrings[""].replace("\n\n    ", "\n\n\b\n    ")
 
     @property
     def texts(self) -> dict[str, str]:
-        """What its steps say about themselves."""
+        """The docstrings of its steps."""
         return outline(self.module()).docstrings
 
 
 MANY = 6
-"""From so many columns on, what is the same on every rank is shown once, below the table."""
+"""Number of columns from which on values that all ranks share are shown once, below the table."""
 Outcome = Mapping[str, object]
-"""What a step returned on a rank."""
+"""The result of a step on a rank."""
 
 
-def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> list[str | Prose | Table]:
+def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> Texts:
     """One step: what it does, then what every rank had before and after, and what each `says` about that."""
-    ranks = [to_outcome(each) for each in returned]
+    ranks = [each if isinstance(each, Mapping) else vars(each) for each in returned]
     head = prose(heading(name), f": {about}")
     if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
         return [head, f"  the backend refuses: {refused[0]}"]
     texts = [head, *rank_texts(ranks)]
     if says and ranks[0].keys() == {"before", "after"}:
         before, _, after = says.partition("{rank}")
-        texts += [
-            prose(before, rank_number(rank), after.format(rank=rank, **values)) for rank, values in enumerate(ranks)
-        ]
+        for rank, values in enumerate(ranks):
+            texts.append(prose(before, rank_number(rank), after.format(rank=rank, **values)))
     return texts
 
 
-def rank_texts(ranks: Sequence[Outcome]) -> list[str | Prose | Table]:
+def rank_texts(ranks: Sequence[Outcome]) -> Texts:
     """One row per rank. What is the same on every rank, or is itself a table, stands below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
-    common = {name: ranks[0][name] for name in columns if is_common(name, ranks)}
+    shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
+    common = {name: ranks[0][name] for name in shared}
     below = {name: value for name, value in common.items() if len(columns) >= MANY or is_table(value)}
     if len(ranks) == 1:
         below = {name: value for name, value in below.items() if is_table(value)}
@@ -103,7 +103,7 @@ def rank_texts(ranks: Sequence[Outcome]) -> list[str | Prose | Table]:
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
     for rank, values in enumerate(ranks):
         table.add(str(rank), *(cell(values.get(name)) for name in columns))
-    texts: list[str | Prose | Table] = [table]
+    texts: Texts = [table]
     for name, value in below.items():
         if isinstance(value, Mapping) and is_table(value):
             texts += [f"  {name}, on every rank:", pairs(value)]
@@ -116,16 +116,6 @@ def pairs(values: Mapping[str, object]) -> Table:
     """A row for each name and its value."""
     rows = [(f"  {name}", cell(value)) for name, value in values.items()]
     return Table(Column(""), Column("", wraps=True), rows=rows, headed=False)
-
-
-def to_outcome(returned: object) -> Outcome:
-    """What a step returned, by name: a dataclass as its fields."""
-    return returned if isinstance(returned, Mapping) else vars(returned)
-
-
-def is_common(name: str, ranks: Sequence[Outcome]) -> bool:
-    """Whether every rank has this value, and the same one."""
-    return all(name in values and values[name] == ranks[0].get(name) for values in ranks)
 
 
 def is_table(value: object) -> bool:
@@ -141,9 +131,12 @@ def steps_command(lesson: Lesson) -> click.Command:
     @click.command(lesson.name, help=lesson.help, short_help=lesson.teaches)
     @run_options(lesson.default_size)
     @click.option(
-        "--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True,
+        "--only",
+        type=click.Choice(lesson.steps),
+        metavar="STEP",
+        multiple=True,
         help=f"Run only this step; may be repeated: {', '.join(lesson.steps)}.",
-    )  # fmt: skip
+    )
     def command(run: RunOptions, only: tuple[str, ...]) -> None:
         session = Session(lesson.name, run, default_size=lesson.default_size, min_size=lesson.min_size)
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]

@@ -1,6 +1,6 @@
 """Tables: columns with headings and units, rows of text. Does not import rich.
 
-    table = Table(Column("algorithm"), Column("sent", "bytes", right=True), Column("p95", "ms", right=True, wide=True))
+    table = Table("algorithm", *numbers(("sent", "bytes")), Column("p95", "ms", right=True, wide=True))
     table.add("ring", "48", "0.31")
     session.say(table)
 
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from playground.console.text import RANK, Styled
+from playground.console.text import RANK, Prose, Styled
 
 BLOCKS = "█▓▒░#=+"
-"""For so many kinds, in order. They differ without colours."""
+"""Characters of the kinds, in order. They differ without colours."""
 WIDTH = 44
 """Characters of the longest bar."""
 PER_LINE = 4
@@ -34,12 +34,10 @@ def bars(
     rows: Sequence[tuple[str, Mapping[str, int]]], kinds: Sequence[str], *, heading: str = "device", width: int = WIDTH
 ) -> list[str | Table]:
     """A bar per row, (name, {kind: bytes}), all on one scale, with its total; below, what the characters stand for.
-
-    `kinds` are the names of all kinds, in the order in which bars are stacked: at most as many as `BLOCKS`.
-    """
+    `kinds` are the names of all kinds, in the order in which bars are stacked: at most as many as `BLOCKS`."""
     longest = max((sum(amounts.values()) for _, amounts in rows), default=0)
     scale = f"one character: {longest / width:,.0f} bytes"
-    table = Table(Column(heading), Column(scale), Column("total", "bytes", right=True))
+    table = Table(heading, scale, *numbers(("total", "bytes")))
     drawn = [draw([amounts.get(kind, 0) for kind in kinds], longest, width) for _, amounts in rows]
     for (name, amounts), bar in zip(rows, drawn, strict=True):
         table.add(name, bar, f"{sum(amounts.values()):,}")
@@ -48,10 +46,8 @@ def bars(
 
 
 def draw(amounts: Sequence[int], longest: int, width: int) -> str:
-    """`amounts` one after another, on a scale on which `longest` is `width` characters.
-
-    Each boundary is rounded by itself, so that a bar is as long as its sum says; what is small may not be seen.
-    """
+    """`amounts` one after another, on a scale on which `longest` is `width` characters. Each boundary is rounded by
+    itself, so that a bar is as long as its sum says; what is small may not be seen."""
     ends = [round(total * width / longest) if longest else 0 for total in accumulate(amounts)]
     lengths = (end - start for start, end in zip([0, *ends], ends, strict=False))
     return "".join(block * length for block, length in zip(BLOCKS, lengths, strict=False))
@@ -71,7 +67,7 @@ class Column:
 
     heading: str
     unit: str = ""
-    """Of all its numbers; shown below the heading, in parentheses."""
+    """Unit of all its numbers; shown below the heading, in parentheses."""
     right: bool = False
     """Whether its cells are aligned to the right, as numbers are."""
     wide: bool = False
@@ -79,9 +75,9 @@ class Column:
     wraps: bool = False
     """Whether its cells may take several lines where the table would not fit otherwise."""
     width: int = 0
-    """At least so many characters: needed where rows are printed one by one."""
+    """Least number of characters: needed where rows are printed one by one."""
     style: str = ""
-    """Of its cells, as rich names it."""
+    """Style of its cells, as rich names it."""
 
     @property
     def lines(self) -> list[str]:
@@ -97,16 +93,28 @@ class Column:
 RANK_COLUMN = Column("rank", right=True, style=RANK)
 
 
-class Table:
-    """Columns and rows; `headed` says whether the heading is shown."""
+def numbers(*headings: str | tuple[str, str], wide: bool = False) -> list[Column]:
+    """Columns of numbers, aligned to the right. A heading is a name, or a name and the unit of all its numbers."""
+    names_and_units = ((each, "") if isinstance(each, str) else each for each in headings)
+    return [Column(name, unit, right=True, wide=wide) for name, unit in names_and_units]
 
-    def __init__(self, *columns: Column, rows: Iterable[Sequence[Cell]] = (), headed: bool = True) -> None:
-        self.columns, self.headed = columns, headed
+
+class Table:
+    """Columns and rows. A column of text may be given by its heading; `headed` says whether headings are shown."""
+
+    def __init__(self, *columns: Column | str, rows: Iterable[Sequence[Cell]] = (), headed: bool = True) -> None:
+        self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
+        self.headed = headed
         self.rows = [tuple(row) for row in rows]
 
     def add(self, *cells: Cell) -> None:
         """Add a row: a cell for each column, those for --wide included."""
         self.rows.append(cells)
+
+
+Text = str | Prose | Table
+Texts = list[Text]
+"""Pieces of text, printed one below the other."""
 
 
 class Rows:
@@ -136,10 +144,8 @@ class Layout:
 
 
 def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int | None) -> Layout:
-    """Choose what fits into `available` characters; None for no limit, which is --wide.
-
-    `natural` is what each column would like to have.
-    """
+    """Choose what fits into `available` characters; None for no limit, which is --wide. `natural` is what each column
+    would like to have."""
     shown = [i for i, column in enumerate(columns) if available is None or not column.wide]
     while available is not None and len(shown) > 1 and least_width(columns, natural, shown) > available:
         shown.pop()
@@ -155,7 +161,7 @@ def least_width(columns: Sequence[Column], natural: Sequence[int], shown: Sequen
 
 
 def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
-    """Take from the widest of the columns that wrap until all fit; from a first column alone, if need be."""
+    """Narrow the widest of the columns that wrap until all fit; the first column, if none wraps."""
     widths = list(widths)
     may = [i for i, column in enumerate(columns) if column.wraps] or [0]
     while (excess := sum(widths) + GAP * len(widths) - available) > 0:

@@ -1,4 +1,4 @@
-"""The terminal: how wide it is, and how text gets there. Does not import rich before it prints.
+"""The terminal: how wide it is, and how text gets there, and a bar. Does not import rich before it prints.
 
 | environment           | what follows                                                      |
 |-----------------------|-------------------------------------------------------------------|
@@ -6,6 +6,15 @@
 | NO_COLOR              | no colour, no bold: not one escape sequence                       |
 | FORCE_COLOR           | colour in a pipe too                                              |
 | TERM=dumb, a pipe     | no colour and no bars                                             |
+
+A bar on stderr shows what is being done, while something takes long; nothing where stderr is no terminal.
+
+    with session.bar() as bar:
+        bar.show("drawing digits", 1200, 70000)     # phase, how much is done, of how much
+        session.world.run(WORK, on_report=bar)      # ranks call report(phase="measuring 1 MiB", step=3, steps=20)
+
+It takes what rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is
+printed meanwhile, by this process or by a rank, appears above the bar. Afterwards the bar is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +25,13 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+import click
+
+from playground.runtime.rank import Event
+
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from playground.console.tables import Table
     from playground.console.text import Prose
 
@@ -31,9 +46,7 @@ def width() -> int:
 
 def say(*texts: str | Prose | Table, wide: bool = False) -> None:
     """Print each on lines of its own to stdout: prose wrapped at the terminal's width, tables within it unless `wide`.
-
-    While a bar is shown, it appears above the bar: it is written to `sys.stdout`, which the bar has in its hands.
-    """
+    While a bar is shown, it appears above the bar: it is written to `sys.stdout`, which the bar has in its hands."""
     from playground.console.rendering import render
 
     sys.stdout.write(render(texts, width(), wide=wide, colour=None))
@@ -57,3 +70,63 @@ def replace_unencodable() -> None:
     """Have characters that stdout's encoding lacks replaced by a question mark, where printing them would raise."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+class Bar:
+    """Use as a context manager, so that no half-drawn bar is left behind. It is drawn once there is something to show;
+    `shown` False: never."""
+
+    def __init__(self, shown: bool = True) -> None:
+        self.shown = shown and has_bars()
+        self.progress: Progress | None = None
+
+    def show(self, phase: str, done: float = 0, total: float | None = None) -> None:
+        """Show what is being done, and how much of it is; without `total` the bar only moves."""
+        if not self.shown:
+            return
+        if self.progress is None:
+            self.progress = start_progress()
+            self.progress.add_task(phase, total=None)
+        [task] = self.progress.tasks
+        if total != task.total or done < task.completed:  # other work, and not the next phase of the same
+            self.progress.reset(task.id, total=total, completed=int(done))
+        self.progress.update(task.id, description=phase, completed=done, total=total)
+
+    def announce(self, line: str) -> None:
+        """Say on stderr what takes time, and show it."""
+        click.echo(line, err=True)
+        self.show(line)
+
+    def __call__(self, rank: int, event: Event) -> None:
+        """Take a report, as `World.run` hands it on."""
+        if rank == 0 and "phase" in event:
+            self.show(event["phase"], event.get("step", 0), event.get("steps"))
+
+    def clear(self) -> None:
+        """Take the bar off the terminal, until there is something to show again."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+def start_progress() -> Progress:
+    """A bar of rich's on stderr. What is then written to stdout goes through it, if that is the same terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    phase, share = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.percentage:>3.0f} %"))
+    progress = Progress(
+        *(phase, BarColumn(bar_width=None), share, TimeElapsedColumn()),
+        console=Console(stderr=True, no_color=None, markup=False, highlight=False, emoji=False),
+        transient=True,
+        refresh_per_second=4,
+        redirect_stdout=is_same_terminal(),
+    )
+    progress.start()
+    return progress

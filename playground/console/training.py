@@ -1,4 +1,4 @@
-"""What commands that train do: prepare the data, train, show every epoch, and what came of it."""
+"""Commands that train: prepare the data, train, show every epoch as soon as it is known, and the result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from playground.console.epochs import EpochPrinter
 from playground.console.options import RunOptions
 from playground.console.session import Session
 from playground.console.steps import Lesson
+from playground.console.tables import Column
+from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
@@ -39,8 +40,7 @@ from playground.training.settings import TrainingSettings
 
 
 class NoticePrinter:
-    """Prints what ranks report of their snapshots: rank 0 for all, but a problem any rank may have with its disk. What
-    several have, once."""
+    """Prints reports about snapshots: notices of rank 0, and problems of any rank with its disk, each once."""
 
     def __init__(self) -> None:
         self.problems: set[str] = set()
@@ -54,17 +54,63 @@ class NoticePrinter:
 
 
 def echo_loss(failure: RankFailed) -> None:
-    """What is called when a rank has died and the others go on: says so."""
+    """Say that a rank has died and the others continue."""
     click.echo(printable(describe_loss(failure), lines=True), err=True)
 
 
 def echo_restarts(restarts: int) -> OnRestart:
-    """What is called before each restart, of so many at most: says why there is one."""
+    """A function that is called before each restart, of `restarts` at most, and says why there is one."""
 
     def echo(failure: PlaygroundError, count: int) -> None:
         click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {restarts}", err=True)
 
     return echo
+
+
+EPOCH_COLUMNS = (
+    Column("epoch", right=True, width=5),
+    Column("train\nloss", right=True, width=8),
+    Column("train\naccuracy", "%", right=True, width=8),
+    Column("test\naccuracy", "%", right=True, width=8),
+    Column("speed", "samples/s", right=True, width=11),
+    Column("time", "s", right=True, width=7),
+    Column("train loss\nof each rank", width=12, wide=True),
+)
+EPOCH_LEGEND = (
+    "train loss, accuracy: means over the epoch's samples, while the model changes; test accuracy: after the epoch, "
+    "on all test images; speed, time: training only, without the test"
+)
+
+
+class EpochPrinter:
+    """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known. `bar` shows
+    how far the epoch is."""
+
+    def __init__(self, session: Session, bar: Bar) -> None:
+        self.session, self.rows, self.bar = session, session.rows(*EPOCH_COLUMNS), bar
+        self.shown = 0
+        session.say("", EPOCH_LEGEND)
+
+    def __call__(self, rank: int, event: Event) -> None:
+        if rank == 0 and "resumed" in event:
+            self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
+        if rank == 0 and "finished" in event and event["finished"].epoch > self.shown:
+            self.shown = event["finished"].epoch  # a world that was restarted may train it again
+            self.rows.say(*epoch_cells(event["finished"]))
+        self.bar(rank, event)
+
+
+def epoch_cells(epoch: Epoch) -> list[str]:
+    """A cell for each of `EPOCH_COLUMNS`."""
+    return [
+        str(epoch.epoch),
+        f"{epoch.loss:.4f}",
+        f"{100 * epoch.train_accuracy:.2f}",
+        f"{100 * epoch.test_accuracy:.2f}",
+        f"{epoch.samples_per_second:,.0f}",
+        f"{epoch.seconds:.1f}",
+        " ".join("-" if loss is None else f"{loss:.4f}" for loss in epoch.loss_per_rank),
+    ]
 
 
 class FinishedEpochs:
@@ -81,11 +127,8 @@ class FinishedEpochs:
 
     @contextlib.contextmanager
     def printed_if_stopped(self, session: Session, **about: object) -> Iterator[None]:
-        """Whatever ends the training in here, Ctrl-C, SIGTERM or a rank that failed, goes on its way after the document
-        has been printed: the epochs so far, `complete` false, and `stopped_by`, the signal or what the rank did.
-
-        `about`: further fields of the document.
-        """
+        """If Ctrl-C, SIGTERM or a failed rank ends the training in here, print the document before raising further: the
+        epochs so far, `complete` false, `stopped_by` (the signal, or the failure), and the fields `about`."""
         try:
             yield
         except UsageError:  # nothing was trained
@@ -99,18 +142,16 @@ class FinishedEpochs:
 
 
 def describe_stop(error: BaseException) -> str:
-    """What ended a run, in a few words: a signal by name, or the first line of an error."""
+    """The cause of a run's end: the name of a signal, or the first line of an error."""
     number = stopping_signal(error)
     return number.name if number else str(error).partition("\n")[0]
 
 
 @contextlib.contextmanager
 def resumable_if_preempted(session: Session, survival: SnapshotOptions, folder: Path | None) -> Iterator[None]:
-    """Let `Preempted`, raised in here, go its way with a hint where to read how to go on; for the process that shows
-    results, that is. The others of a world that was joined exit with the same code, without a word.
-
-    The file lies in the run's `folder` of snapshots. It is written once on every host: each may have its own.
-    """
+    """Add to `Preempted`, raised in here, a hint where to read how to resume: a file in the `folder` of snapshots,
+    written once on every host, since each may have its own. Of a world that was joined, only the process that shows
+    results raises it; the others exit with the same code."""
     try:
         yield
     except Preempted as preemption:
@@ -126,10 +167,8 @@ def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path | 
     """Write the file; return where it is, or why it is not."""
     if folder is None:
         return ""
-    about = {
-        "step": preemption.step, "signal": preemption.signal, "working folder": working_folder(),
-        "command of each rank" if joined else "command": command_to_go_on(survival),
-    }  # fmt: skip
+    command = {"command of each rank" if joined else "command": command_to_go_on(survival)}
+    about = {"step": preemption.step, "signal": preemption.signal, "working folder": working_folder(), **command}
     try:
         file = write_marker(folder, about)
     except OSError as error:
@@ -138,33 +177,27 @@ def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path | 
 
 
 def command_to_go_on(survival: SnapshotOptions) -> str:
-    """The command line of this process, but from the newest snapshot, whatever it went on from itself."""
+    """The command line of this process, but resuming from the newest snapshot, whatever it resumed from itself."""
     newest = () if survival.resume == AUTO else ("--resume", AUTO)
     return shlex.join(["python", "-m", "playground", *sys.argv[1:], *newest])
 
 
 RUN_TRAINING = remote("playground.training.runner:run_training")
-LOADER_MODULES = {
-    "per-sample": ("torchvision.transforms",), "paths": ("torchvision.transforms", "PIL.PngImagePlugin"),
-}  # fmt: skip
-"""What ranks import for a way to fetch samples: the fork server does, once."""
+LOADER_MODULES = {"per-sample": ["torchvision.transforms"], "paths": ["torchvision.transforms", "PIL.PngImagePlugin"]}
+"""Modules that the fork server imports for the ranks, by the way to fetch samples."""
 
 
 def train_and_show(
     lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any
 ) -> None:
-    """Train as the lesson's own `run` does or, where its loop will not do, as `general` does.
-
-    `training`: further fields of `TrainingSettings`. Training whose ranks fail is started anew, as often as `survival`
-    allows, and goes on from its snapshots, if it takes any: later, too, if it is asked to end for now. Training that
-    diverges is a result like any other, with a word about it on stderr. Training that is stopped leaves its document,
-    with the epochs it had finished, and its exit code.
-    """
+    """Train as the lesson's own `run` does or, where its loop will not do, as `general` does. `training`: further
+    fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival` allows, from its
+    snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
+    Training that is stopped leaves its document, with the epochs it had finished, and its exit code."""
     session = Session(lesson.name, run, default_size=lesson.default_size, restarts=survival.restarts)
     world = session.world
-    asked = TrainingSettings(
-        folder=data.folder, limit=data.limit, seed=run.seed, snapshots=survival.settings, **training
-    )
+    training |= {"limit": data.limit, "seed": run.seed, "snapshots": survival.settings}
+    asked = TrainingSettings(folder=data.folder, **training)
     asked.check_batch(world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
     world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
@@ -183,27 +216,24 @@ def train_and_show(
         stopped = finished.printed_if_stopped(session, dataset=prepared.summary)
         with stopped, resumable_if_preempted(session, survival, survival.snapshots):
             bar.show(f"starting {world.size} ranks")
-            [result, *_] = world.run(
-                RUN_TRAINING, function, settings, on_report=on_report,
-                on_restart=echo_restarts(survival.restarts), grace=survival.grace_of_ranks,
-            )  # fmt: skip
+            on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
+            ran = world.run(RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart, grace=grace)
+            result: TrainingResult = ran[0]
     show_result(session, lesson, settings, prepared, result)
 
 
 def show_result(
     session: Session, lesson: Lesson, settings: TrainingSettings, data: PreparedData, result: TrainingResult
 ) -> None:
-    """Show what came of training with `settings` on `data`. Raises `PlaygroundError` if replicas differ that must
+    """Show the result of training with `settings` on `data`. Raises `PlaygroundError` if replicas differ that must
     not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:
         click.echo("training diverged: the loss is no longer a finite number; try a smaller --lr", err=True)
-    session.print_document(
-        {"run": [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]},
-        dataset=data.summary, best=best, epochs=result.epochs,
-        replicas_max_difference=result.replicas_max_difference, complete=True,
-    )  # fmt: skip
+    losses = [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]
+    about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
+    session.print_document({"run": losses}, best=best, epochs=result.epochs, complete=True, **about)
     verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
     averaged = "gradients" if settings.sync in RUNGS else "parameters"
     session.say(prose(f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}; ", good(verdict), "."))

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from playground.console.dependent_options import ANY, only_with
-from playground.console.options import flags, options, pack_options
+from playground.console.options import ANY, flags, only_with, options, pack_options
 from playground.console.paths import check_place
-from playground.console.progress import Bar
+from playground.console.terminal import Bar
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.survival.settings import AUTO, NO, SnapshotSettings
@@ -26,7 +25,7 @@ MAX_RESTARTS = 1000
 
 @dataclass(frozen=True)
 class Interval:
-    """Between two snapshots: so many steps or, where it is not None, so many seconds."""
+    """Steps between two snapshots or, where `seconds` is not None, seconds."""
 
     steps: int
     seconds: float | None = None
@@ -52,7 +51,7 @@ class StepsOrSeconds(click.ParamType):  # type: ignore[type-arg]  # older versio
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
-    """What is to survive a failure, and how often one is."""
+    """Snapshots and restarts of a training run."""
 
     snapshots: Path | None = flag(
         None, "Take snapshots of the training, in this folder, and go on from the newest.", metavar="DIR"
@@ -86,10 +85,8 @@ class SnapshotOptions:
         """As a training run takes them."""
         if self.snapshots is None:
             return None
-        return SnapshotSettings(
-            folder=self.snapshots.absolute(), every=self.snapshot_every.steps, seconds=self.snapshot_every.seconds,
-            keep=self.keep, resume=self.resume,
-        )  # fmt: skip
+        folder, steps, seconds = self.snapshots.absolute(), self.snapshot_every.steps, self.snapshot_every.seconds
+        return SnapshotSettings(folder=folder, every=steps, seconds=seconds, keep=self.keep, resume=self.resume)
 
     @property
     def grace_of_ranks(self) -> float | None:
@@ -117,7 +114,7 @@ def read_mirror(ctx: click.Context, param: click.Parameter, address: str | None)
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Which data to train on, and where it lies or is to be had."""
+    """The data to train on, and where it is or can be fetched."""
 
     dataset: str = flag(
         "auto", "auto: MNIST if it is here or can be downloaded, else generated digits.", choices=prepare.DATASETS
@@ -137,7 +134,7 @@ class DataOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the data lies or is to be put. Raises `NoData` if nobody says where and the user has no home."""
+        """Where the data is or will be put. Raises `NoData` if that is not given and the user has no home."""
         return self.data_dir or prepare.default_data_dir()
 
 
@@ -182,13 +179,13 @@ class PreparedData:
     """Samples to train on."""
     test: int
     why: str
-    """How it came here, or why it is not the one wished for."""
+    """How it was obtained, or why it is not the one asked for."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
-        """What was asked for, on this data."""
+        """The settings `asked` for, on this data."""
         return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
 
     @property
@@ -206,15 +203,13 @@ def describe_logical_ranks(settings: TrainingSettings, size: int) -> list[str]:
 
 
 def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:
-    """Get the data onto this host, with `as_files` each training image as a file of its own, too; what takes long is
-    shown by `bar`. Raises `NoData`, and `UsageError` for a limit beyond the data."""
+    """Get the data onto this host, with `as_files` also each training image as a file of its own; `bar` shows what
+    takes long. Raises `NoData`, and `UsageError` for a limit beyond the data."""
     source = prepare.prepare(asked.dataset, asked.folder, asked.mirror, bar.announce)
     train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
     if asked.limit and asked.limit > train:
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
     if as_files:
         prepare_image_files(source.folder, asked.limit, bar.announce)
-    return PreparedData(
-        folder=source.folder, name=source.name, limit=asked.limit, train=asked.limit or train, test=test,
-        why=source.why,
-    )  # fmt: skip
+    samples = {"train": asked.limit or train, "test": test}
+    return PreparedData(folder=source.folder, name=source.name, why=source.why, limit=asked.limit, **samples)

@@ -1,24 +1,24 @@
 """Settings declared once: default, help, and the values a field may have. Commands make options of these declarations,
-and settings check themselves by them. Imports neither torch nor click."""
+and settings check themselves by them, in one form of words. Imports neither torch nor click."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """What a field of a dataclass says of the option that fills it."""
+    """A field of a dataclass, as the option that fills it."""
 
     help: str
     name: str = ""
-    """How the option is written; empty if as the field is called. Several spellings have a space between them."""
+    """Spelling of the option, if the field has another name. Several spellings have a space between them."""
     group: str = ""
     """Options that only some commands take, always together."""
     choices: Collection[str] | None = None
@@ -49,8 +49,9 @@ def flag(default: Any, help: str, **about: Any) -> Any:
     return field(default=default, metadata={"flag": Flag(help=help, **about)})
 
 
-def like(kind: type, name: str, default: Any, **changes: Any) -> Any:
-    """The flag of another dataclass, with a default of its own."""
+def like(kind: type, name: str, default: Any = MISSING, **changes: Any) -> Any:
+    """The flag of another dataclass, with its default unless another is given."""
+    default = getattr(kind, name) if default is MISSING else default
     return field(default=default, metadata={"flag": replace(flags_of(kind)[name], **changes)})
 
 
@@ -67,3 +68,23 @@ def check_flags(settings: Any) -> None:
             check_choice(name, value, flag.choices)
         elif isinstance(value, int | float):
             flag.check(name, value)
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise `UsageError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
+
+
+def check_at_least_one(settings: object, *names: str) -> None:
+    """Raise `UsageError` unless each of these attributes of `settings` is 1 or more."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise UsageError(f"{name} {getattr(settings, name)}: it must be at least 1")
+
+
+def check_not_negative(settings: object, *names: str) -> None:
+    """Raise `UsageError` unless each of these attributes of `settings` is a finite number, 0 or above."""
+    for name in names:
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise UsageError(f"{name} {getattr(settings, name)}: it must be a finite number, 0 or above")

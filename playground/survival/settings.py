@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.runtime.checks import check_at_least_one
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import check_at_least_one
 
 AUTO, NO = "auto", "no"
 

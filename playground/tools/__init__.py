@@ -1,4 +1,4 @@
-"""What measures and examines: a folder each, of the same shape as a lesson's."""
+"""Tools that measure and examine: a folder each, of the same shape as a lesson's."""
 
 from __future__ import annotations
 
@@ -17,27 +17,11 @@ class Tool:
 
 
 TOOLS = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            name="bench",
-            purpose="measure the bandwidth of collectives, the backend's and ours",
-            command=remote("playground.tools.bench.command:command"),
-        ),
-        Tool(
-            name="scale",
-            purpose="predict the time of all-reduce on up to 65,536 ranks",
-            command=remote("playground.tools.scale.command:command"),
-        ),
-        Tool(
-            name="snapshots",
-            purpose="list and verify the snapshots of a training run, measure what one costs",
-            command=remote("playground.tools.snapshots.command:command"),
-        ),
-        Tool(
-            name="chaos",
-            purpose="kill processes of a training at random, and compare its end with an undisturbed one",
-            command=remote("playground.tools.chaos.command:command"),
-        ),
+    name: Tool(name=name, purpose=purpose, command=remote(f"playground.tools.{name}.page:command"))
+    for name, purpose in (
+        ("bench", "measure the bandwidth of collectives, the backend's and ours"),
+        ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
+        ("snapshots", "list and verify the snapshots of a training run, measure what one costs"),
+        ("chaos", "kill processes of a training at random, and compare its end with an undisturbed one"),
     )
 }

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from playground.console.dependent_options import only_with
+from playground.console.options import only_with
 from playground.runtime import UsageError
 
 Run = Callable[..., Any]

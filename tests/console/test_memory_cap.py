@@ -6,7 +6,7 @@ import click
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.console.memory_cap import UNITS, MemorySize
+from playground.console.options import UNITS, MemorySize
 
 
 def read(text: str) -> int:

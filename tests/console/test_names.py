@@ -6,7 +6,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from playground.console.names import names_option
+from playground.console.options import names_option
 
 KNOWN = ("all_reduce", "all_gather", "broadcast")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.console import search_path
+from playground.console import script
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def own_files(tmp_path: Path) -> Path:
 
 
 def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None:
-    root = Path(search_path.__file__).parents[2]  # as if the package were not installed, too
+    root = Path(script.__file__).parents[2]  # as if the package were not installed, too
     environ = {**os.environ, "PYTHONPATH": f"{root}"}
     command = [sys.executable, "-m", "playground", "hello", "-n", "1"]
     done = subprocess.run(command, cwd=own_files, env=environ, capture_output=True, text=True, timeout=120)
@@ -46,15 +46,15 @@ def test_the_folder_moves_for_our_command_alone(
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", orig_argv)
     monkeypatch.setattr(sys, "path", ["/home/me", "/lib/python"])
-    search_path.put_working_folder_last()
+    script.put_working_folder_last()
     assert sys.path == (["/lib/python", "/home/me"] if moved else ["/home/me", "/lib/python"])
 
 
 def test_a_clone_goes_before_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site-packages" / "playground").mkdir(parents=True)
-    installed, clone = str(tmp_path / "site-packages"), str(Path(search_path.__file__).parents[2])
+    installed, clone = str(tmp_path / "site-packages"), str(Path(script.__file__).parents[2])
     monkeypatch.setattr(sys, "argv", ["-m"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "playground"])
     monkeypatch.setattr(sys, "path", [clone, "/lib/python", installed, "/more"])
-    search_path.put_working_folder_last()
+    script.put_working_folder_last()
     assert sys.path == ["/lib/python", clone, installed, "/more"]

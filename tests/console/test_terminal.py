@@ -16,8 +16,8 @@ import pytest
 from terminal import Terminal, open_terminal
 
 from playground.console import terminal
-from playground.console.progress import Bar
 from playground.console.tables import Column, Table
+from playground.console.terminal import Bar
 from playground.console.text import heading, prose, rank_number
 
 Run = Callable[..., Any]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ranks import device_behind
 
 from playground.lessons.parameter_server import experiment, lesson, mistake
 from playground.lessons.parameter_server.experiment import MeasuredServer
-from playground.lessons.parameter_server.lesson import Push
+from playground.lessons.parameter_server.lesson import Push, new_model, paced, whole_batches
 from playground.lessons.parameter_server.page import (
     LARGEST,
     MODES,
@@ -33,7 +35,6 @@ from playground.lessons.parameter_server.page import (
     loss_text,
     steps_verdict,
 )
-from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
 from playground.remote.agent import agents
 from playground.remote.agents import AGENTS
@@ -138,8 +139,14 @@ def repeat_with_a_bug(rank: int, size: int) -> None:
     workers = dist.new_group(list(range(1, size)))
     with AGENTS["send-recv"]() as agent, pytest.MonkeyPatch.context() as patch:
         if rank == size - 1:
-            patch.setattr(mistake.OwnGraph, "backward", fail_otherwise)
+            patch.setattr(mistake, "own_graph", partial(with_a_bug, mistake.own_graph))
         mistake.repeat_the_mistake(agent, workers)
+
+
+@contextlib.contextmanager
+def with_a_bug(own_graph: Callable[..., Any], agent: Any) -> Iterator[mistake.Graph]:
+    with own_graph(agent) as graph:
+        yield graph._replace(backward=fail_otherwise)
 
 
 def fail_otherwise(*_: Any) -> None:

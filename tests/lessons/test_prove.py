@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from playground.algorithms import ALL_REDUCES
 from playground.lessons.prove import lesson
-from playground.lessons.prove.differences import max_abs_diff, max_over_ranks, parameters
+from playground.lessons.prove.lesson import max_abs_diff, max_over_ranks, parameters
 from playground.lessons.prove.page import (
     BreakResult,
     ComparedStep,

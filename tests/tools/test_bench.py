@@ -26,11 +26,10 @@ from playground.runtime import UsageError, launch
 from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.testing import World
-from playground.tools.bench import benchmark, command, wire, workload
-from playground.tools.bench.collectives import COLLECTIVES
-from playground.tools.bench.report import CsvFile, ReportPrinter
+from playground.tools.bench import benchmark, page, wire, workload
+from playground.tools.bench.page import CsvFile, ReportPrinter
 from playground.tools.bench.results import BenchStart, Row, SizeResult
-from playground.tools.bench.settings import DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
+from playground.tools.bench.settings import COLLECTIVES, DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
 from playground.tools.bench.workload import all_gather_single, reduce_scatter_single
 
 Run = Callable[..., Any]
@@ -186,7 +185,7 @@ def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> N
 
 
 def test_results_are_read_without_importing_torch(torch_is_imported: Callable[..., list[str]]) -> None:
-    assert not torch_is_imported("playground.tools.bench.command", "playground.tools.bench.results")
+    assert not torch_is_imported("playground.tools.bench.page", "playground.tools.bench.results")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,7 @@ def test_settings_check_themselves(values: dict[str, Any], message: str) -> None
 
 
 def test_wrong_results_make_exit_code_1(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "RUN", WRONG_RING)
+    monkeypatch.setattr(page, "RUN", WRONG_RING)
     shown = run_cli("bench", *QUICK, "-b", 64, "-e", 64, "--algorithm", "ring")
     assert shown.code == 1
     assert shown.err == "playground: 2 elements of the results are wrong: see the column #wrong\n"
@@ -426,7 +425,7 @@ class EndedPrinter(ReportPrinter):
 def test_whatever_ends_a_run_what_was_measured_is_shown(
     error: BaseException, code: int, message: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(command, "ReportPrinter", EndedPrinter)
+    monkeypatch.setattr(page, "ReportPrinter", EndedPrinter)
     monkeypatch.setattr(EndedPrinter, "error", error, raising=False)
     words = ("bench", *QUICK, "-b", 64, "-e", "4K", "--csv", tmp_path / "rows.csv")
     shown = run_cli(*words, "--json")
@@ -448,7 +447,7 @@ def test_whatever_ends_a_run_what_was_measured_is_shown(
 
 def test_a_figure_of_an_interrupted_run_is_drawn(run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(command, "ReportPrinter", EndedPrinter)
+    monkeypatch.setattr(page, "ReportPrinter", EndedPrinter)
     monkeypatch.setattr(EndedPrinter, "error", KeyboardInterrupt(), raising=False)
     assert run_cli("bench", *QUICK, "-b", 64, "-e", "4K", "--plot", tmp_path / "plot.png").code == 130
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

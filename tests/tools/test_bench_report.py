@@ -17,12 +17,11 @@ from playground.console.tables import Table
 from playground.runtime import UsageError
 from playground.runtime.errors import PlaygroundError
 from playground.testing import World
-from playground.tools.bench import report
+from playground.tools.bench import page
 from playground.tools.bench.benchmark import PASSES, Trials, split_into_passes
-from playground.tools.bench.collectives import COLLECTIVES
-from playground.tools.bench.report import CsvFile
+from playground.tools.bench.page import CsvFile
 from playground.tools.bench.results import BenchResult, Row
-from playground.tools.bench.settings import ALGORITHMS, BenchSettings
+from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
 
 EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32))
 ROW = Row(
@@ -58,7 +57,7 @@ def test_a_trial_counts_as_on_its_slowest_rank_and_says_which(world: Callable[..
 
 def lines_of(settings: BenchSettings, wire: str | None, *, wide: bool) -> list[str]:
     """The table of one row, all of whose cells are as wide as they can be."""
-    shown = report.row_columns(settings, wire)
+    shown = page.row_columns(settings, wire)
     return render(
         [Table(*(each.column for each in shown), rows=[[each.cell(ROW) for each in shown]])], 80, wide=wide
     ).splitlines()
@@ -75,13 +74,13 @@ def test_the_widest_row_fits_80_columns() -> None:
 def test_wide_shows_every_field_of_the_csv_file() -> None:
     *_, units, row = lines_of(EVERYTHING, "TCP", wide=True)
     assert units.split()[:3] == ["collective", "algorithm", "(B)"]
-    assert len(row.split()) == len(report.CSV_FIELDS)
-    assert set(report.CSV_FIELDS) <= vars(ROW).keys()
+    assert len(row.split()) == len(page.CSV_FIELDS)
+    assert set(page.CSV_FIELDS) <= vars(ROW).keys()
 
 
 def test_columns_are_explained_where_they_are_shown() -> None:
-    shown = report.row_columns(EVERYTHING, "TCP on loopback")
-    narrow, wide = (report.explain(shown, wide) for wide in (False, True))
+    shown = page.row_columns(EVERYTHING, "TCP on loopback")
+    narrow, wide = (page.explain(shown, wide) for wide in (False, True))
     assert [line.split(":")[0].strip() for line in narrow] == ["size", "time", "busbw", "#wrong", "slowest", "%limit"]
     assert set(narrow) < set(wide)
     assert narrow[-1] == "  %limit: busbw relative to TCP on loopback"
@@ -89,10 +88,10 @@ def test_columns_are_explained_where_they_are_shown() -> None:
 
 
 def test_ticks_are_sizes_that_were_measured() -> None:
-    assert report.choose_ticks([64, 4096]) == [64, 4096]
+    assert page.choose_ticks([64, 4096]) == [64, 4096]
     sizes = [4 << i for i in range(29)]
-    ticks = report.choose_ticks(sizes)
-    assert len(ticks) <= report.MAX_TICKS
+    ticks = page.choose_ticks(sizes)
+    assert len(ticks) <= page.MAX_TICKS
     assert set(ticks) <= set(sizes)
     assert len({larger / smaller for smaller, larger in itertools.pairwise(ticks)}) == 1
 
@@ -101,7 +100,7 @@ def test_the_figure_is_logarithmic_and_its_ticks_are_sizes(tmp_path: Path) -> No
     pytest.importorskip("matplotlib")
     rows = [replace(ROW, size=size, busbw=size / 1e6) for size in (1024, 65536, 2**22)]
     result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, limit=None, error=None)
-    report.bandwidth_plot("title", result, tmp_path / "plot.svg")
+    page.bandwidth_plot("title", result, tmp_path / "plot.svg")
     svg = (tmp_path / "plot.svg").read_text()
     # matplotlib draws text as outlines, and leaves the text itself in comments
     for label in ("1 KiB", "64 KiB", "4 MiB", "0.001", "0.01", "0.1", "1", "size", "bus bandwidth (GB/s)"):
@@ -140,7 +139,7 @@ def test_rows_that_are_there_survive_a_disk_that_is_full(tmp_path: Path, monkeyp
     file.begin()
     file.update([ROW])
     with monkeypatch.context() as patch:
-        patch.setattr(report, "write_rows", fail)
+        patch.setattr(page, "write_rows", fail)
         file.update([ROW, ROW])
         with pytest.raises(PlaygroundError, match=r"rows.csv lacks rows \(No space left on device\)"):
             file.check()

@@ -18,11 +18,10 @@ from processes import ENOUGH, by_hand, session_ends
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.survival.comparison import Comparison
-from playground.tools.chaos import command, processes
-from playground.tools.chaos.experiment import train_undisturbed
+from playground.tools.chaos import page, processes
 from playground.tools.chaos.processes import Processes, find_processes, opened_in
 from playground.tools.chaos.results import FORK_SERVER, LAUNCHER, PHASES, RANK, WHOM, Draws, Kill, RunRecord
-from playground.tools.chaos.training import Training
+from playground.tools.chaos.training import Training, train_undisturbed
 
 Run = Callable[..., Any]
 
@@ -73,7 +72,7 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
         trained.append(folder.name)
         return train_undisturbed((*words, *(("--seed", seed) if folder.name == "repeated" else ())), folder)
 
-    monkeypatch.setattr(command, "train_undisturbed", train)
+    monkeypatch.setattr(page, "train_undisturbed", train)
     monkeypatch.setattr(BACKENDS["gloo"], "may_differ", "it may be the weather")
     few = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--batch-size", 32)
     shown = run_cli("chaos", "--kills", 1, "--", "sgd", "-n", 1, "--epochs", 2, "--snapshot-every", 1, *few)

@@ -22,7 +22,7 @@ from playground.algorithms.transport import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.testing import World
-from playground.tools.scale import command, fit, plan, report as show
+from playground.tools.scale import fit, page, plan
 from playground.tools.scale.plan import COSTS, Point, Sample
 
 Run = Callable[..., Any]
@@ -37,9 +37,9 @@ seconds = st.floats(1e-12, 1e-3)
 
 
 def test_every_algorithm_has_its_cost() -> None:
-    assert set(COSTS) == set(show.SHORT) == set(ALGORITHMS) - {"auto"}
-    assert len(set(show.SHORT.values())) == len(COSTS)
-    assert max(map(len, show.SHORT.values())) <= len("tutorial")
+    assert set(COSTS) == set(page.SHORT) == set(ALGORITHMS) - {"auto"}
+    assert len(set(page.SHORT.values())) == len(COSTS)
+    assert max(map(len, page.SHORT.values())) <= len("tutorial")
 
 
 def sizes(messages: Sequence[Addressed]) -> Sizes:
@@ -222,7 +222,7 @@ def test_json_by_hand(run_cli: Run) -> None:
 
 
 def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MEASURED", 0.0)
+    monkeypatch.setattr(page, "MEASURED", 0.0)
     monkeypatch.setattr(plan, "FITTED_SIZES", (4, 4096))
     monkeypatch.setattr(plan, "HELD_OUT_SIZES", (1024,))
     document = json.loads(run_cli("scale", "-n", 4, "--json").out)
@@ -251,24 +251,24 @@ def test_a_measured_host_as_text() -> None:
     assert result.fit is not None
     assert result.fit.worst_error < 1e-6
     assert {(point.size, point.fitted) for point in result.fit.points} == {(2, True), (4, True), (3, False), (8, False)}
-    text = render(show.result_texts(result), 80)
+    text = render(page.result_texts(result), 80)
     assert max(map(len, text.splitlines())) <= 80
     for part in (
-        render(show.machine_lines(result.parameters), 80), render([show.errors_table(result.fit.unseen)], 80),
-        "all ranks on its 2 cores", render([show.winners_table(result.predictions.host or [])], 80),
-        render([show.winners_table(result.predictions.cluster)], 80), "predictions are off by 0% (median)",
+        render(page.machine_lines(result.parameters), 80), render([page.errors_table(result.fit.unseen)], 80),
+        "all ranks on its 2 cores", render([page.winners_table(result.predictions.host or [])], 80),
+        render([page.winners_table(result.predictions.cluster)], 80), "predictions are off by 0% (median)",
     ):  # fmt: skip
         assert part in text
 
 
 def test_names_in_cells_are_explained() -> None:
     rows = plan.predictions(CLUSTER, plan.CLUSTER)
-    assert show.legend(rows) == "doubling = recursive-doubling, halving = halving-doubling."
+    assert page.legend(rows) == "doubling = recursive-doubling, halving = halving-doubling."
 
 
 def test_errors_by_algorithm() -> None:
     points = [Point("ring", 3, 4, 1.0, error, False) for error in (0.1, -0.3, 0.2)]
-    table = show.errors_table([*points, Point("all-to-all", 3, 4, 1.0, 0.5, False)])
+    table = page.errors_table([*points, Point("all-to-all", 3, 4, 1.0, 0.5, False)])
     assert table.rows == [("ring", "20", "30"), ("all-to-all", "50", "50"), ("all", "25", "50")]
 
 

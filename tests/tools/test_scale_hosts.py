@@ -15,7 +15,7 @@ from playground.algorithms.cost_model import Machine
 from playground.algorithms.hosts import Hosts
 from playground.console.rendering import render
 from playground.runtime import UsageError
-from playground.tools.scale import command, fit, plan, report as show
+from playground.tools.scale import fit, page, plan
 from playground.tools.scale.plan import Sample
 
 Run = Callable[..., Any]
@@ -64,7 +64,7 @@ def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float,
 def test_which_figure_is_of_which_link() -> None:
     asked = plan_of(2, 4)
     result = fit.evaluate(samples_from(TRUE, asked), asked)
-    text = " ".join(render([show.plan_text(asked), *show.result_texts(result)], 80).split())
+    text = " ".join(render([page.plan_text(asked), *page.result_texts(result)], 80).split())
     for part in (
         "Hosts: 2 with 4 ranks each.", "alpha: 100 us per message (latency)",
         "within a node of 4 ranks: alpha 10 us, beta 0.1 ns per byte, 10 GB/s",
@@ -80,7 +80,7 @@ def test_a_level_that_cannot_be_measured_is_named() -> None:
     result = fit.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
     assert (result.parameters.alpha, result.parameters.beta) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.01)
     assert result.predictions.host is None
-    text = " ".join(render(show.result_texts(result), 80).split())
+    text = " ".join(render(page.result_texts(result), 80).split())
     assert "inside a host nothing could be measured, with one rank on each" in text
     assert "within a node of" not in text
 
@@ -92,7 +92,7 @@ def test_hosts_that_are_not_alike_are_refused(layout: tuple[int, ...]) -> None:
 
 
 def test_simulated_hosts_are_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MEASURED", 0.0)
+    monkeypatch.setattr(page, "MEASURED", 0.0)
     for where in ("SIZES", "BETWEEN"):
         monkeypatch.setattr(plan, f"FITTED_{where}", (4, 4096))
         monkeypatch.setattr(plan, f"HELD_OUT_{where}", (1024,))

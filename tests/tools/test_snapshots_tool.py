@@ -17,8 +17,8 @@ from widths import too_wide
 from playground.console.rendering import render
 from playground.survival.folder import Examined, find_steps, step_folder
 from playground.survival.snapshots import Snapshots, State
-from playground.tools.snapshots import command
-from playground.tools.snapshots.settings import SaveTimes, check_times
+from playground.tools.snapshots import page
+from playground.tools.snapshots.page import SaveTimes, check_times
 
 Run = Callable[..., Any]
 
@@ -146,12 +146,12 @@ def test_a_problem_of_a_rank_fails_the_measurement() -> None:
     [(-3, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (200_000, "2 days")],
 )
 def test_ages_are_short(seconds: float, text: str) -> None:
-    assert command.format_age(seconds) == text
+    assert page.format_age(seconds) == text
 
 
 def test_what_is_unknown_is_a_dash(tmp_path: Path) -> None:
     empty = Examined(folder=tmp_path, step=1234567, condition="incomplete", defects=["rank-0.snapshot is missing"])
     old = Examined(folder=tmp_path, step=2, size=3, nbytes=2048, written=time.time() - 3 * 86400)
-    lines = render([command.snapshots_table([old, empty])], 80).splitlines()
+    lines = render([page.snapshots_table([old, empty])], 80).splitlines()
     assert lines[1].split() == ["2", "3", "2", "KiB", "3", "days", "whole"]
     assert lines[2].split() == ["1,234,567", "-", "0", "B", "-", "incomplete:", "rank-0.snapshot", "is", "missing"]

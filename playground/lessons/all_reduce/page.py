@@ -14,8 +14,8 @@ from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, heading, prose
 from playground.lessons import LESSONS
-from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import check_choice
 
 LESSON = LESSONS["allreduce"]
 RUN = LESSON.remote("run")

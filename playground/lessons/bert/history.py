@@ -18,11 +18,10 @@ from playground.training.replicas import largest_difference
 
 
 class History:
-    """Counts the steps that a training loop tells it of. What ranks have to say to each other for it, they say only
-    when a report is due."""
+    """Counts the steps of a training loop. Ranks exchange messages for it only when a report is due."""
 
     finished: Sequence[object] = ()
-    """Epochs: this counts steps alone."""
+    """No epochs: this counts steps alone."""
 
     def __init__(self, settings: BertSettings) -> None:
         self.settings = settings
@@ -47,30 +46,22 @@ class History:
         self.heartbeat.beat(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
 
     def report_losses(self) -> None:
-        """Average what came since the last report over the ranks, and report it."""
+        """Average the losses since the last report over the ranks, and report the mean."""
         own = torch.stack(self.own).double()
         dist.all_reduce(own)
         self.losses += (own / dist.get_world_size()).tolist()
         now = self.now()
         latest = self.losses[-LOSSES_TO_COMPARE:]
-        progress = Progress(
-            way=self.settings.way,
-            step=len(self.losses),
-            loss=sum(latest) / len(latest),
-            samples_per_second=len(own) * self.settings.batch_size / (now - self.reported),
-        )
+        loss, speed = sum(latest) / len(latest), len(own) * self.settings.batch_size / (now - self.reported)
         self.own, self.reported = [], now
-        report(progress=progress)
+        step = len(self.losses)
+        report(progress=Progress(way=self.settings.way, step=step, loss=loss, samples_per_second=speed))
 
     def state(self) -> dict[str, object]:
-        """What has been counted so far, as tensors and plain data."""
+        """The counts so far, as tensors and plain data."""
         now = self.now()
-        return {
-            "losses": self.losses,
-            "own": self.own,
-            "seconds": now - self.started,
-            "unreported": now - self.reported,
-        }
+        times = {"seconds": now - self.started, "unreported": now - self.reported}
+        return {"losses": self.losses, "own": self.own, **times}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
@@ -79,12 +70,12 @@ class History:
         self.started, self.reported = now - state["seconds"], now - state["unreported"]
 
     def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What this rank goes on counting from, when ranks of another number have counted `states`: their mean."""
+        """The state from which this rank resumes, where a different number of ranks counted `states`: their mean."""
         several = zip(*(state["own"] for state in states), strict=True)
         return {**states[0], "own": [torch.stack(losses).mean(0) for losses in several]}
 
     def result(self, model: nn.Module, right: float, tested: int) -> Training:
-        """Everything. All ranks must call this, and get the same."""
+        """The whole training. All ranks must call this, and get the same."""
         if self.own:  # of a run of more steps, whose snapshot this one has ended with
             self.report_losses()
         seconds = self.reported - self.started

@@ -134,17 +134,20 @@ class Sampler(DistributedSampler[PairBatch]):
 
 
 def batches(settings: BertSettings, rank: int, size: int, done: int = 0) -> Iterator[PairBatch]:
-    """This rank's part of every global batch, without end, from the one after the first `done` on.
-
-    In every epoch `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of
-    them from the r-th on. So the ranks' batches of a step are, together, what one process gets as its batch.
-    """
+    """This rank's part of every global batch, without end, from the one after the first `done` on. In every epoch
+    `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of them from the
+    r-th on. So the ranks' batches of a step are, together, what one process gets as its batch."""
     data = Pairs(settings.folder, "train", settings.max_length)
     sampler = Sampler(data, size, rank, seed=settings.seed, drop_last=True)
     loader: RankLoader[PairBatch] = RankLoader(
-        data, batch_size=settings.batch_size // size, sampler=sampler, drop_last=True, collate_fn=collate,
-        num_workers=settings.loader_workers, generator=torch.Generator(),  # so that it draws none of dropout's numbers
-    )  # fmt: skip
+        data,
+        batch_size=settings.batch_size // size,
+        sampler=sampler,
+        drop_last=True,
+        collate_fn=collate,
+        num_workers=settings.loader_workers,
+        generator=torch.Generator(),  # so that it draws none of dropout's numbers
+    )
     first, steps = divmod(done, len(loader))
     sampler.skipped = steps * settings.batch_size // size
     for epoch in itertools.count(first):

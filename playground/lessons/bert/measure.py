@@ -1,9 +1,10 @@
-"""What each way costs: time, utilisation, memory, the largest batch, and what averaging gradients can hide behind."""
+"""The cost of each way: time, utilisation, memory, the largest batch, and what averaging gradients can hide behind."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import fields
 from functools import partial
 from statistics import median
 
@@ -19,6 +20,7 @@ from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import Account, label_buckets, track_memory, track_utilisation
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import Clock, TimedReplica, count_messages, summarize, time_in_turn
+from playground.lessons.ladder.page import AveragingCost
 from playground.measurement.interleave import Heartbeat, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
@@ -117,14 +119,11 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
         replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
+    cost = [field.name for field in fields(AveragingCost)]
     return [
-        Averaging(
-            way=rung.rung, seconds=rung.p50, exposed=rung.exposed, alone=rung.alone, hidden=rung.hidden,
-            messages=rung.messages, bytes=rung.bytes, early_bytes=rung.early_bytes,
-            difference_to_ddp=rung.difference_to_ddp, caveat=rung.caveat,
-        )
+        Averaging(way=rung.rung, seconds=rung.p50, **{name: getattr(rung, name) for name in cost})
         for rung in summarize(replicas, messages, seconds)
-    ]  # fmt: skip
+    ]
 
 
 def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
@@ -142,9 +141,8 @@ def speed(rank: int, size: int, settings: BertSettings) -> Speed:
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
     per_step = median(slowest(time_steps(Step(rank, size, settings))))
-    return Speed(
-        way=settings.way, workers=settings.workers, seconds=per_step, samples_per_second=settings.batch_size / per_step
-    )
+    rate = settings.batch_size / per_step
+    return Speed(way=settings.way, workers=settings.workers, seconds=per_step, samples_per_second=rate)
 
 
 def time_steps(step: Step) -> list[float]:
@@ -186,7 +184,7 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
     held = account_of(per_rank).held_by_label[probe.devices[0]]
 
     def peak(samples: int) -> int:
-        """Of the fullest device of any rank, with so many samples on every worker."""
+        """Peak of the fullest device of any rank, with that number of samples on every worker."""
         fullest = torch.tensor(max(account_of(per_rank * samples).peak.values()), device=device())
         dist.all_reduce(fullest, op=dist.ReduceOp.MAX)
         return int(fullest)
@@ -194,20 +192,14 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
     samples = largest_batch(peak, settings.memory_cap, model=held, limit=len(probe.data) // settings.workers)
     account = account_of(per_rank * samples)
     fullest = max(probe.devices, key=account.peak.__getitem__)
-    return LargestBatch(
-        way=settings.way,
-        workers=settings.workers,
-        batch_size=samples * settings.workers,
-        fullest=str(fullest),
-        peak=account.peak[fullest],
-    )
+    way, workers, peak_there = settings.way, settings.workers, account.peak[fullest]
+    batch_size = samples * workers
+    return LargestBatch(way=way, workers=workers, batch_size=batch_size, fullest=str(fullest), peak=peak_there)
 
 
 class Probe:
-    """A model that takes steps on batches of any size, and the account of what devices hold meanwhile.
-
-    All pairs are as long as any may be, `max_length` tokens: what is held grows with the batch and with nothing else.
-    """
+    """A model that takes steps on batches of any size, and the account of what devices hold meanwhile. All pairs are as
+    long as any may be, `max_length` tokens: what is held grows with the batch and with nothing else."""
 
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
         self.settings, self.devices, self.heartbeat = settings, devices_of(settings), Heartbeat()
@@ -217,7 +209,7 @@ class Probe:
                 self.step = Step(rank, size, settings)
             if isinstance(self.step.model, DistributedDataParallel):
                 label_buckets(self.step.model, account)
-            for _ in range(2):  # DDP arranges its buckets anew in the second
+            for _ in range(2):  # DDP rearranges its buckets in the second
                 self.step.take(self.batch(settings.workers // size))
 
     def track(self) -> contextlib.AbstractContextManager[Account]:
@@ -225,7 +217,7 @@ class Probe:
         return track_memory(self.devices, default=self.devices[0] if self.settings.way == DDP else HOST)
 
     def account_of(self, samples: int) -> Account:
-        """A step on so many samples, on all devices of this process together."""
+        """The account of a step on that number of samples, on all devices of this process together."""
         self.heartbeat.beat()
         with self.track() as account:
             self.step.optimizer.zero_grad()

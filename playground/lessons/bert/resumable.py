@@ -30,7 +30,7 @@ MAY_DIFFER = ("steps", "loader_workers", "report_every", "memory_cap")
 
 
 def train(rank: int, size: int, settings: BertSettings, snapshots: SnapshotSettings) -> Training:
-    """Train by each way, on the same batches, then test. Begins at a snapshot, if there is one to go on from.
+    """Train by each way, on the same batches, then test. Begins at a snapshot, if there is one to resume from.
 
     Every rank returns the same figures. Raises `UsageError` if the snapshot is of more steps than are asked for.
     """
@@ -63,7 +63,7 @@ def warm_up(loss_of: Loss, settings: BertSettings) -> None:
 
 
 def identify(settings: BertSettings) -> Fingerprint:
-    """What a run must have in common with a snapshot to go on from it. (How many ranks there are is known without.)"""
+    """The properties that a run must share with a snapshot to resume from it. (The number of ranks is known.)"""
     different = (*MAY_DIFFER, "workers") if settings.way == DDP else MAY_DIFFER
     same = {name: value for name, value in settings.on_all_ranks().items() if name not in different}
     return {

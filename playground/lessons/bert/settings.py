@@ -1,4 +1,4 @@
-"""What a run of `bert` depends on, and what its parts come to: plain data. Does not import torch."""
+"""The settings of a run of `bert`, and the results of its parts: plain data. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from playground.runtime.checks import check_at_least_one, check_choice, check_not_negative
+from playground.lessons.ladder.page import AveragingCost
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
-from playground.training.settings import BUCKET_CAP
+from playground.training.settings import BUCKET_CAP, MAX_LOADER_WORKERS
 
 ONE_PROCESS = ("data-parallel", "loss-in-forward")
 DDP = "ddp"
@@ -23,9 +24,9 @@ EXACT_STEPS = 20
 BUCKETS = 4
 """As many buckets of gradients, about, even the smallest model has where their overlap is measured."""
 BYTES_PER_PARAMETER = 16
-"""Of the parameter itself, its gradient, and Adam's two moments, all float32."""
+"""Bytes of the parameter itself, its gradient, and Adam's two moments, all float32."""
 LOSSES_TO_COMPARE = 10
-"""The last loss that is shown is the mean over so many steps."""
+"""Number of steps over which the loss that is shown is a mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,36 +46,33 @@ class BertSettings:
     """Cores that a device of the CPU stands for."""
     way: str = DDP
     """One of `WAYS`."""
-    batch_size: int = 64
-    """Pairs per step, on all workers together."""
-    steps: int = 300
-    lr: float = 1e-3
-    max_length: int = 64
-    """Tokens that a pair is cut to."""
-    loader_workers: int = 0
-    """Processes that assemble batches, for each process that trains."""
-    report_every: int = 50
-    """Steps between two reports of the loss."""
-    memory_cap: int = 0
-    """Bytes that each device may hold, where the largest batch is looked for; 0 where it is not."""
+    batch_size: int = flag(64, "Global batch size: pairs per step, over all workers.", least=1)
+    steps: int = flag(300, "Steps to train.", least=1)
+    lr: float = flag(1e-3, "Learning rate of Adam.", least=0)
+    max_length: int = flag(64, "Tokens that a pair is cut to.", least=5)
+    loader_workers: int = flag(
+        0, "Processes that assemble batches, for each process that trains.", least=0, most=MAX_LOADER_WORKERS
+    )
+    report_every: int = flag(50, "Steps between two reports of the loss.", least=1, metavar="STEPS")
+    memory_cap: int = flag(
+        0, "Memory that each device may hold, where the largest batch is looked for, as in 64MiB.", metavar="SIZE"
+    )
+    """Bytes; 0 where the largest batch is not looked for."""
     double: bool = False
     """Whether to compute in float64."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
         check_choice("way", self.way, WAYS)
-        check_at_least_one(self, "workers", "threads", "batch_size", "steps", "max_length", "report_every")
-        check_not_negative(self, "lr", "loader_workers")
+        check_at_least_one(self, "workers", "threads")
+        check_flags(self)
         asked = f"--batch-size {self.batch_size} for {self.workers} workers"
         if self.batch_size < self.workers:
             raise UsageError(f"{asked}: it is for all together, so at least one each")
         if self.batch_size % self.workers:
-            raise UsageError(
-                f"{asked}: DistributedSampler gives all ranks equally many samples, so choose a multiple of "
-                f"{self.workers}"
-            )
+            why = "DistributedSampler gives all ranks equally many samples"
+            raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         self.config.check_length(self.max_length)
-
         if 0 < self.memory_cap < self.model_bytes:
             raise UsageError(
                 f"--memory-cap {self.memory_cap:,} bytes: the model alone, its gradients and Adam's state need "
@@ -83,22 +81,22 @@ class BertSettings:
 
     @property
     def model_bytes(self) -> int:
-        """What a device needs that has the model and trains it, before there is any sample."""
+        """Bytes that a device needs to hold the model and train it, before there is any sample."""
         return BYTES_PER_PARAMETER * self.config.parameters
 
     @property
     def bucket_cap(self) -> int:
-        """Bytes of a bucket of gradients: DistributedDataParallel's default, or so few that there are some buckets."""
+        """Bytes of a bucket of gradients: DistributedDataParallel's default, or fewer, so that there are several."""
         return min(BUCKET_CAP, 4 * self.config.parameters // BUCKETS)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What the ways of one process call them."""
+        """Names of the devices of one process."""
         return tuple(f"{self.device_type}:{number}" for number in range(self.workers))
 
     @property
     def ranks(self) -> int:
-        """How many processes this way takes."""
+        """Number of processes this way takes."""
         return self.workers if self.way == DDP else 1
 
     def on(self, way: str, workers: int | None = None) -> BertSettings:
@@ -108,8 +106,8 @@ class BertSettings:
         return replace(self, way=way, workers=next(each for each in range(most, 0, -1) if self.batch_size % each == 0))
 
     def most_workers(self, way: str) -> int:
-        """How many there can be: any number of virtual devices, as many ranks on GPUs as were asked for, and as many
-        GPUs of one process as there are."""
+        """The largest number of workers: any number of virtual devices, as many ranks on GPUs as were asked for, and as
+        many GPUs of one process as there are."""
         if not self.device_count:
             return self.batch_size
         return self.workers if way == DDP else min(self.workers, self.device_count)
@@ -126,7 +124,7 @@ class BertSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but folders, cores and devices, which are each host's own."""
+        """Settings that must be the same on every rank: all but a host's own folders and devices."""
         own = ("folder", "weights", "threads", "device_count")
         return {name: value for name, value in asdict(self).items() if name not in own}
 
@@ -142,7 +140,7 @@ class Progress:
     way: str
     step: int
     loss: float
-    """The mean over the last `LOSSES_TO_COMPARE` steps, or as many as there were."""
+    """The mean over the last `LOSSES_TO_COMPARE` steps, or all if there were fewer."""
     samples_per_second: float
     """Since the report before."""
 
@@ -154,12 +152,12 @@ class Training:
     way: str
     workers: int
     losses: list[float]
-    """Of every step, before it: the mean over the global batch."""
+    """The mean over the global batch, before each step."""
     test_accuracy: float
     tested: int
     """Test pairs, each counted once."""
     seconds: float
-    """For training alone."""
+    """Seconds for training alone."""
     samples_per_second: float
     replicas_max_difference: float
     """The largest difference of any parameter or buffer between a rank and rank 0; of one process, 0."""
@@ -197,27 +195,19 @@ def compare_losses(alone: Training, others: Sequence[Training]) -> list[Equality
                 f"{other.way} on {other.workers} workers: its losses are up to {difference:.2g} from those of one "
                 f"device, where rounding makes less than {EXACT:g}"
             )
-        result.append(
-            Equality(
-                way=other.way,
-                workers=other.workers,
-                steps=len(other.losses),
-                first=other.losses[0],
-                last=other.losses[-1],
-                difference=difference,
-            )
-        )
+        losses, counts = other.losses, {"steps": len(other.losses), "workers": other.workers}
+        result.append(Equality(way=other.way, **counts, first=losses[0], last=losses[-1], difference=difference))
     return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a step takes by one way on so many workers."""
+    """The time of a step by one way on some number of workers."""
 
     way: str
     workers: int
     seconds: float
-    """Per step, median."""
+    """Median seconds per step."""
     samples_per_second: float
 
 
@@ -232,13 +222,13 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a device, or the device of a rank, holds in a step."""
+    """The memory of a device, or of the device of a rank, in a step."""
 
     device: str
     peak: int
     """The most bytes at any moment."""
     held: dict[str, int]
-    """What they were then, by label."""
+    """These bytes, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +238,7 @@ class LargestBatch:
     way: str
     workers: int
     batch_size: int
-    """On all workers together."""
+    """Pairs on all workers together."""
     fullest: str
     """The device that holds most then."""
     peak: int
@@ -264,28 +254,13 @@ class PartReady:
     ready: float
     """The share of backward after which the last of them was ready, 0 to 1, median."""
     rows_used: int | None
-    """Of the word embeddings: how many rows the ranks' batches of a step use."""
+    """Rows of the word embeddings that the ranks' batches of a step use; None for other parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging:
-    """What averaging gradients costs in a step. Seconds are medians, as the ladder takes them."""
+class Averaging(AveragingCost):
+    """The cost of averaging gradients in a step, as the ladder measures it."""
 
     way: str
     seconds: float
-    """Of the step."""
-    exposed: float
-    """From the last gradient to the last average."""
-    alone: float
-    """The same averaging with no backward to hide behind."""
-    hidden: float
-    """The share of that which is not exposed, 0 to 1."""
-    messages: int
-    bytes: int
-    """Per step and rank."""
-    early_bytes: int
-    """Of those, what leaves before the last gradient is ready: nothing else can be hidden."""
-    difference_to_ddp: float
-    """The largest difference of any parameter to DDP's, after all steps."""
-    caveat: str = ""
-    """Why `hidden` is less than it could be, where the backend keeps DDP from hiding messages."""
+    """Median seconds of the step."""

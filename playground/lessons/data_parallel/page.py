@@ -14,27 +14,25 @@ from typing import Any
 import click
 
 from playground.console import plots
-from playground.console.dependent_options import only_with
-from playground.console.epochs import EpochPrinter
-from playground.console.memory_cap import memory_cap_option
 from playground.console.options import (
     RunOptions,
     flags,
+    memory_cap_option,
+    only_with,
     options,
     plot_option,
 )
 from playground.console.session import Session
 from playground.console.tables import Column, Table, bars, cell
 from playground.console.text import Prose, heading, prose
-from playground.console.training import RUN_TRAINING
+from playground.console.training import RUN_TRAINING, EpochPrinter
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.runtime import server
 from playground.runtime.backends import backend_for
-from playground.runtime.checks import check_choice
 from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import check_choice, check_flags, flag
 from playground.runtime.remote import Remote
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings

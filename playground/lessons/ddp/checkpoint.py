@@ -53,10 +53,8 @@ def train(run: DDPRun, steps: range) -> None:
 
 
 def save_on_rank_0(run: DDPRun, rank: int, stack: ExitStack) -> Path:
-    """The file that rank 0 has written, on every rank; `stack` removes it.
-
-    Raises `UsageError` on all ranks if one of them, on another host, does not see it.
-    """
+    """The file that rank 0 has written, on every rank; `stack` removes it. Raises `UsageError` on all ranks if one of
+    them, on another host, does not see it."""
     message: list[str | None] = [None]
     if rank == 0:
         folder = stack.enter_context(temporary_folder("checkpoint"))
@@ -78,13 +76,13 @@ def save(run: DDPRun, folder: Path) -> str:
 
 
 def load(file: Path) -> State:
-    """What it holds, on this rank's device (rank 0 wrote from its own); nothing in it is run, as a pickle's code is."""
+    """Its content, on this rank's device (rank 0 wrote from its own); no code in it is run, as a pickle's would be."""
     state: State = torch.load(file, map_location=device(), weights_only=True)
     return state
 
 
 def resume(settings: LabSettings, state: State, names: tuple[str, ...], expected: torch.Tensor) -> ResumedRun:
-    """A new run takes what `names` says from the checkpoint, then the same steps as the one that went on. `expected`:
+    """A new run takes what `names` says from the checkpoint, then the same steps as the uninterrupted one. `expected`:
     the parameters of that one in the end."""
     run = build_run(settings)
     run.backward(0)  # after its first backward DDP rebuilds its buckets, and they decide in which order it adds

@@ -42,10 +42,8 @@ class DDPRun:
         self.optimizer = torch.optim.SGD(self.params, lr=training.lr, momentum=training.momentum)
 
     def batch(self, number: int) -> Batch:
-        """This rank's share of a batch: images [share, 1, 28, 28] in the model's type, labels [share].
-
-        After the last sample comes the first again.
-        """
+        """This rank's share of a batch: images [share, 1, 28, 28] in the model's type, labels [share]. After the last
+        sample comes the first again."""
         batch_size, size = self.training.batch_size, dist.get_world_size()
         shares = [share(batch_size, rank, size) for rank in range(dist.get_rank() + 1)]
         first = number * batch_size + sum(shares[:-1])
@@ -110,10 +108,8 @@ def measure_difference(values: torch.Tensor, reference: torch.Tensor) -> Differe
 
 @contextlib.contextmanager
 def record_messages() -> Iterator[list[Message]]:
-    """What hooks send in this block: what they hand to `dist.all_reduce`, as all of torch's do.
-
-    They call it in threads of gloo's too, which is why it is the function that is exchanged.
-    """
+    """The messages that hooks send in this block: what they pass to `dist.all_reduce`, as all of torch's do. They call
+    it in threads of gloo's too, so the function is replaced."""
     sent: list[Message] = []
     real = dist.all_reduce
 
@@ -154,7 +150,7 @@ class BucketRecorder:
         return allreduce_hook(None, bucket)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget what was recorded."""
         self.ready, self.sent, self.storages = [], [], set()
 
     def bytes_outside_buckets(self) -> int:

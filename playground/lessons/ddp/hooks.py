@@ -62,10 +62,8 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[HookResult | Refu
 
 
 def train_with(name: str, run: DDPRun, steps: int, baseline: torch.Tensor | None) -> tuple[HookResult, torch.Tensor]:
-    """Take `steps` steps with the hook of that name. What came of them, and the parameters.
-
-    `baseline` are the parameters after as many steps without a hook; None where these are they.
-    """
+    """Take `steps` steps with the hook of that name. What came of them, and the parameters. `baseline` are the
+    parameters after as many steps without a hook; None where these are they."""
     for _ in range(WARM_UP):
         run.backward(0)
     exact = run.exact_mean(0)
@@ -92,10 +90,8 @@ def train_with(name: str, run: DDPRun, steps: int, baseline: torch.Tensor | None
 
 
 def register(model: DistributedDataParallel, hook: CommHookSpec) -> str:
-    """Let `model` average by that hook. Empty, or the words in which torch or the backend refuses it.
-
-    All ranks must call this, and get the same answer.
-    """
+    """Let `model` average by that hook. Empty, or the words in which torch or the backend refuses it. All ranks must
+    call this, and get the same answer."""
     words = refusal(getattr(torch, hook.dtype))
     try:
         hook.code(model)
@@ -142,12 +138,9 @@ def register_power_sgd(model: DistributedDataParallel) -> None:
 
 
 def one_at_a_time(hook: Hook) -> Hook:
-    """`hook`, done with each bucket before the next.
-
-    PowerSGD sends again when its first message has arrived, and waits, in the threads of gloo. With several buckets
-    under way all of those can be waiting, which hangs; or they send in an order of their own on every rank, and
-    messages meet that do not belong together, which aborts the process.
-    """
+    """`hook`, done with each bucket before the next. PowerSGD sends again when its first message has arrived, and
+    waits, in the threads of gloo. With several buckets under way all of those can be waiting, which hangs; or they send
+    in an order of their own on every rank, and messages meet that do not belong together, which aborts the process."""
 
     def wait_for(future: torch.futures.Future[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
         future.wait()

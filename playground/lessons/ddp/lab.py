@@ -3,7 +3,7 @@
     python -m playground ddp --lab
 
 Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. The parts
-are listed in settings.py; the larger ones are files beside this one.
+are listed in settings.py; hooks and checkpoints have a file each, beside this one.
 """
 
 from __future__ import annotations
@@ -11,23 +11,30 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from functools import partial
+from random import Random
+from statistics import median
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.buckets import record_passes
 from playground.lessons.ddp.ddp_run import BucketRecorder, DDPRun, build_model, build_run, measure_difference
 from playground.lessons.ddp.settings import (
     PARTS,
     AccumulationResult,
+    BucketsResult,
+    CapBuckets,
     EarlyTermination,
+    GradientMemory,
     LabSettings,
     SamplerResult,
+    SentBucket,
     UnevenResult,
+    check_buckets,
     check_replicas,
 )
+from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report, steps
 from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.training.data import partition_dataset
@@ -37,7 +44,7 @@ from playground.training.sync import GradSync
 
 
 def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
-    """What this rank gets from each part, in order; {"refused": words} for what the backend cannot do.
+    """The results of this rank for each part, in order; {"refused": words} for what the backend cannot do.
 
     Raises `UsageError` if the ranks were not all given the same settings.
     """
@@ -48,6 +55,61 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
         report(phase=f"the lab: {name}", step=number, steps=len(settings.parts))
         outcomes.append(steps.attempt(PARTS[name].code, rank, size, settings))
     return outcomes
+
+
+PASSES = 3
+"""Backward passes after which buckets stay as they are: with a static graph they are rebuilt after the second."""
+
+
+def buckets(rank: int, size: int, settings: LabSettings) -> BucketsResult:
+    """Gradients travel in buckets. In the first backward all are in one: DDP does not know yet in which order they get
+    ready. When it has seen that, it rebuilds: a bucket is full once it holds its cap, and leaves when its last gradient
+    is ready, while backward goes on.
+
+    Raises `PlaygroundError` if the ranks' buckets differ.
+    Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+    """
+    options = {"static_graph": settings.static_graph, "gradient_as_bucket_view": settings.gradient_as_bucket_view}
+    order, passes_per_cap = [], []
+    for cap in settings.bucket_caps:
+        recorder, passes = record_passes(build_run(settings, cap, **options))
+        order = recorder.ready
+        passes_per_cap.append(passes)
+    check_buckets(all_gather_object((order, passes_per_cap)))
+    seconds = time_steps([build_run(settings, cap, **options) for cap in settings.bucket_caps], settings)
+    caps = []
+    for cap, passes, each in zip(settings.bucket_caps, passes_per_cap, seconds, strict=True):
+        first, last, before = passes[0], passes[-1], passes.index(passes[-1]) + 1
+        caps.append(CapBuckets(bucket_cap_mb=cap, first=first, rebuilt=last, rebuilt_before=before, seconds=each))
+    memory = [measure_memory(settings, as_view) for as_view in (False, True)]
+    return BucketsResult(order=order, caps=caps, memory=memory)
+
+
+def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[SentBucket]]]:
+    """The buckets of each of `PASSES` backward passes, as they left. The recorder still holds the last."""
+    recorder, passes = BucketRecorder(run.ddp), []
+    for number in range(PASSES):
+        recorder.clear()
+        run.backward(number)
+        passes.append(recorder.sent)
+    return recorder, passes
+
+
+def time_steps(runs: list[DDPRun], settings: LabSettings) -> list[float]:
+    """Seconds of each run's step on its slowest rank, the median. Nothing is recorded in them, which would be timed."""
+    for run in runs * PASSES:
+        run.step(0)
+    calls = [timed(partial(run.step, 0)) for run in runs]
+    seconds = interleave(calls, range(settings.steps), Random(settings.training.seed))
+    return [median(slowest(each)) for each in seconds]
+
+
+def measure_memory(settings: LabSettings, as_view: bool) -> GradientMemory:
+    """The memory of gradients after a backward, with DDP's option gradient_as_bucket_view or without."""
+    run = build_run(settings, gradient_as_bucket_view=as_view)
+    recorder, _ = record_passes(run)
+    total = sum(param.grad.nbytes for param in run.params)
+    return GradientMemory(gradient_as_bucket_view=as_view, gradients=total, outside=recorder.bytes_outside_buckets())
 
 
 class SendEveryTime(GradSync):
@@ -82,16 +144,15 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Accumulati
         backward(run.optimizer, [partial(run.loss, run.ddp, batch, many) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
-        result = AccumulationResult(
-            way=way, batches=len(batches), messages=len(recorder.sent), difference=measure_difference(gradients, whole)
-        )
+        difference, messages = measure_difference(gradients, whole), len(recorder.sent)
+        result = AccumulationResult(way=way, batches=len(batches), messages=messages, difference=difference)
         result.check()
         results.append(result)
     return results
 
 
 BATCHES = 3
-"""Of rank 0; every further rank has one more."""
+"""Batches of rank 0; every further rank has one more."""
 
 
 def uneven_inputs(rank: int, size: int, settings: LabSettings) -> UnevenResult:
@@ -110,11 +171,9 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> UnevenResult:
             steps += 1
     difference = largest_difference(run.ddp.module)
     check_replicas(difference, "after Join")
-    messages = len(recorder.sent)
-    without_joining = terminate_early(build_run(settings), batches)
-    return UnevenResult(
-        batches=batches, steps=steps, messages=messages, difference=difference, without_joining=without_joining
-    )
+    counts = {"batches": batches, "steps": steps, "messages": len(recorder.sent)}
+    early = terminate_early(build_run(settings), batches)
+    return UnevenResult(**counts, difference=difference, without_joining=early)
 
 
 def terminate_early(run: DDPRun, batches: int) -> EarlyTermination:

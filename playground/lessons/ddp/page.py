@@ -9,12 +9,20 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from playground.console.dependent_options import flag_of, typed_options
-from playground.console.names import ALL, names_option, select_names
-from playground.console.options import Finite, RunOptions, pack_options, run_options
+from playground.console.options import (
+    ALL,
+    Finite,
+    RunOptions,
+    flag_of,
+    pack_options,
+    run_options,
+    select_names,
+    take_names,
+    typed_options,
+)
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table
-from playground.console.text import Prose, heading, prose
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.text import heading, prose
 from playground.console.training import train_and_show
 from playground.console.training_options import (
     DataOptions,
@@ -42,17 +50,17 @@ from playground.lessons.ddp.settings import (
     UnevenResult,
 )
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import flag, like
 from playground.runtime.remote import remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
 
-Texts = list[str | Prose | Table]
 FEW = 4
-"""Names that are listed one by one; of more, the first and the last."""
+"""Number of names that are listed one by one; of more, the first and the last."""
 
 
 def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
-    """A part: its name, what it is about, and its tables. `ranks` is what each rank returned."""
+    """A part: its name, its summary, and its tables. `ranks`: the results of all ranks."""
     refused = [rank["refused"] for rank in ranks if isinstance(rank, Mapping)]
     texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else part.text(ranks)
     return ["", prose(heading(part.name), f": {part.code.summary}"), *texts]
@@ -60,17 +68,10 @@ def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
 
 def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
     """The buckets of the first backward and of the later ones, for each cap; then times and memory."""
-    order = ranks[0].order
-    cap_column = Column("bucket cap", "MiB", right=True)
-    buckets = Table(
-        cap_column,
-        Column("backward", right=True),
-        Column("bucket", right=True),
-        Column("size", "bytes", right=True),
-        Column("gradients\nready", right=True),
-        Column("parameters", wraps=True),
-    )
-    times = Table(cap_column, Column("buckets", right=True), Column("time\nper step", "ms", right=True))
+    order, cap_column = ranks[0].order, Column("bucket cap", "MiB", right=True)
+    columns = numbers("backward", "bucket", ("size", "bytes"), "gradients\nready")
+    buckets = Table(cap_column, *columns, Column("parameters", wraps=True))
+    times = Table(cap_column, *numbers("buckets", ("time\nper step", "ms")))
     for cap in ranks[0].caps:
         size = f"{cap.bucket_cap_mb:g}"
         for when, sent in (("1", cap.first), (f"{cap.rebuilt_before} …", cap.rebuilt)):
@@ -79,11 +80,7 @@ def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
                 names = list_names(bucket.parameters)
                 buckets.add(size, when, str(bucket.bucket), f"{bucket.bytes:,}", ready, names)
         times.add(size, str(len(cap.rebuilt)), f"{1000 * cap.seconds:.2f}")
-    memory = Table(
-        Column("gradient_as_bucket_view"),
-        Column("gradients", "bytes", right=True),
-        Column("outside of\nbuckets", "bytes", right=True),
-    )
+    memory = Table("gradient_as_bucket_view", *numbers(("gradients", "bytes"), ("outside of\nbuckets", "bytes")))
     for row in ranks[0].memory:
         memory.add(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}")
     return [
@@ -98,12 +95,13 @@ def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
 
 def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
     """What each hook sends, and the errors it brings: the largest, and of the norm."""
-    table = Table(
-        Column("hook"), Column("sends"), Column("messages", right=True), Column("sent", "bytes", right=True),
-        Column("gradient\nmax. error", right=True, wide=True), Column("gradient\nrel. error", right=True),
-        Column("parameters\nmax. error", right=True, wide=True), Column("parameters\nrel. error", right=True),
-        Column("loss", right=True),
-    )  # fmt: skip
+    errors = [
+        *numbers("gradient\nmax. error", wide=True),
+        *numbers("gradient\nrel. error"),
+        *numbers("parameters\nmax. error", wide=True),
+        *numbers("parameters\nrel. error"),
+    ]
+    table = Table("hook", "sends", *numbers("messages", ("sent", "bytes")), *errors, *numbers("loss"))
     refused = []
     for result in ranks[0]:
         if isinstance(result, RefusedHook):
@@ -116,14 +114,8 @@ def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
 
 
 def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
-    """Messages of each way, and how far its gradients are from those of one batch."""
-    table = Table(
-        Column("way"),
-        Column("batches", right=True),
-        Column("messages", right=True),
-        Column("max. error", right=True),
-        Column("rel. error", right=True),
-    )
+    """Messages of each way, and the distance of its gradients from those of one batch."""
+    table = Table("way", *numbers("batches", "messages", "max. error", "rel. error"))
     for result in ranks[0]:
         table.add(result.way, str(result.batches), str(result.messages), *difference_cells(result.difference))
     return ["  errors: of the gradients, compared with those of one large batch", table]
@@ -131,14 +123,8 @@ def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
 
 def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
     """Batches, steps and messages of each rank, with Join and with its exception."""
-    joined = Table(
-        RANK_COLUMN,
-        Column("batches", right=True),
-        Column("steps", right=True),
-        Column("all-reduces", right=True),
-        Column("difference\nfrom rank 0", right=True),
-    )
-    raising = Table(RANK_COLUMN, Column("steps", right=True), Column("error", wraps=True))
+    joined = Table(RANK_COLUMN, *numbers("batches", "steps", "all-reduces", "difference\nfrom rank 0"))
+    raising = Table(RANK_COLUMN, *numbers("steps"), Column("error", wraps=True))
     for rank, result in enumerate(ranks):
         joined.add(str(rank), *map(str, (result.batches, result.steps, result.messages, result.difference)))
         end = result.without_joining
@@ -152,13 +138,11 @@ def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
 
 
 def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
-    """Who wrote and read how much, then where training ends that went on from there."""
-    files = Table(
-        RANK_COLUMN, Column("written", "bytes", right=True), Column("read", "bytes", right=True), Column("onto")
-    )
+    """The bytes that each rank wrote and read, then the end of training that resumed from them."""
+    files = Table(RANK_COLUMN, *numbers(("written", "bytes"), ("read", "bytes")), "onto")
     for rank, result in enumerate(ranks):
         files.add(str(rank), f"{result.written:,}", f"{result.read:,}", result.device)
-    ends = Table(Column("loaded"), Column("max. error", right=True), Column("rel. error", right=True))
+    ends = Table("loaded", *numbers("max. error", "rel. error"))
     for row in ranks[0].resumed:
         ends.add(row.loaded, *difference_cells(row.difference))
     steps = ranks[0].steps
@@ -171,12 +155,8 @@ def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
 
 def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:
     """One column per rank: the positions of its samples, in order."""
-    table = Table(
-        Column("sampler"),
-        *(Column(f"rank {rank}", wraps=True) for rank in range(len(ranks))),
-        Column("more than\nonce", wraps=True),
-        Column("left out", wraps=True),
-    )
+    names = (*(f"rank {rank}" for rank in range(len(ranks))), "more than\nonce", "left out")
+    table = Table("sampler", *(Column(name, wraps=True) for name in names))
     for number, result in enumerate(ranks[0]):
         mine = [list_positions(theirs[number].mine) for theirs in ranks]
         table.add(result.way, *mine, list_positions(result.doubled), list_positions(result.left_out))
@@ -200,10 +180,10 @@ def list_names(names: Sequence[str], most: int = FEW) -> str:
 LESSON = LESSONS["ddp"]
 TRAIN = remote("playground.training.loop:train_with_ddp")
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
-MODEL, STEPS, ACCUMULATED = "net", 5, 4
-"""The lab's defaults."""
+ACCUMULATED = 4
+"""The lab's default of --accumulate."""
 FOR_TRAINING = ("snapshots", "restarts", "epochs", "loader", "loader_workers")
-"""Options that the lab does without."""
+"""Options that the lab does not take."""
 cap_type = Finite(0, 1e6, min_open=True)
 
 
@@ -215,16 +195,28 @@ def read_caps(ctx: click.Context, param: click.Parameter, text: str | None) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class LabOptions:
-    """What the lab is asked for. Where every value is empty, nobody asks for the lab."""
+    """The options of the lab. If every value is empty, the lab is not asked for."""
 
-    lab: bool
-    only: tuple[str, ...]
-    model: str | None
-    bucket_caps: tuple[float, ...]
-    static_graph: bool
-    gradient_as_bucket_view: bool
-    comm_hooks: tuple[str, ...]
-    steps: int | None
+    lab: bool = flag(False, "Take DDP apart instead of training. Implied by the options below.")
+    only: tuple[str, ...] = flag((), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True})
+    model: str | None = like(LabSettings, "model", None, click={"show_default": LabSettings.model})
+    bucket_caps: tuple[float, ...] = flag(
+        (),
+        "Bucket sizes to compare; the other parts use the last one.",
+        name="--bucket-cap-mb",
+        metavar="MB,…",
+        click={"callback": read_caps, "type": str, "show_default": "by model"},
+    )
+    static_graph: bool = like(LabSettings, "static_graph")
+    gradient_as_bucket_view: bool = like(LabSettings, "gradient_as_bucket_view")
+    comm_hooks: tuple[str, ...] = flag(
+        (),
+        f"Hooks to compare in the part hooks ({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), "
+        f"by name: {', '.join(HOOKS)} or {ALL}.",
+        name="--comm-hook",
+        click=take_names(HOOKS, (ALL,)),
+    )
+    steps: int | None = like(LabSettings, "steps", None, click={"show_default": str(LabSettings.steps)})
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -235,36 +227,16 @@ class LabOptions:
         """The lab that is asked for, with that training."""
         words = self.comm_hooks or (ALL,)
         return LabSettings(
-            training=training, parts=self.parts, model=self.model or MODEL, caps=self.bucket_caps,
-            static_graph=self.static_graph, gradient_as_bucket_view=self.gradient_as_bucket_view,
-            hooks=select_names(tuple(HOOKS), (BASELINE, *words)),
-            required=tuple(name for name in words if name in HOOKS), steps=self.steps or STEPS,
-        )  # fmt: skip
-
-
-lab_options = pack_options(
-    "asked", LabOptions,
-    click.option("--lab", is_flag=True, help="Take DDP apart instead of training. Implied by the options below."),
-    click.option("--only", type=click.Choice(tuple(PARTS)), multiple=True, help="Run only this part; may be repeated."),
-    click.option("--model", type=click.Choice(tuple(IMAGE_MODELS)), show_default=MODEL, help="Model of the lab."),
-    click.option(
-        "--bucket-cap-mb", "bucket_caps", callback=read_caps, metavar="MB,…", show_default="by model",
-        help="Bucket sizes to compare; the other parts use the last one.",
-    ),
-    click.option("--static-graph", is_flag=True, help="In the part buckets: tell DDP that the graph never changes."),
-    click.option("--gradient-as-bucket-view", is_flag=True, help="In the part buckets: let gradients be views."),
-    names_option(
-        "--comm-hook", "comm_hooks", known=tuple(HOOKS), default=(ALL,),
-        help=f"Hooks to compare in the part hooks "
-        f"({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), by name",
-    ),
-    click.option(
-        "--steps", type=click.IntRange(1), show_default=str(STEPS),
-        help="Number of steps: timed in the part buckets, trained with each hook in the part hooks, before and after "
-        "the part checkpoint.",
-    ),
-)  # fmt: skip
-"""Gives a command the argument `asked`: its `LabOptions`."""
+            training=training,
+            parts=self.parts,
+            model=self.model or LabSettings.model,
+            caps=self.bucket_caps,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            hooks=select_names(HOOKS, (BASELINE, *words)),
+            required=tuple(name for name in words if name in HOOKS),
+            steps=self.steps or LabSettings.steps,
+        )
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
@@ -273,7 +245,7 @@ lab_options = pack_options(
 @data_options
 @logical_ranks_option(hidden=True)
 @snapshot_options
-@lab_options
+@pack_options("asked", LabOptions)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -308,7 +280,7 @@ def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
 
 
 def run_and_show_lab(run: RunOptions, data: DataOptions, settings: LabSettings) -> None:
-    """Run the parts of the lab and show what each found."""
+    """Run the parts of the lab and show the results."""
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
     settings.check_batch(world.size)

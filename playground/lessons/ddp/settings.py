@@ -1,18 +1,17 @@
-"""The lab: its hooks and parts by name, its settings, and what its parts come to. Does not import torch.
+"""The lab: its hooks and parts by name, its settings, and the results of its parts. Does not import torch.
 
-A new hook is a function `register(model)` and an entry in `HOOKS`: the choices of --comm-hook, its help and the lab
-derive from that table. A new part is a function `part(rank, size, settings)`, a text for its result in page.py, and an
-entry in `PARTS`: the choices of --only, what each option is for, and the order of the lab derive from that one.
+A new hook is a function `register(model)` and a row in `HOOKS`: the choices of --comm-hook, its help and the lab derive
+from that table. A new part is a function `part(rank, size, settings)`, a text for its result in page.py, and a row in
+`PARTS`: the choices of --only, the options of each part, and the order of the lab derive from that one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_choice, check_flags, flag
 from playground.runtime.remote import Remote, remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
@@ -22,115 +21,72 @@ WARM_UP = 2
 something per bucket begins after them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CommHookSpec:
     """A way to average a bucket of gradients in place of DDP's own all-reduce."""
 
     name: str
-    summary: str
-    """What it sends, in one line."""
     dtype: str
     """The type of what it sends, as torch calls it: where the backend cannot add that up, the hook is refused."""
+    summary: str
+    """Its messages, in one line."""
     code: Remote
     """Called as `register(model)`: registers the hook, with a new state, with a DistributedDataParallel."""
 
 
+def our(hook: str) -> Remote:
+    return remote(f"playground.lessons.ddp.hooks:register_{hook}")
+
+
+AS_THEY_ARE = "the gradients as they are, as DDP sends them without a hook"
+THIN = "each matrix as the product of two thin ones"
 HOOKS = {
     spec.name: spec
     for spec in (
-        CommHookSpec(
-            name="none",
-            summary="the gradients as they are, as DDP sends them without a hook",
-            dtype="float32",
-            code=remote("playground.lessons.ddp.hooks:register_none"),
-        ),
-        CommHookSpec(
-            name="fp16",
-            summary="the gradients cast to float16",
-            dtype="float16",
-            code=remote("playground.lessons.ddp.hooks:register_fp16"),
-        ),
-        CommHookSpec(
-            name="bf16",
-            summary="the gradients cast to bfloat16",
-            dtype="bfloat16",
-            code=remote("playground.lessons.ddp.hooks:register_bf16"),
-        ),
-        CommHookSpec(
-            name="powersgd",
-            summary="each matrix as the product of two thin ones",
-            dtype="float32",
-            code=remote("playground.lessons.ddp.hooks:register_power_sgd"),
-        ),
+        CommHookSpec("none", "float32", AS_THEY_ARE, our("none")),
+        CommHookSpec("fp16", "float16", "the gradients cast to float16", our("fp16")),
+        CommHookSpec("bf16", "bfloat16", "the gradients cast to bfloat16", our("bf16")),
+        CommHookSpec("powersgd", "float32", THIN, our("power_sgd")),
     )
 }
-
 BASELINE = "none"
 """The hook that the others are compared with."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LabPart:
-    """An experiment that every rank runs."""
+    """An experiment that every rank runs, the function of its name in a module of this folder; page.py has the text."""
 
     name: str
+    module: str
     shown: str
-    """What it has shown, in the last line of the lab's output."""
-    code: Remote
-    """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
-    text: Remote
-    """Formats what the ranks returned, as prose and tables."""
-    options: tuple[str, ...]
+    """Its conclusion, in the last line of the lab's output."""
+    options: tuple[str, ...] = ()
     """Options of the command that change something in it but not in every part, by parameter name."""
 
+    @property
+    def code(self) -> Remote:
+        """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
+        return remote(f"playground.lessons.ddp.{self.module}:{self.name}")
 
-MODEL_AND_DATA = ("model", "batch_size", "limit")
-"""Options for every part that trains, or begins to."""
+    @property
+    def text(self) -> Remote:
+        """Formats the results of all ranks, as prose and tables."""
+        return remote(f"playground.lessons.ddp.page:{self.name}_texts")
+
+
+EVERY = ("model", "batch_size", "limit", "bucket_caps")
+"""Options for every part that trains."""
+BUCKETS, STEPS = ("static_graph", "gradient_as_bucket_view", "steps"), ("steps", "lr", "momentum")
 PARTS = {
     part.name: part
     for part in (
-        LabPart(
-            name="buckets",
-            shown="the buckets that DDP built",
-            code=remote("playground.lessons.ddp.buckets:buckets"),
-            text=remote("playground.lessons.ddp.page:buckets_texts"),
-            options=(*MODEL_AND_DATA, "bucket_caps", "static_graph", "gradient_as_bucket_view", "steps"),
-        ),
-        LabPart(
-            name="hooks",
-            shown="what communication hooks save and what they cost",
-            code=remote("playground.lessons.ddp.hooks:hooks"),
-            text=remote("playground.lessons.ddp.page:hooks_texts"),
-            options=(*MODEL_AND_DATA, "bucket_caps", "comm_hooks", "steps", "lr", "momentum"),
-        ),
-        LabPart(
-            name="accumulation",
-            shown="the messages that no_sync saves",
-            code=remote("playground.lessons.ddp.lab:accumulation"),
-            text=remote("playground.lessons.ddp.page:accumulation_texts"),
-            options=(*MODEL_AND_DATA, "bucket_caps", "accumulate"),
-        ),
-        LabPart(
-            name="uneven_inputs",
-            shown="how Join lets ranks finish at different times",
-            code=remote("playground.lessons.ddp.lab:uneven_inputs"),
-            text=remote("playground.lessons.ddp.page:uneven_inputs_texts"),
-            options=(*MODEL_AND_DATA, "bucket_caps"),
-        ),
-        LabPart(
-            name="checkpoint",
-            shown="a checkpoint that one rank writes and all read",
-            code=remote("playground.lessons.ddp.checkpoint:checkpoint"),
-            text=remote("playground.lessons.ddp.page:checkpoint_texts"),
-            options=(*MODEL_AND_DATA, "bucket_caps", "steps", "lr", "momentum"),
-        ),
-        LabPart(
-            name="sampler",
-            shown="who gets which sample",
-            code=remote("playground.lessons.ddp.lab:sampler"),
-            text=remote("playground.lessons.ddp.page:sampler_texts"),
-            options=(),
-        ),
+        LabPart("buckets", "lab", "the buckets that DDP built", (*EVERY, *BUCKETS)),
+        LabPart("hooks", "hooks", "what communication hooks save and what they cost", (*EVERY, "comm_hooks", *STEPS)),
+        LabPart("accumulation", "lab", "the messages that no_sync saves", (*EVERY, "accumulate")),
+        LabPart("uneven_inputs", "lab", "how Join lets ranks finish at different times", EVERY),
+        LabPart("checkpoint", "checkpoint", "a checkpoint that one rank writes and all read", (*EVERY, *STEPS)),
+        LabPart("sampler", "lab", "who gets which sample"),
     )
 }
 
@@ -146,38 +102,36 @@ class LabSettings:
     training: TrainingSettings
     """Data, batch size, learning rate, seed; `accumulate` is the number of batches in the part of that name."""
     parts: tuple[str, ...] = tuple(PARTS)
-    """What to run: names of `PARTS`."""
-    model: str = "net"
-    """What is trained: a name of `IMAGE_MODELS`."""
+    """Names of `PARTS` to run."""
+    model: str = flag("net", "Model of the lab.", choices=tuple(IMAGE_MODELS))
     caps: tuple[float, ...] = ()
     """Bucket caps in MiB; none for those that go with the model."""
-    static_graph: bool = False
-    """Whether, in the part buckets, DDP may take every backward to be the same."""
-    gradient_as_bucket_view: bool = False
-    """Whether, in the part buckets, gradients are views of buckets."""
+    static_graph: bool = flag(False, "In the part buckets: tell DDP that the graph never changes.")
+    gradient_as_bucket_view: bool = flag(False, "In the part buckets: let gradients be views.")
     hooks: tuple[str, ...] = tuple(HOOKS)
-    """What to compare: names of `HOOKS`, that of the baseline first."""
+    """Names of `HOOKS` to compare, that of the baseline first."""
     required: tuple[str, ...] = ()
     """Those of them that must not be refused."""
-    steps: int = 5
-    """How many to time, or to train with each hook."""
+    steps: int = flag(
+        5,
+        "Number of steps: timed in the part buckets, trained with each hook in the part hooks, before and after the "
+        "part checkpoint.",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
-        asked: tuple[tuple[str, tuple[str, ...], Collection[str]], ...] = (
-            ("part", self.parts, PARTS),
-            ("model", (self.model,), IMAGE_MODELS),
-            ("hook", self.hooks, HOOKS),
-            ("required hook", self.required, self.hooks),
-        )
-        for kind, names, known in asked:
-            for name in names:
-                check_choice(kind, name, known)
+        check_flags(self)
+        for part in self.parts:
+            check_choice("part", part, PARTS)
+        for hook in self.hooks:
+            check_choice("hook", hook, HOOKS)
+        for hook in self.required:
+            check_choice("required hook", hook, self.hooks)
         if self.hooks[:1] != (BASELINE,):
             raise UsageError(f"hooks {', '.join(self.hooks)}: {BASELINE} must come first, for comparison")
         for cap in self.caps:
             if not 0 < cap < math.inf:
                 raise UsageError(f"bucket cap {cap}: it must be a finite number of MiB above 0")
-        check_at_least_one(self, "steps")
         if self.training.accumulate > MAX_ACCUMULATED:
             raise UsageError(f"--accumulate {self.training.accumulate}: the lab adds up {MAX_ACCUMULATED} at most")
 
@@ -193,18 +147,11 @@ class LabSettings:
     @property
     def document(self) -> dict[str, object]:
         """As JSON shows it."""
-        return {
-            "model": self.model,
-            "caps": self.bucket_caps,
-            "static_graph": self.static_graph,
-            "gradient_as_bucket_view": self.gradient_as_bucket_view,
-            "hooks": self.hooks,
-            "required": self.required,
-            "steps": self.steps,
-        }
+        names = ("model", "static_graph", "gradient_as_bucket_view", "hooks", "required", "steps")
+        return {"caps": self.bucket_caps, **{name: getattr(self, name) for name in names}}
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
         return {**self.training.on_all_ranks(), **self.document, "parts": self.parts}
 
 
@@ -229,10 +176,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a rank handed to all_reduce."""
+    """A message that a rank passed to all_reduce."""
 
     type: str
-    """Of its elements, as torch calls it."""
+    """The type of its elements, as torch calls it."""
     bytes: int
 
 
@@ -262,7 +209,7 @@ class CapBuckets:
     rebuilt_before: int
     """The backward that first had them, counted from 1."""
     seconds: float
-    """Of a step, on its slowest rank; the median."""
+    """Median time of a step, on its slowest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,15 +233,15 @@ class BucketsResult:
 
 @dataclass(frozen=True, kw_only=True)
 class HookResult:
-    """What a communication hook sends, and what it makes of gradients and parameters."""
+    """The messages of a communication hook, and its gradients and parameters."""
 
     hook: str
     types: list[str]
-    """Of what it sends."""
+    """The types of what it sends."""
     messages: int
-    """Per step."""
+    """Messages per step."""
     bytes: int
-    """Per step."""
+    """Bytes per step."""
     gradient: Difference
     """Between the first gradient and its exact mean over all ranks."""
     loss: float
@@ -325,19 +272,18 @@ class AccumulationResult:
     def check(self) -> None:
         """Raise `PlaygroundError` if its gradients differ by more than rounding."""
         if not self.difference.is_rounding:
-            raise PlaygroundError(
-                f"{self.way}: gradients differ by {self.difference.relative}, more than rounding does"
-            )
+            found = self.difference.relative
+            raise PlaygroundError(f"{self.way}: gradients differ by {found}, more than rounding does")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyTermination:
-    """What happens where Join is to raise as soon as one rank is done."""
+    """Training where Join raises as soon as one rank is done."""
 
     steps: int
-    """Which this rank took."""
+    """Steps that this rank took."""
     says: str | None
-    """What Join said; None if nobody had to wait."""
+    """The error of Join; None if no rank had to wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,31 +309,31 @@ class SamplerResult:
     doubled: list[int]
     """Positions of samples that are used twice or more, on any ranks."""
     left_out: list[int]
-    """Positions of samples that nobody gets."""
+    """Positions of samples that no rank gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedRun:
-    """Training that went on from a checkpoint."""
+    """Training that resumed from a checkpoint."""
 
     loaded: str
-    """What it took from the file."""
+    """The parts it took from the file."""
     difference: Difference
     """Between its parameters in the end and those of a run that was never interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult:
-    """What one rank had to do with a checkpoint."""
+    """A checkpoint, as one rank wrote and read it."""
 
     steps: int
-    """Taken before it, and once more after it."""
+    """Steps taken before it, and once more after it."""
     written: int
     """Bytes; 0 on all ranks but one."""
     read: int
     """Bytes."""
     device: str
-    """Where what was read is put."""
+    """The device that it is read onto."""
     resumed: list[ResumedRun]
     """With the state of the model alone, and with all."""
 

@@ -1,1 +1,1 @@
-"""Training that goes on after failures, and ends with the same bits."""
+"""Training that resumes after failures, and ends with the same bits."""

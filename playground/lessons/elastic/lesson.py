@@ -54,7 +54,7 @@ def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Seque
     history = History(model, train_set, test_set)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, each rank draws different dropout masks
 
-    def warm_up() -> None:  # DDP rebuilds its buckets after its first backward: before it goes on, not later
+    def warm_up() -> None:  # DDP rebuilds its buckets after its first backward: before it resumes, not later
         images, _ = first_sample(train_set)
         model(images).sum().backward()
 

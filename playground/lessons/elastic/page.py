@@ -1,4 +1,4 @@
-"""The page of `elastic`: which ranks are killed, what the failures cost, and how it is told. Does not import torch."""
+"""The command `elastic`: the ranks that are killed, the cost of their failures, and the text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from random import Random
 
 import click
 
-from playground.console.options import RunOptions, flags, options, run_options
+from playground.console.options import RunOptions, pack_options, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table
+from playground.console.tables import Column, Table, numbers
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
@@ -21,6 +21,7 @@ from playground.lessons import LESSONS
 from playground.runtime.backends import get_backend
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import flag, like
 from playground.runtime.rank import Event
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
@@ -39,17 +40,15 @@ WAYS = ("sgd", "ddp")
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that is killed when so many steps of the training are done, before anybody takes the next."""
+    """A rank that is killed after this step of the training, before any rank takes the next."""
 
     rank: int
     step: int
 
 
 def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]:
-    """`count` kills of any rank at any step, in the order of the steps, no two after the same one.
-
-    Raises `UsageError` if there are fewer steps than that.
-    """
+    """`count` kills of any rank at any step, in the order of the steps, no two after the same one. Raises `UsageError`
+    if there are fewer steps than that."""
     if count >= steps:
         raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
     random = Random(seed)
@@ -71,10 +70,8 @@ class Recovery:
 
 
 class Witness:
-    """Hears what ranks report, and of their failures, and takes the time.
-
-    What several ranks report is heard in any order: word of the next kill may come before that of the step before it.
-    """
+    """Receives the ranks' reports and failures, and takes the time. Reports of several ranks come in any order: the
+    next kill may be reported before the step that precedes it."""
 
     def __init__(self) -> None:
         self.recoveries: list[Recovery] = []
@@ -93,14 +90,8 @@ class Witness:
             if len(self.kills) == len(self.recoveries):
                 raise PlaygroundError(f"{self.failure}: that was none of the kills drawn here")
             killed_at, killed_after = self.kills[len(self.recoveries)]
-            self.recoveries.append(
-                Recovery(
-                    failure=self.failure,
-                    killed_after=killed_after,
-                    resumed_after=self.resumed_after,
-                    seconds=time.monotonic() - killed_at,
-                )
-            )
+            steps = {"killed_after": killed_after, "resumed_after": self.resumed_after}
+            self.recoveries.append(Recovery(failure=self.failure, seconds=time.monotonic() - killed_at, **steps))
             self.failure = ""
 
     def note_failure(self, failure: PlaygroundError, count: int) -> None:
@@ -109,36 +100,28 @@ class Witness:
 
 def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
     """A row per failure."""
-    counts = ("after\nstep", "goes on\nafter step", "steps\nredone")
-    columns = [*(Column(name, right=True) for name in counts), Column("until the\nnext step", "s", right=True)]
-    table = Table(Column("failure", wraps=True), *columns)
+    counts = ("after\nstep", "goes on\nafter step", "steps\nredone", ("until the\nnext step", "s"))
+    table = Table(Column("failure", wraps=True), *numbers(*counts))
     for each in recoveries:
         steps = (each.killed_after, each.resumed_after, each.killed_after - each.resumed_after)
         table.add(each.failure, *map(str, steps), f"{each.seconds:.2f}")
     return table
 
 
-elastic_options = options(
-    click.option(
-        "--kills",
-        type=click.IntRange(1, 1000),
-        default=2,
-        show_default=True,
+@dataclass(frozen=True, kw_only=True)
+class ElasticOptions:
+    """The training, and the ranks that are killed."""
+
+    kills: int = flag(
+        2,
+        "Number of ranks that are killed, one after the other, each after a step drawn at random.",
+        least=1,
+        most=1000,
         metavar="K",
-        help="Number of ranks that are killed, one after the other, each after a step drawn at random.",
-    ),
-    click.option("--way", type=click.Choice(WAYS), default="sgd", show_default=True, help="How to average."),
-    flags(TrainingSettings, "epochs", changes={"epochs": {"default": 1}}),
-    click.option(
-        "--snapshot-every",
-        type=click.IntRange(1),
-        default=10,
-        show_default=True,
-        metavar="STEPS",
-        help="Steps between two snapshots.",
-    ),
-    data_options,
-)
+    )
+    way: str = flag("sgd", "How to average.", choices=WAYS)
+    epochs: int = like(TrainingSettings, "epochs", 1)
+    snapshot_every: int = flag(10, "Steps between two snapshots.", least=1, metavar="STEPS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +130,15 @@ class Experiment:
 
     world: World
     settings: TrainingSettings
-    way: str
-    snapshot_every: int
-    """Steps between two snapshots."""
+    asked: ElasticOptions
     folder: Path
     """Where each training has a folder for its snapshots."""
     show: Callable[[str], object]
     """Called with what comes next."""
 
     def conduct(self, kills: Sequence[Kill]) -> tuple[list[Recovery], Comparison]:
-        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ.
-
-        Raises `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing.
-        """
+        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ. Raises
+        `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing."""
         self.show("training, undisturbed")
         self.train("undisturbed")
         if suspects := get_backend(self.world.backend).may_differ:
@@ -172,11 +151,10 @@ class Experiment:
 
     def train(self, name: str, kills: Sequence[Kill] = ()) -> list[Recovery]:
         """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
-        snapshots = SnapshotSettings(folder=self.folder / name, every=self.snapshot_every)
+        snapshots = SnapshotSettings(folder=self.folder / name, every=self.asked.snapshot_every)
         settings, witness = replace(self.settings, snapshots=snapshots), Witness()
-        self.new_world(self.world.size, restarts=len(kills)).run(
-            RUN_TRAINING, RUN, settings, (self.way, kills), on_report=witness.hear, on_restart=witness.note_failure
-        )
+        world, training = self.new_world(self.world.size, len(kills)), (RUN, settings, (self.asked.way, kills))
+        world.run(RUN_TRAINING, *training, on_report=witness.hear, on_restart=witness.note_failure)
         if len(witness.recoveries) != len(kills):
             raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
         return witness.recoveries
@@ -193,8 +171,9 @@ class Experiment:
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
-@elastic_options
-def command(run: RunOptions, data: DataOptions, kills: int, way: str, epochs: int, snapshot_every: int) -> None:
+@pack_options("asked", ElasticOptions)
+@data_options
+def command(run: RunOptions, data: DataOptions, asked: ElasticOptions) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
     if world.rank_env:
@@ -205,18 +184,15 @@ def command(run: RunOptions, data: DataOptions, kills: int, way: str, epochs: in
         if data.limit is None:
             few = min(SAMPLES, prepared.train)
             prepared = replace(prepared, limit=few, train=few)
-        asked = TrainingSettings(folder=prepared.folder, epochs=epochs, seed=run.seed)
-        asked.check_batch(world.size)
-        settings = prepared.settings(asked)
-        steps = epochs * math.ceil(prepared.train / settings.batch_size)
-        drawn = draw_kills(kills, world.size, steps, run.seed)
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {way}, {steps} steps")
-        experiment = Experiment(
-            world=world, settings=settings, way=way, snapshot_every=snapshot_every, folder=folder, show=bar.show
-        )
-        recoveries, comparison = experiment.conduct(drawn)
+        settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=asked.epochs, seed=run.seed))
+        settings.check_batch(world.size)
+        steps = asked.epochs * math.ceil(prepared.train / settings.batch_size)
+        kills = draw_kills(asked.kills, world.size, steps, run.seed)
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps")
+        experiment = Experiment(world=world, settings=settings, asked=asked, folder=folder, show=bar.show)
+        recoveries, comparison = experiment.conduct(kills)
     session.say("", recoveries_table(recoveries), "", str(comparison))
     comparison.check()
-    verdict = good(f"{len(drawn)} kill{'s' * (len(drawn) > 1)} left no trace")
+    verdict = good(f"{len(kills)} kill{'s' * (len(kills) > 1)} left no trace")
     session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
-    session.print_document({}, way=way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)
+    session.print_document({}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)

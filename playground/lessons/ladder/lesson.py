@@ -121,7 +121,7 @@ RUNGS: dict[str, Callable[[nn.Module, int], GradSync]] = {
     "parameters": lambda model, _: LocalSGD(model),
     DDP: ddp,
 }
-"""What makes each rung's gradient synchronisation, called with the model and the bytes of a full bucket."""
+"""Makes each rung's gradient synchronisation; called with the model and the bytes of a full bucket."""
 
 
 def new_rung(name: str, model: nn.Module, bucket_cap: int) -> GradSync:

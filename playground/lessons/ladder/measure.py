@@ -1,4 +1,4 @@
-"""What is measured of a rung of the ladder, and how: replicas that train in turn, with a clock on each part of a step.
+"""The measurement of a rung of the ladder: replicas that train in turn, with a clock on each part of a step.
 
 | part     | from       | to                                                                       |
 |----------|------------|--------------------------------------------------------------------------|
@@ -71,15 +71,17 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
     for replica in replicas:
         rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
     seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
-    rungs, parts = summarize(replicas, messages, seconds), parts_by_rank(replicas, seconds)
+    rungs = summarize(replicas, messages, seconds)
+    parts = [  # on each rank, of each replica
+        {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
+        for mine in seconds
+    ]
     return LadderResult(rungs=rungs, parts=parts, environment=environment.describe())
 
 
 class Rounds:
     """In each, all replicas step on the same batch with the same dropout masks; after the last sample comes the first.
-
-    All batches are whole, so that all steps are alike.
-    """
+    All batches are whole, so that all steps are alike."""
 
     def __init__(self, settings: LadderSettings) -> None:
         self.settings, self.heartbeat = settings, Heartbeat()
@@ -104,7 +106,7 @@ class Rounds:
 
 
 def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
-    """What the model is trained on: images, or sequences of token ids. `limit` keeps the first."""
+    """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
     return ZipfSequences(limit) if MODELS[settings.model].reads_tokens else Images(settings.folder, "train", limit)
 
 
@@ -129,9 +131,7 @@ class Clock:
 
     def start(self) -> None:
         """Take the moment "start", at which nothing is under way, neither here nor on another rank; forget the others.
-
-        All ranks must call this.
-        """
+        All ranks must call this."""
         dist.barrier()
         if self.on_gpu:
             torch.cuda.synchronize()
@@ -203,11 +203,9 @@ class TimedReplica:
         return [forward, backward, averaging + averaging_parameters, step]
 
     def average_alone(self) -> list[float]:
-        """Seconds from gradients that are all ready at once to their averages, or to those of the parameters.
-
-        A step must come first: in the order of its gradients DistributedDataParallel arranges its buckets, and where
-        gradients are sparse, they are as sparse as that step's.
-        """
+        """Seconds from gradients that are all ready at once to their averages, or to those of the parameters. A step
+        must come first: in the order of its gradients DistributedDataParallel arranges its buckets, and where gradients
+        are sparse, they are as sparse as that step's."""
         params = trainable_parameters(self.model)
 
         def ready_gradients() -> torch.Tensor:
@@ -223,10 +221,7 @@ class TimedReplica:
 
 class ReadyGradients(torch.autograd.Function):
     """A loss whose backward computes nothing: the gradients of all parameters are ready at once. Those that are not
-    among the `known`, which has None in their place, are zero.
-
-    That moment is the clock's "start".
-    """
+    among the `known`, which has None in their place, are zero. That moment is the clock's "start"."""
 
     @staticmethod
     def forward(ctx: Any, clock: Clock, known: list[torch.Tensor | None], *params: torch.Tensor) -> torch.Tensor:
@@ -244,7 +239,7 @@ class ReadyGradients(torch.autograd.Function):
 
 @dataclass
 class Messages:
-    """What a rank sends in a training step."""
+    """The messages of a rank in a training step."""
 
     sizes: list[int]
     """Bytes of each message."""
@@ -256,10 +251,7 @@ def count_messages(
     new_sync: NewSync, start: nn.Module, all_reduce: AllReduce, inputs: tuple[torch.Tensor, ...]
 ) -> Messages:
     """The messages of a rung, or of DistributedDataParallel, for this rank's share of a batch: counted on a replica
-    that is not timed.
-
-    (DistributedDataParallel shows them to a communication hook only, which would be timed too.)
-    """
+    that is not timed. (DistributedDataParallel shows them to a communication hook only, which would be timed too.)"""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
     counted, missing = Messages([], 0), set(params)
@@ -284,7 +276,7 @@ def count_messages(
 
 
 def future_of(work: Any) -> Any:
-    """What a communication hook returns: the future of a tensor."""
+    """The result of a communication hook: the future of a tensor."""
     return work.get_future().then(lambda done: done.value()[0])
 
 
@@ -295,11 +287,8 @@ def time_in_turn(
     seed: int,
     warm_up: int,
 ) -> torch.Tensor:
-    """Let every replica take a step and average alone, once in each of `rounds`, and time both.
-
-    Returns [rank, replica, round, `PARTS` and then averaging alone], float64, the same on every rank, without the first
-    `warm_up` rounds.
-    """
+    """Let every replica take a step and average alone, once in each of `rounds`, and time both. Returns [rank, replica,
+    round, `PARTS` and then averaging alone], float64, the same on every rank, without the first `warm_up` rounds."""
     calls = [call for replica in replicas for call in (partial(step, replica), replica.average_alone)]
     timed = interleave(calls, rounds, Random(seed))  # the same order on every rank
     steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
@@ -309,10 +298,8 @@ def time_in_turn(
 def summarize(
     replicas: Sequence[TimedReplica], messages: Sequence[Messages], seconds: torch.Tensor
 ) -> list[RungResult]:
-    """The figures of each replica, in order; the last is the one in DistributedDataParallel.
-
-    `seconds` are those of `time_in_turn`.
-    """
+    """The figures of each replica, in order; the last is the one in DistributedDataParallel. `seconds` are those of
+    `time_in_turn`."""
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
     p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))
     results = []
@@ -323,13 +310,10 @@ def summarize(
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         results.append(
             RungResult(
+                **vars(parts),
                 rung=replica.name,
                 p50=p50[number],
                 p95=p95[number],
-                forward=parts.forward,
-                backward=parts.backward,
-                exposed=parts.exposed,
-                step=parts.step,
                 alone=alone,
                 hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
                 messages=number_sent,
@@ -360,25 +344,15 @@ def parts_of_last(seconds: torch.Tensor) -> StepParts:
     return step_parts(seconds[last, range(len(last))])
 
 
-def parts_by_rank(replicas: Sequence[TimedReplica], seconds: torch.Tensor) -> list[dict[str, StepParts]]:
-    """For each rank, the medians over all rounds of the parts of each replica's steps there."""
-    return [
-        {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
-        for mine in seconds
-    ]
-
-
 def step_parts(seconds: torch.Tensor) -> StepParts:
     """Medians over all rounds: `seconds` [round, `PARTS`]."""
     return StepParts(**dict(zip(PARTS, seconds.quantile(0.5, dim=0).tolist(), strict=True)))
 
 
 def compare_outcomes(replica: TimedReplica, ddp: TimedReplica) -> tuple[float, float]:
-    """The mean loss of the last batch, and the largest difference of any parameter to DistributedDataParallel's.
-
-    That is rounding, 1e-8, since sums in another order are rounded differently. Over many steps rounding now and then
-    decides which of two numbers a ReLU or max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)
-    """
+    """The mean loss of the last batch, and the largest difference of any parameter to DistributedDataParallel's. That
+    is rounding, 1e-8, since sums in another order are rounded differently. Over many steps rounding now and then
+    decides which of two numbers a ReLU or max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)"""
     difference = (flat(replica.model.parameters()) - flat(ddp.model.parameters())).abs().max().double()
     of_ranks = all_gather_stacked(torch.stack([torch.full_like(difference, replica.loss), difference]))
     return of_ranks[:, 0].mean().item(), of_ranks[:, 1].max().item()

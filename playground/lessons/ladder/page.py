@@ -1,25 +1,20 @@
-"""The page of `ladder`: settings, results, whether the replicas agree, and how it is told. Does not import torch."""
+"""The command `ladder`: settings, results, whether the replicas agree, and the text. Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from playground.console import plots
-from playground.console.dependent_options import only_with
-from playground.console.options import RunOptions, flags, options, plot_option, run_options
+from playground.console.options import RunOptions, flags, only_with, options, plot_option, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table
-from playground.console.text import Prose, good, prose
-from playground.console.training_options import (
-    DataOptions,
-    PreparedData,
-    data_options,
-    prepare_data,
-)
+from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.text import good, prose
+from playground.console.training_options import DataOptions, PreparedData, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.measurement import environment
 from playground.measurement.environment import Environment
@@ -53,8 +48,8 @@ LEGEND = (
 
 
 def candidates(model: str) -> dict[str, str]:
-    """What is measured with this model, by name, with what each changes: every gradient synchronisation that makes a
-    difference to it, in order, then DistributedDataParallel."""
+    """The candidates for this model, by name, with a summary: every gradient synchronisation that makes a difference to
+    it, in order, then DistributedDataParallel."""
     specs = grad_syncs_for(has_embeddings=MODELS[model].reads_tokens)
     return {**{name: spec.summary for name, spec in specs.items()}, DDP: DDP_SUMMARY}
 
@@ -62,9 +57,7 @@ def candidates(model: str) -> dict[str, str]:
 @dataclass(frozen=True, kw_only=True)
 class LadderSettings(TrainingSettings):
     """Training settings, with a number of steps in place of epochs. `sync` does not matter: every rung is measured.
-
-    Raises `UsageError` for what cannot be measured.
-    """
+    Raises `UsageError` for what cannot be measured."""
 
     model: str = flag("net", "Model to train.", choices=MODELS)
     steps: int = flag(100, "Number of steps to time on each rung.", least=1)
@@ -78,36 +71,24 @@ class LadderSettings(TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """Median seconds of the parts of a step (what each part is: measure.py)."""
+    """Median seconds of the parts of a step, as measure.py tells them apart."""
 
-    forward: float
-    backward: float
-    exposed: float
-    step: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RungResult:
-    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds.
-
-    The parts of a step are medians over its rounds; of each round, those of the rank that came last to the averaging:
-    it waits for messages, and not for slower ranks.
-    """
-
-    rung: str
-    """Name of the rung."""
-    p50: float
-    """The median time of a step on its slowest rank."""
-    p95: float
-    """The time on its slowest rank that 95 of 100 steps stay below."""
     forward: float
     """From zero_grad to the loss."""
     backward: float
     """From the loss to this rank's last gradient."""
     exposed: float
-    """From there until all gradients are averaged; where it is parameters that are averaged, the time that takes."""
+    """From there until all gradients are averaged; where parameters are averaged, the time that takes."""
     step: float
     """Seconds of the optimizer's step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragingCost:
+    """The cost of averaging gradients in a step, on all ranks together. Times in seconds."""
+
+    exposed: float
+    """From the last gradient until all are averaged; where parameters are averaged, the time that takes."""
     alone: float
     """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
     hidden: float
@@ -118,18 +99,32 @@ class RungResult:
     """Bytes of these messages; where only the rows in use of an embedding travel, in the first step."""
     early_bytes: int
     """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
-    loss: float
-    """The mean over the last global batch."""
     difference_to_ddp: float
     """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungResult(StepParts, AveragingCost):
+    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
+    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
+    for slower ranks."""
+
+    rung: str
+    """Name of the rung."""
+    p50: float
+    """The median time of a step on its slowest rank."""
+    p95: float
+    """The time on its slowest rank that 95 of 100 steps stay below."""
+    loss: float
+    """The mean over the last global batch."""
     replicas_max_difference: float
     """The largest difference of any parameter between a rank and rank 0; BatchNorm's statistics are each rank's own."""
     speed_to_first: float
     """How many times as fast as the first rung, by `p50`."""
     speed_to_ddp: float
     """How many times as fast as DistributedDataParallel, by `p50`."""
-    caveat: str = ""
-    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +138,8 @@ class LadderResult:
 
 
 def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
-    """What to say of the replicas, after as many steps on every rung.
-
-    Raises `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of DistributedDataParallel, which
-    is the last, differ though they must not.
-    """
+    """The verdict on the replicas, after the same number of steps on every rung. Raises `PlaygroundError` if those of a
+    rung that adds with `all_reduce`, or those of DistributedDataParallel, the last, differ though they must not."""
     verdicts = {}
     for rung in rungs:
         difference = rung.replicas_max_difference
@@ -155,49 +147,28 @@ def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
     return verdicts[max(verdicts)]
 
 
-def columns() -> Iterator[Column]:
+def columns() -> list[Column | str]:
     """A column for each figure of a rung."""
-    yield Column("rung")
-    yield Column("p50", "ms", right=True)
-    yield Column("p95", "ms", right=True, wide=True)
-    for part in PARTS:
-        yield Column(part, "ms", right=True, wide=part == "step")
-    yield Column("alone", "ms", right=True)
-    yield Column("hidden", "%", right=True)
-    yield Column("early", "%", right=True, wide=True)
-    yield Column("messages", right=True, wide=True)
-    yield Column("sent", "bytes", right=True, wide=True)
-    yield Column("vs.\nddp", right=True)
-    yield Column("vs.\nfirst", right=True)
-    yield Column("loss", right=True, wide=True)
-    yield Column("distance\nto ddp", right=True, wide=True)
+    parts = [Column(part, "ms", right=True, wide=part == "step") for part in PARTS]
+    sent = numbers(("early", "%"), "messages", ("sent", "bytes"), wide=True)
+    times = [*numbers(("p50", "ms")), *numbers(("p95", "ms"), wide=True), *parts, *numbers(("alone", "ms"))]
+    ratios = numbers("vs.\nddp", "vs.\nfirst")
+    return ["rung", *times, *numbers(("hidden", "%")), *sent, *ratios, *numbers("loss", "distance\nto ddp", wide=True)]
 
 
-def candidates_table(model: str) -> Table:
-    """A row per rung, with what it changes."""
-    return Table(Column("rung"), Column("what it does", wraps=True), rows=candidates(model).items())
-
-
-def result_texts(rungs: Sequence[RungResult]) -> list[str | Prose | Table]:
-    """What the columns mean, a row per rung, and what distorts the figures of one."""
+def result_texts(rungs: Sequence[RungResult]) -> Texts:
+    """The meaning of the columns, a row per rung, and caveats."""
     caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
     return [*LEGEND, Table(*columns(), rows=map(row, rungs)), *caveats]
 
 
 def row(rung: RungResult) -> list[str]:
     seconds = (rung.p50, rung.p95, rung.forward, rung.backward, rung.exposed, rung.step, rung.alone)
-    return [
-        rung.rung,
-        *map(milliseconds_text, seconds),
-        f"{100 * rung.hidden:.0f}",
-        f"{100 * rung.early_bytes / rung.bytes:.0f}",
-        f"{rung.messages}",
-        f"{rung.bytes:,}",
-        f"{rung.speed_to_ddp:.2f}",
-        f"{rung.speed_to_first:.2f}",
-        f"{rung.loss:.4f}",
-        f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0",
-    ]
+    early = f"{100 * rung.early_bytes / rung.bytes:.0f}"
+    sent = (f"{100 * rung.hidden:.0f}", early, str(rung.messages), f"{rung.bytes:,}")
+    ratios = (f"{rung.speed_to_ddp:.2f}", f"{rung.speed_to_first:.2f}")
+    distance = f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"
+    return [rung.rung, *map(milliseconds_text, seconds), *sent, *ratios, f"{rung.loss:.4f}", distance]
 
 
 def milliseconds_text(seconds: float) -> str:
@@ -227,11 +198,6 @@ def plot_parts(rungs: Sequence[RungResult], title: str, file: Path) -> None:
     plots.save(figure, file)
 
 
-def by_model(field: str) -> str:
-    """The models' defaults, as --help shows them."""
-    return ", ".join(f"{getattr(spec, field):g} for {name}" for name, spec in MODELS.items())
-
-
 class TokenData(PreparedData):
     """Token ids, which each rank draws for itself."""
 
@@ -243,9 +209,13 @@ TOKENS = TokenData(
     folder=Path(), name="zipf", limit=None, train=TOKEN_SEQUENCES, test=0, why="as frequent as words are in a text"
 )
 BY_MODEL = {
-    field: {"default": None, "show_default": by_model(shown)}
+    field: {
+        "default": None,
+        "show_default": ", ".join(f"{getattr(spec, shown):g} for {name}" for name, spec in MODELS.items()),
+    }
     for field, shown in (("steps", "steps"), ("batch_size", "batch_size"), ("bucket_cap", "bucket_cap_mb"))
 }
+"""Options whose default is that of the model."""
 ladder_options = options(
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
@@ -257,28 +227,12 @@ ladder_options = options(
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @ladder_options
-def command(
-    run: RunOptions,
-    data: DataOptions,
-    model: str,
-    steps: int | None,
-    batch_size: int | None,
-    bucket_cap: int | None,
-    all_reduce: str,
-    plot: Path | None,
-) -> None:
+def command(run: RunOptions, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world, spec = session.world, MODELS[model]
-    asked = LadderSettings(
-        folder=Path() if spec.reads_tokens else data.folder,
-        limit=data.limit,
-        seed=run.seed,
-        model=model,
-        steps=steps or spec.steps,
-        batch_size=batch_size or spec.batch_size,
-        bucket_cap=bucket_cap or int(spec.bucket_cap_mb * 2**20),
-        all_reduce=all_reduce,
-    )
+    of_model = {"steps": spec.steps, "batch_size": spec.batch_size, "bucket_cap": int(spec.bucket_cap_mb * 2**20)}
+    chosen = {"limit": data.limit, "seed": run.seed} | {name: value or of_model[name] for name, value in chosen.items()}
+    asked = LadderSettings(folder=Path() if spec.reads_tokens else data.folder, model=model, **chosen)
     asked.check_batch(world.size)
     check_memory(world, model)
     if plot:
@@ -289,26 +243,18 @@ def command(
         asked.check_samples(prepared.train)
         settings = prepared.settings(asked)
         work = f"training: {model}, {settings.steps} steps of {settings.batch_size} samples"
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", candidates_table(model))
+        rungs = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", rungs)
         bar.show(f"starting {world.size} ranks")
         result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
-    verdict = agreement(result.rungs, all_reduce)
+    verdict = agreement(result.rungs, settings.all_reduce)
     session.say("", *result_texts(result.rungs), "")
     session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(result.rungs)}; ", good(verdict), "."))
     if plot and world.is_main:
         plot_parts(result.rungs, f"{model}, {world}", plot)
-    session.print_document(
-        {"run": result.parts},
-        batch_size=settings.batch_size,
-        bucket_cap=settings.bucket_cap,
-        all_reduce=settings.all_reduce,
-        seed=settings.seed,
-        dataset=prepared.summary,
-        model=settings.model,
-        timed_steps=settings.steps,
-        rungs=result.rungs,
-        environment=result.environment,
-    )
+    recipe = {name: getattr(settings, name) for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")}
+    measured = {"timed_steps": settings.steps, "rungs": result.rungs, "environment": result.environment}
+    session.print_document({"run": result.parts}, dataset=prepared.summary, **recipe, **measured)
 
 
 def check_memory(world: World, model: str) -> None:

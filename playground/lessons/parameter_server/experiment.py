@@ -20,12 +20,14 @@ from playground.lessons.parameter_server.lesson import (
     ParameterServer,
     Push,
     load_gradients,
+    new_model,
+    paced,
     servers,
     train_with_server,
+    whole_batches,
 )
 from playground.lessons.parameter_server.mistake import repeat_the_mistake
 from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ModeResult, Point, ServerResult, ServerSettings
-from playground.lessons.parameter_server.workers import new_model, paced, warm_up, whole_batches
 from playground.measurement.interleave import Heartbeat
 from playground.remote.agents import AGENTS
 from playground.runtime import PeerDisconnected, device
@@ -34,13 +36,13 @@ from playground.training.data import Images
 from playground.training.replicas import flat
 
 delivered: SimpleQueue[tuple[ModeResult, torch.Tensor] | None] = SimpleQueue()
-"""On the server's rank: what the workers have come to without it, with the parameters; None if one of them died."""
+"""On the server's rank: the workers' result without it, with the parameters; None if one of them died."""
 
 
 def run(rank: int, size: int, settings: ServerSettings) -> ServerResult:
     """Repeat the published mistake, train by all-reduce, then by a server in every mode.
 
-    The server's rank returns what came of the modes, each worker what it met in the mistake.
+    The server's rank returns the results of the modes, each worker that of the mistake.
     """
     require_same_on_all_ranks(settings.on_all_ranks())
     workers = dist.new_group(list(range(1, size)))
@@ -55,7 +57,7 @@ def run(rank: int, size: int, settings: ServerSettings) -> ServerResult:
 
 
 def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult]:
-    """The server's part: wait for what comes of all-reduce, then serve in every mode."""
+    """The server's part: wait for the result of all-reduce, then serve in every mode."""
     agent.on_loss(lambda rank: delivered.put(None))
     by_all_reduce = delivered.get()
     if not by_all_reduce:
@@ -67,10 +69,8 @@ def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult
 def serve_mode(
     agent: Any, mode: str, workers: int, settings: ServerSettings, early_by_all_reduce: torch.Tensor
 ) -> ModeResult:
-    """Make the server, say that it is there, and wait. Other threads answer the workers' calls.
-
-    `early_by_all_reduce`: the parameters after the first few steps without a server, to compare with.
-    """
+    """Make the server, announce it, and wait. Other threads answer the workers' calls. `early_by_all_reduce`: the
+    parameters after the first few steps without a server, to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
     servers[:] = [server]
     agent.on_loss(lambda rank: server.lose_worker(rank - 1))
@@ -90,13 +90,19 @@ def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
         train_with_server(agent, workers, settings)
 
 
+def warm_up(settings: ServerSettings, workers: Any) -> None:
+    """Compute a gradient that is not used: the first one takes longer."""
+    images, labels, _ = next(whole_batches(settings, workers))
+    F.nll_loss(new_model(settings)(images), labels).backward()
+
+
 def deliver(result: ModeResult, parameters: torch.Tensor) -> None:
-    """Runs on the server: keep what all-reduce has come to."""
+    """Runs on the server: keep the result of all-reduce."""
     delivered.put((result, parameters))
 
 
 def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeResult, torch.Tensor]:
-    """What every worker does. Returns what came of it (of the bytes, those of a ring), and the early parameters."""
+    """Train on every worker. Returns the result (its bytes are those of a ring), and the early parameters."""
     model, size = new_model(settings), dist.get_world_size(workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     coming = whole_batches(settings, workers)
@@ -115,22 +121,24 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeRes
             early = flat(model.parameters()).cpu()
         history.add(summed[-1].item(), settings.batch_size)
     ring = ring_cost(Task(size=size, nbytes=summed[:-1].nbytes))
-    result = ModeResult(
-        mode=ALL_REDUCE, seconds=history.seconds, samples=history.samples, points=history.points(),
-        staleness={0: settings.steps * size}, gradients_by_worker=[settings.steps] * size,
-        bytes_per_step=round(2 * ring.total.bytes / size), test_accuracy=test_accuracy(model, settings),
-    )  # fmt: skip
+    result = history.result(
+        mode=ALL_REDUCE,
+        staleness={0: settings.steps * size},
+        gradients_by_worker=[settings.steps] * size,
+        bytes_per_step=round(2 * ring.total.bytes / size),
+        test_accuracy=test_accuracy(model, settings),
+    )
     return result, early
 
 
 POINTS = 10
-"""Of the curve that is shown."""
+"""Points of the curve that is shown."""
 TESTED = 2_000
 """Images of the test set."""
 
 
 class LossHistory:
-    """Counts from its making on. `per_step`: how many times `add` is called for a step of all workers."""
+    """Counts from its construction on. `per_step`: number of calls of `add` for a step of all workers."""
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
@@ -139,14 +147,13 @@ class LossHistory:
         """(seconds, samples, their summed loss) of each gradient."""
 
     def add(self, loss: float, samples: int) -> None:
-        """A gradient of so many samples has come, whose losses sum to `loss`."""
+        """Count a gradient of `samples` samples, whose losses sum to `loss`."""
         self.samples += samples
         self.losses.append((time.perf_counter() - self.started, samples, loss))
 
-    @property
-    def seconds(self) -> float:
-        """From the making to the last gradient."""
-        return self.losses[-1][0]
+    def result(self, **about: Any) -> ModeResult:
+        """The result of a mode; its time is that from the start to the last gradient."""
+        return ModeResult(seconds=self.losses[-1][0], samples=self.samples, points=self.points(), **about)
 
     def points(self) -> list[Point]:
         """The curve: as many steps from one point to the next, the last few to the last."""
@@ -169,39 +176,34 @@ class ServerHistory:
         self.losses = LossHistory(per_step=workers)
         self.staleness: Counter[int] = Counter()
         self.bytes = 0
-        """That the server has sent and received."""
+        """Bytes that the server has sent and received."""
         self.early = flat(model.parameters()).cpu()
         """The parameters after the gradients of `settings.early_steps` steps."""
         self.heartbeat = Heartbeat()
 
     def add(self, nbytes: int, staleness: int, loss: float, samples: int) -> None:
-        """Count a gradient of so many bytes and samples, whose losses sum to `loss`."""
+        """Count a gradient of `nbytes` bytes and `samples` samples, whose losses sum to `loss`."""
         self.bytes += nbytes
         self.staleness[staleness] += 1
         self.losses.add(loss, samples)
         total = self.settings.steps * self.workers
         self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
 
-    def keep_early(self, model: nn.Module) -> None:
-        """After each step: keep the parameters, if it is time for that."""
-        if self.staleness.total() == self.settings.early_steps * self.workers:
-            self.early = flat(model.parameters()).cpu()
-
     def result(
         self, model: nn.Module, taken: list[int], lost: dict[int, int], early_by_all_reduce: torch.Tensor
     ) -> ModeResult:
-        """What came of it.
-
-        `taken`: the gradients of each worker; `lost`: workers that died, and how many gradients in all had been taken
-        by then; `early_by_all_reduce`: the parameters after as many gradients as `early`, without a server.
+        """The result. `taken`: gradients of each worker; `lost`: workers that died, and how many gradients in all had
+        been taken by then; `early_by_all_reduce`: the parameters after as many gradients as `early`, without a server.
         """
-        return ModeResult(
-            mode=self.mode, seconds=self.losses.seconds, samples=self.losses.samples, points=self.losses.points(),
-            staleness=dict(sorted(self.staleness.items())), gradients_by_worker=taken,
+        return self.losses.result(
+            mode=self.mode,
+            staleness=dict(sorted(self.staleness.items())),
+            gradients_by_worker=taken,
             bytes_per_step=round(self.bytes / self.settings.steps),
-            test_accuracy=test_accuracy(model, self.settings), lost_workers=lost,
+            test_accuracy=test_accuracy(model, self.settings),
+            lost_workers=lost,
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
-        )  # fmt: skip
+        )
 
 
 class MeasuredServer(ParameterServer):
@@ -217,7 +219,8 @@ class MeasuredServer(ParameterServer):
 
     def step(self, gradient: torch.Tensor) -> None:
         super().step(gradient)
-        self.history.keep_early(self.model)
+        if self.history.staleness.total() == self.settings.early_steps * self.workers:
+            self.history.early = flat(self.model.parameters()).cpu()
 
     def reply(self, worker: int) -> Parameters:
         parameters, version, finished = super().reply(worker)

@@ -15,7 +15,10 @@ Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,34 +28,33 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
-from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
-from playground.runtime import PeerDisconnected
+from playground.runtime import PeerDisconnected, device, synchronize
+from playground.training.data import Images, batches, partition_dataset
+from playground.training.net import Net
 from playground.training.replicas import flat, unflatten
 
 Parameters = tuple[torch.Tensor, int, bool]
-"""(all parameters in a row, their version, whether the training has ended)"""
+"""(all parameters, flattened, their version, whether the training has ended)"""
 
 
 @dataclass(frozen=True)
 class Push:
-    """What a worker computed on its part of a batch."""
+    """A worker's result on its part of a batch."""
 
     worker: int
     gradient: torch.Tensor
-    """Of all parameters in a row: of the mean loss, as if its part were the batch."""
+    """Gradient of all parameters, flattened: of the mean loss, as if its part were the batch."""
     version: int
-    """Of the parameters it was computed on."""
+    """Version of the parameters it was computed on."""
     loss: float
-    """Summed over the samples."""
+    """Loss, summed over the samples."""
     samples: int
 
 
 class ParameterServer:
     """Owns the parameters and the optimizer. The workers call `pull` and `push`, each call in a thread of its own.
-
     Takes steps as `mode` says, until it has taken `settings.steps` gradients for each worker. If a worker dies, it goes
-    on with the others' gradients, unless it steps with all workers' together.
-    """
+    on with the others' gradients, unless it steps with all workers' together."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         self.model, self.mode, self.workers, self.settings = model, mode, workers, settings
@@ -74,7 +76,7 @@ class ParameterServer:
             return self.reply(worker)
 
     def push(self, push: Push) -> Parameters:
-        """Take a gradient in; return the parameters when the worker may go on."""
+        """Take a gradient; return the parameters when the worker may continue."""
         with self.changed:
             if not self.finished:
                 self.take(push)
@@ -83,10 +85,8 @@ class ParameterServer:
             return self.reply(push.worker)
 
     def take(self, push: Push) -> None:
-        """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there.
-
-        Each counts 1 / workers: a pass over the data moves the parameters equally far in every mode.
-        """
+        """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there. Each
+        counts 1 / workers: a pass over the data moves the parameters equally far in every mode."""
         self.taken[push.worker] += 1
         if self.mode != "sync":
             self.step(push.gradient / self.workers)
@@ -110,7 +110,7 @@ class ParameterServer:
         return self.mode == "async" or ahead <= self.settings.staleness
 
     def reply(self, worker: int) -> Parameters:
-        """What a worker gets. Told that the training has ended, it leaves."""
+        """The reply to a worker. Told that the training has ended, it leaves."""
         if self.finished:
             self.active.discard(worker)
             self.changed.notify_all()
@@ -121,7 +121,7 @@ class ParameterServer:
         return sum(self.taken) == self.settings.steps * self.workers and not self.waiting
 
     def lose_worker(self, worker: int) -> None:
-        """Wait for this worker no more: it has died."""
+        """Stop waiting for this worker: it has died."""
         with self.changed:
             if worker in self.active:
                 self.active.remove(worker)
@@ -129,11 +129,8 @@ class ParameterServer:
                 self.changed.notify_all()
 
     def join(self) -> None:
-        """Wait until every worker has been told that the training has ended.
-
-        Raises `PeerDisconnected` if it cannot end because too many workers have died: one is, where the server waits
-        for all.
-        """
+        """Wait until every worker has been told that the training has ended. Raises `PeerDisconnected` if it cannot end
+        because too many workers have died: one is, where the server waits for all."""
         with self.changed:
             self.changed.wait_for(lambda: not self.active or (self.lost and self.mode == "sync"))
             if not self.finished:
@@ -174,17 +171,46 @@ def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> Non
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, parameters: torch.Tensor) -> None:
-    """Copy what the server has sent into the model."""
+    """Copy the server's parameters into the model."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(parameters, params), strict=True):
         param.copy_(part)
 
 
 def load_gradients(model: nn.Module, gradient: torch.Tensor) -> None:
-    """Cut what a worker has sent into every parameter's own gradient."""
+    """Cut a worker's gradient into every parameter's own."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(gradient, params), strict=True):
         param.grad = part.to(param.device)
+
+
+def new_model(settings: ServerSettings) -> nn.Module:
+    """The model, equal on every rank."""
+    torch.manual_seed(settings.seed)
+    return Net().to(device(), memory_format=torch.channels_last)
+
+
+def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """This worker's (images, labels, samples per worker) of every global batch, without end. All batches are whole, so
+    that all gradients count alike. From here on, every worker has dropout masks of its own."""
+    samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
+    images = Images(settings.folder, "train", samples)
+    train_set = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
+    torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
+    while True:
+        for images, labels, samples_per_worker in batches(train_set, settings.batch_size, group=workers):
+            yield images.to(torch.get_default_dtype()), labels, samples_per_worker
+
+
+@contextlib.contextmanager
+def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
+    """Slow the last worker down: for it, the `with` block takes `settings.slow_worker` times as long."""
+    synchronize()
+    started = time.perf_counter()
+    yield
+    if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
+        synchronize()
+        time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ pytorch/examples#780 and #856
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,16 +28,14 @@ from playground.training.net import Net
 
 SAMPLES = 4
 IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
-"""What autograd says of it, without where and how to look for it."""
+"""Autograd's message, without its advice on debugging."""
 models: list[nn.Module] = []
 """On the server's rank, the model that all workers train."""
 
 
 def repeat_the_mistake(agent: Any, workers: Any) -> MistakeResult | None:
     """All workers go forward through the server, the first one backward, and steps; then the others go backward.
-
-    Returns what this worker met; None on the server.
-    """
+    Returns what this worker met; None on the server."""
     models[:] = [Net().eval()]
     dist.barrier()
     met = None if agent.rank == SERVER else meet(agent, workers)
@@ -47,7 +48,7 @@ def meet(agent: Any, workers: Any) -> MistakeResult:
     """One worker's part."""
     worker, error = dist.get_rank(workers), ""
     read = agent.call(SERVER, version)
-    with OwnGraph(agent) if isinstance(agent, Agent) else TorchGraph(agent) as graph:
+    with own_graph(agent) if isinstance(agent, Agent) else torch_graph(agent) as graph:
         loss = F.nll_loss(graph.compute(torch.ones(SAMPLES, 1, 28, 28)), torch.zeros(SAMPLES, dtype=torch.int64))
         dist.barrier(workers)
         found = agent.call(SERVER, version)
@@ -67,49 +68,27 @@ def meet(agent: Any, workers: Any) -> MistakeResult:
     return MistakeResult(worker=worker, version_read=read, version_found=found, error=error)
 
 
-class OwnGraph:
-    """A graph through the server by our own agent."""
+class Graph(NamedTuple):
+    """A graph that reaches from a worker into the server's parameters."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-
-    def __enter__(self) -> OwnGraph:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """The server's part of the graph goes with ours."""
-
-    def compute(self, images: torch.Tensor) -> torch.Tensor:
-        return apply_remotely(self.agent, SERVER, compute, images)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def step(self) -> None:
-        self.agent.call(SERVER, take_step)
+    compute: Callable[[torch.Tensor], torch.Tensor]
+    backward: Callable[[torch.Tensor], object]
+    step: Callable[[], object]
 
 
-class TorchGraph:
+@contextlib.contextmanager
+def own_graph(agent: Agent) -> Iterator[Graph]:
+    """A graph by our own agent; the server's part of it goes with ours."""
+    step = partial(agent.call, SERVER, take_step)
+    yield Graph(partial(apply_remotely, agent, SERVER, compute), torch.Tensor.backward, step)
+
+
+@contextlib.contextmanager
+def torch_graph(agent: Any) -> Iterator[Graph]:
     """The same by torch.distributed.rpc, which keeps every worker's gradients in a context of its own."""
-
-    def __init__(self, agent: Any) -> None:
-        self.agent, self.context = agent, dist_autograd.context()
-
-    def __enter__(self) -> TorchGraph:
-        self.number = self.context.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.context.__exit__(*raised)
-
-    def compute(self, images: torch.Tensor) -> torch.Tensor:
-        return self.agent.call(SERVER, compute, images)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        dist_autograd.backward(self.number, [loss])
-
-    def step(self) -> None:
-        self.agent.call(SERVER, take_step_in, self.number)
+    with dist_autograd.context() as number:
+        step = partial(agent.call, SERVER, take_step_in, number)
+        yield Graph(partial(agent.call, SERVER, compute), lambda loss: dist_autograd.backward(number, [loss]), step)
 
 
 def compute(images: torch.Tensor) -> torch.Tensor:

@@ -12,15 +12,14 @@ import click
 from playground.console import plots
 from playground.console.options import Finite, RunOptions, flags, options, plot_option, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table
+from playground.console.tables import Column, Table, Text, numbers
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import echo_loss
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.remote.agents import AGENTS
-from playground.runtime.checks import check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import flag, like
+from playground.runtime.flags import check_choice, flag, like
 from playground.runtime.remote import remote
 from playground.training.results import ROUNDING
 from playground.training.settings import TrainingSettings
@@ -51,10 +50,7 @@ class ServerSettings(TrainingSettings):
     batch_size: int = flag(128, "Global batch size: samples for a gradient of every worker.", least=1)
     modes: tuple[str, ...] = tuple(MODES)
     staleness: int = flag(
-        3,
-        "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
-        least=0,
-        metavar="K",
+        3, "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.", least=0, metavar="K"
     )
     slow_worker: float = flag(
         1.0, "Slow the last worker down: its gradients take so many times as long.", metavar="FACTOR"
@@ -80,7 +76,7 @@ class ServerSettings(TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The training after so many samples."""
+    """A point of the training."""
 
     samples: int
     seconds: float
@@ -97,11 +93,11 @@ class ModeResult:
     samples: int
     points: list[Point]
     staleness: dict[int, int]
-    """Of how many gradients the parameters had changed so often since the worker had got them."""
+    """Number of gradients by staleness: how often the parameters had changed since the worker got them."""
     gradients_by_worker: list[int]
-    """That the server took."""
+    """Optimizer steps applied, or gradients averaged, by worker."""
     bytes_per_step: int
-    """Sent and received by the busiest rank, for a gradient of every worker."""
+    """Bytes sent and received by the busiest rank, for a gradient of every worker."""
     test_accuracy: float
     lost_workers: dict[int, int] = field(default_factory=dict)
     """Workers that died, and how many gradients in all the server had taken by then: 0 if it was before this mode."""
@@ -119,20 +115,20 @@ class ModeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MistakeResult:
-    """What a worker of the published parameter server met."""
+    """The experience of a worker of the published parameter server."""
 
     worker: int
     version_read: int
-    """Of the server's parameters, when its forward pass used them."""
+    """Version of the server's parameters when its forward pass used them."""
     version_found: int
-    """When its backward pass came back to them."""
+    """Their version when its backward pass needed them."""
     error: str
-    """What backward raised; empty if it went well."""
+    """The error of backward; empty if there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerResult:
-    """What a rank brings back."""
+    """The result of a rank."""
 
     mistake: MistakeResult | None
     """None on the server, which only answers."""
@@ -141,10 +137,8 @@ class ServerResult:
 
 
 def steps_verdict(modes: Sequence[ModeResult]) -> str:
-    """What to say of the synchronous server's steps, or of the number of gradients, if it was not one of the modes.
-
-    Raises `PlaygroundError` if they were others than those of all-reduce, by more than rounding.
-    """
+    """The verdict on the synchronous server's steps, or on the number of gradients, if it was not one of the modes.
+    Raises `PlaygroundError` if its steps differ from those of all-reduce by more than rounding."""
     for each in modes:
         difference = each.difference_to_all_reduce
         if each.mode == "sync" and not difference < ROUNDING:
@@ -165,22 +159,17 @@ LARGEST = 8
 def modes_table(modes: Sequence[str]) -> Table:
     """A row per mode, with what it does."""
     rows = [(ALL_REDUCE, "no server: the workers average their gradients"), *((mode, MODES[mode]) for mode in modes)]
-    return Table(Column("mode"), Column("what it does", wraps=True), rows=rows)
+    return Table("mode", Column("what it does", wraps=True), rows=rows)
 
 
-def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[str | Prose | Table]:
-    """What each worker of the published server met."""
+def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[Text]:
+    """The result of each worker of the published server."""
     yield prose(
         heading("the mistake"),
         ": the workers' forward passes run through the server's own parameters; worker 0 goes "
         "backward and steps, then the others go backward.",
     )
-    table = Table(
-        Column("worker", right=True),
-        Column("version\nread", right=True),
-        Column("version\nfound", right=True),
-        Column("backward", wraps=True),
-    )
+    table = Table(*numbers("worker", "version\nread", "version\nfound"), Column("backward", wraps=True))
     for each in met:
         outcome = f"fails: … {each.error[-SHOWN:]}" if each.error else "goes well"
         table.add(str(each.worker), str(each.version_read), str(each.version_found), outcome)
@@ -189,8 +178,8 @@ def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[str | Prose | Table]
         yield f"In full: {errors[0]}."
 
 
-def result_texts(modes: Sequence[ModeResult]) -> Iterator[str | Prose | Table]:
-    """What came of each mode; the loss as it fell; how old the gradients were."""
+def result_texts(modes: Sequence[ModeResult]) -> Iterator[Text]:
+    """The result of each mode; the loss as it fell; the age of the gradients."""
     yield prose(heading("the right one"), ": each worker computes on a copy of its own; the server adds and steps.")
     yield summary_table(modes)
     yield from (loss_text(each) for each in modes if each.lost_workers)
@@ -204,7 +193,7 @@ def result_texts(modes: Sequence[ModeResult]) -> Iterator[str | Prose | Table]:
 
 
 def loss_text(mode: ModeResult) -> Prose:
-    """Which workers died in this mode or before it, and when."""
+    """The workers that died in this mode or before it, and when."""
     total = sum(mode.gradients_by_worker)
     lost = (
         f"worker {worker} was lost after {taken} of {total} gradients ({mode.gradients_by_worker[worker]} of its own)"
@@ -217,24 +206,21 @@ def loss_text(mode: ModeResult) -> Prose:
 
 def summary_table(modes: Sequence[ModeResult]) -> Table:
     """A row per mode."""
-    table = Table(
-        Column("mode"), Column("speed", "samples/s", right=True), Column("time", "s", right=True),
-        Column("last\nloss", right=True), Column("test", "%", right=True), Column("mean\nstaleness", right=True),
-        Column("busiest\nrank", "bytes/step", right=True), Column("gradients\nby worker", wide=True),
-        Column("distance to\nall-reduce", wide=True, right=True),
-    )  # fmt: skip
+    figures = ("speed", "samples/s"), ("time", "s"), "last\nloss", ("test", "%"), "mean\nstaleness"
+    by_worker, distance = Column("gradients\nby worker", wide=True), numbers("distance to\nall-reduce", wide=True)
+    table = Table("mode", *numbers(*figures, ("busiest\nrank", "bytes/step")), by_worker, *distance)
     for each in modes:
-        table.add(
-            each.mode, f"{each.samples_per_second:,.0f}", f"{each.seconds:.2f}", f"{each.points[-1].loss:.3f}",
-            f"{100 * each.test_accuracy:.1f}", f"{each.mean_staleness:.2f}", f"{each.bytes_per_step:,}",
-            " ".join(map(str, each.gradients_by_worker)), f"{each.difference_to_all_reduce:.1e}",
-        )  # fmt: skip
+        speed = f"{each.samples_per_second:,.0f}", f"{each.seconds:.2f}"
+        learned = f"{each.points[-1].loss:.3f}", f"{100 * each.test_accuracy:.1f}", f"{each.mean_staleness:.2f}"
+        taken = " ".join(map(str, each.gradients_by_worker))
+        moved = f"{each.bytes_per_step:,}"
+        table.add(each.mode, *speed, *learned, moved, taken, f"{each.difference_to_all_reduce:.1e}")
     return table
 
 
 def curve_table(modes: Sequence[ModeResult]) -> Table:
     """The loss of every mode, with the seconds that it took."""
-    table = Table(Column("done", "%", right=True), *(Column(each.mode, right=True) for each in modes))
+    table = Table(*numbers(("done", "%"), *(each.mode for each in modes)))
     count = len(modes[0].points)
     for number, points in enumerate(zip(*(each.points for each in modes), strict=True), 1):
         cells = [f"{point.loss:.3f} {point.seconds:6.2f}" for point in points]
@@ -246,7 +232,7 @@ def histogram(modes: Sequence[ModeResult]) -> Table:
     """A bar per staleness, for every mode that has any."""
     stale = [each for each in modes if max(each.staleness)]
     counts = [binned(each.staleness) for each in stale]
-    table = Table(Column("staleness", right=True), *(Column(each.mode) for each in stale))
+    table = Table(*numbers("staleness"), *(each.mode for each in stale))
     largest = max(max(each) for each in counts)
     for number in range(max(map(len, counts))):
         name = str(number) if number < LARGEST else f"{LARGEST} or more"
@@ -256,7 +242,7 @@ def histogram(modes: Sequence[ModeResult]) -> Table:
 
 
 def binned(staleness: dict[int, int]) -> list[int]:
-    """How many gradients were so stale, from 0 on; the last number is of all that were `LARGEST` or more."""
+    """Number of gradients for each staleness from 0 on; the last counts all of `LARGEST` or more."""
     counts = [0] * (min(max(staleness), LARGEST) + 1)
     for steps, count in staleness.items():
         counts[min(steps, LARGEST)] += count
@@ -274,10 +260,6 @@ def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
 
 LESSON = LESSONS["parameter-server"]
 RUN = remote("playground.lessons.parameter_server.experiment:run")
-
-
-def format_workers(count: int) -> str:
-    return f"{count} worker{'s' * (count > 1)}"
 
 
 def in_order(ctx: click.Context, param: click.Parameter, chosen: tuple[str, ...]) -> tuple[str, ...]:
@@ -320,7 +302,7 @@ def command(run: RunOptions, data: DataOptions, mode: tuple[str, ...], plot: Pat
         asked.check_samples(prepared.train)
         settings = prepared.settings(asked)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}")
-        shared = f"shared by {format_workers(workers)}, over {asked.over}"
+        shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
         session.say(f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}")
         session.say("", modes_table(settings.modes))
         expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
@@ -332,12 +314,6 @@ def command(run: RunOptions, data: DataOptions, mode: tuple[str, ...], plot: Pat
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
     if plot and world.is_main:
         plot_loss(modes, f"{LESSON.name}, {world}", plot)
-    session.print_document(
-        {"mistake": mistakes},
-        dataset=prepared.summary,
-        over=asked.over,
-        staleness=asked.staleness,
-        slow_worker=asked.slow_worker,
-        batch_size=asked.batch_size,
-        modes=[{**vars(each), "speed": each.samples_per_second} for each in modes],
-    )
+    recipe = {name: getattr(asked, name) for name in ("over", "staleness", "slow_worker", "batch_size")}
+    found = [{**vars(each), "speed": each.samples_per_second} for each in modes]
+    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)

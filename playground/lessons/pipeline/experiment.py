@@ -113,13 +113,8 @@ def train_and_measure(
 
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     losses = train(stage, schedule, optimizer, begin_steps(), settings.microbatches)
-    return StageRun(
-        gradient_difference=difference,
-        held=stage.most_held,
-        held_bytes=counter.peak,
-        losses=losses if grid.is_last else [],
-        steps=steps[WARM_UP:],
-    )
+    held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if grid.is_last else []
+    return StageRun(gradient_difference=difference, **held, losses=known, steps=steps[WARM_UP:])
 
 
 def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
@@ -191,10 +186,8 @@ class Saved:
 
 
 class ActivationCounter(saved_tensors_hooks):
-    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out.
-
-    Several operations may save the same memory: it counts once, and until the last of them lets go of it.
-    """
+    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out. Several
+    operations may save the same memory: it counts once, and until the last of them lets go of it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self.pack, lambda saved: saved.tensor)

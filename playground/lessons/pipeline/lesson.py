@@ -52,9 +52,7 @@ def one_forward_one_backward(stage: Stage, microbatches: int) -> None:
 
 class Stage:
     """This rank's part of the model, and its four links: activations come in and go out, gradients the other way.
-
-    `model` takes [samples, width] and returns as much; the last stage's returns logits [samples, classes].
-    """
+    `model` takes [samples, width] and returns as much; the last stage's returns logits [samples, classes]."""
 
     def __init__(self, model: nn.Module, grid: Grid) -> None:
         self.model, self.grid = model, grid
@@ -74,9 +72,7 @@ class Stage:
 
     def forward(self, m: int) -> None:
         """Compute microbatch `m` and send the activations on; the last stage computes its part of the mean loss.
-
-        Whatever autograd needs for `backward` is held until then.
-        """
+        Whatever autograd needs for `backward` is held until then."""
         inputs = self.images[m] if self.grid.is_first else self.inputs.take().requires_grad_()
         output = self.compute(m, inputs)
         if self.grid.is_last:
@@ -159,7 +155,7 @@ class Inbox:
 
 
 class Outbox:
-    """Tensors for rank `target`, in order. Computing goes on while one is sent; the next waits until it has gone."""
+    """Tensors for rank `target`, in order. Computing continues while one is sent; the next waits until it has gone."""
 
     def __init__(self, target: int, group: dist.ProcessGroup) -> None:
         self.target, self.group = target, group

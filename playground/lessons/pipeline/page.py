@@ -1,5 +1,5 @@
-"""The command `pipeline`: the schedules by name, with what theory says of each, settings, results and text. Does not
-import torch."""
+"""The command `pipeline`: the schedules by name, with the theory of each, settings, results and text. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from typing import Any
 import click
 
 from playground.console import terminal
-from playground.console.options import RunOptions, flags, options, run_options
+from playground.console.options import ALL, RunOptions, flags, options, run_options, select_names
 from playground.console.session import Session
-from playground.console.tables import GAP, RANK_COLUMN, Column, Table
-from playground.console.text import Prose, good, heading, prose
+from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.measurement.units import format_seconds
 from playground.runtime import host
-from playground.runtime.checks import check_at_least_one, check_choice
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.runtime.remote import Remote, remote
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ScheduleSpec:
     name: str
     code: Remote
@@ -48,35 +47,19 @@ def pipelined_bubble(stages: int, microbatches: int) -> float:
     return (stages - 1) / (microbatches + stages - 1)
 
 
+NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = (
+    remote(f"playground.lessons.pipeline.lesson:{name}") for name in ("naive", "gpipe", "one_forward_one_backward")
+)
+PIPELINED = ("(S-1)/(M+S-1)", pipelined_bubble)
 SCHEDULES = {
     spec.name: spec
     for spec in (
-        ScheduleSpec(
-            name="naive",
-            code=remote("playground.lessons.pipeline.lesson:naive"),
-            bubble_rule="(S-1)/S",
-            bubble=lambda stages, microbatches: (stages - 1) / stages,
-            held_rule="1",
-            held=lambda stage, stages, microbatches: 1,
-        ),
-        ScheduleSpec(
-            name="gpipe",
-            code=remote("playground.lessons.pipeline.lesson:gpipe"),
-            bubble_rule="(S-1)/(M+S-1)",
-            bubble=pipelined_bubble,
-            held_rule="M",
-            held=lambda stage, stages, microbatches: microbatches,
-        ),
-        ScheduleSpec(
-            name="1f1b",
-            code=remote("playground.lessons.pipeline.lesson:one_forward_one_backward"),
-            bubble_rule="(S-1)/(M+S-1)",
-            bubble=pipelined_bubble,
-            held_rule="min(M, S-s)",
-            held=lambda stage, stages, microbatches: min(microbatches, stages - stage),
-        ),
+        ScheduleSpec("naive", NAIVE, "(S-1)/S", lambda n, m: (n - 1) / n, "1", lambda s, n, m: 1),
+        ScheduleSpec("gpipe", GPIPE, *PIPELINED, "M", lambda s, n, m: m),
+        ScheduleSpec("1f1b", ONE_FORWARD_ONE_BACKWARD, *PIPELINED, "min(M, S-s)", lambda s, n, m: min(m, n - s)),
     )
 }
+"""By name; n is S, the number of stages, and m is M, the number of microbatches."""
 
 
 BLOCKS = 24
@@ -96,11 +79,11 @@ class PipelineSettings:
     folder: Path
     """Holds the four data files."""
     dataset: str = "digits"
-    """What they are: mnist or digits."""
+    """Their kind: mnist or digits."""
     limit: int | None = None
-    """Train on the first so many samples; None for all."""
+    """Number of samples to train on, the first; None for all."""
     schedules: tuple[str, ...] = tuple(SCHEDULES)
-    """Of `SCHEDULES`, in the order of running."""
+    """Names of `SCHEDULES`, in the order of running."""
     microbatches: int = flag(
         8, "Number of microbatches that each replica's part of a batch is cut into.", least=1, metavar="M"
     )
@@ -158,7 +141,7 @@ class PipelineSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """What must be the same on every rank: everything but the folder, which is each host's own."""
+        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
@@ -193,23 +176,23 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """What one rank has measured of one schedule."""
+    """Measurements of one schedule on one rank."""
 
     gradient_difference: float
     """The largest difference of any gradient from one process's, in float64."""
     held: int
     """Microbatches whose activations it held at once, at most."""
     held_bytes: int
-    """What autograd saved for them, in float32, parameters left out."""
+    """Bytes that autograd saved for them, in float32, without parameters."""
     losses: list[float]
-    """Of this replica's part of the batch, step by step, on the last stage; empty on the others."""
+    """Losses of this replica's part of the batch, step by step, on the last stage; empty on the others."""
     steps: list[list[Slot]]
-    """Of the steps that are timed: what it did, in order."""
+    """Forwards and backwards of the steps that are timed, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRun:
-    """What all ranks have measured of one schedule."""
+    """Measurements of one schedule on all ranks."""
 
     name: str
     stages: int
@@ -223,7 +206,7 @@ class ScheduleRun:
 
     @property
     def steps(self) -> list[list[list[Slot]]]:
-        """The steps that are timed: of each, what every rank did."""
+        """The slots of every rank, for each step that is timed."""
         return [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
 
     @property
@@ -247,11 +230,11 @@ class ScheduleRun:
 
     @property
     def losses(self) -> list[float]:
-        """Of the whole batch, step by step."""
+        """Losses of the whole batch, step by step."""
         return [mean(parts) for parts in zip(*(rank.losses for rank in self.ranks if rank.losses), strict=True)]
 
     def held(self, stage: int) -> int:
-        """By that stage, in the replica that held most."""
+        """Microbatches held by that stage, in the replica that held most."""
         return max(rank.held for rank in self.ranks[stage :: self.stages])
 
     def held_bytes(self, stage: int) -> int:
@@ -263,17 +246,10 @@ class ScheduleRun:
     @property
     def summary(self) -> dict[str, object]:
         """As JSON shows it."""
-        stages = range(self.stages)
-        return {
-            "bubble": self.bubble,
-            "expected_bubble": self.expected_bubble,
-            "step_seconds": span(self.typical),
-            "held": [self.held(stage) for stage in stages],
-            "expected_held": [self.expected_held(stage) for stage in stages],
-            "held_bytes": [self.held_bytes(stage) for stage in stages],
-            "gradient_difference": self.gradient_difference,
-            "losses": self.losses,
-        }
+        stages, held = range(self.stages), ("held", "expected_held", "held_bytes")
+        names = ("bubble", "expected_bubble", "gradient_difference", "losses")
+        by_stage = {name: [getattr(self, name)(stage) for stage in stages] for name in held}
+        return {**{name: getattr(self, name) for name in names}, "step_seconds": span(self.typical), **by_stage}
 
     def check(self) -> None:
         """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
@@ -284,10 +260,9 @@ class ScheduleRun:
             )
         for stage in range(self.stages):
             if self.held(stage) != self.expected_held(stage):
-                raise PlaygroundError(
-                    f"{self.name}: stage {stage} held {self.held(stage)} microbatches, and {self.spec.held_rule} is "
-                    f"{self.expected_held(stage)}: this must not be"
-                )
+                rule = f"{self.spec.held_rule} is {self.expected_held(stage)}"
+                held = f"stage {stage} held {self.held(stage)} microbatches"
+                raise PlaygroundError(f"{self.name}: {held}, and {rule}: this must not be")
 
 
 def span(step: Sequence[Sequence[Slot]]) -> float:
@@ -305,7 +280,7 @@ def bubble(step: Sequence[Sequence[Slot]]) -> float:
 def collect(
     by_rank: Sequence[Sequence[StageRun]], names: Sequence[str], stages: int, microbatches: int
 ) -> list[ScheduleRun]:
-    """What every rank returned, schedule by schedule."""
+    """The results of all ranks, schedule by schedule."""
     return [
         ScheduleRun(name=name, stages=stages, microbatches=microbatches, ranks=list(ranks))
         for name, ranks in zip(names, zip(*by_rank, strict=True), strict=True)
@@ -313,7 +288,7 @@ def collect(
 
 
 FILL = {"F": "-", "B": "="}
-"""What follows the name of a forward or backward as long as it takes."""
+"""Filler after the name of a forward or backward."""
 IDLE = "."
 
 
@@ -341,7 +316,7 @@ def label(slot: Slot, length: int) -> str:
 
 
 def model_text(settings: PipelineSettings) -> str:
-    """What is trained, and how it is cut."""
+    """The model, and how it is cut."""
     each = BLOCKS // settings.stages
     replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
     return (
@@ -359,7 +334,7 @@ def crowded_text(ranks: int, cores: int) -> str:
     )
 
 
-def timeline_texts(run: ScheduleRun, summary: str, width: int) -> list[str | Prose | Table]:
+def timeline_texts(run: ScheduleRun, summary: str, width: int) -> Texts:
     """One step, a row for each rank. `width`: characters that the text may take."""
     several = len(run.ranks) > run.stages
     columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
@@ -371,32 +346,23 @@ def timeline_texts(run: ScheduleRun, summary: str, width: int) -> list[str | Pro
     return [prose(heading(run.name), f": {summary}"), table]
 
 
-def held_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
-    """What every stage held of each schedule, against the rule."""
-    rules = (Column(f"{run.name}\n{run.spec.held_rule}", right=True) for run in runs)
-    table = Table(Column("stage", right=True), *rules)
+def held_texts(runs: Sequence[ScheduleRun]) -> Texts:
+    """Microbatches held by every stage with each schedule, against the rule."""
+    table = Table(*numbers("stage", *(f"{run.name}\n{run.spec.held_rule}" for run in runs)))
     for stage in range(runs[0].stages):
         cells = (f"{run.held(stage)} = {run.held_bytes(stage) / 2**20:.3g} MiB" for run in runs)
         table.add(str(stage), *cells)
     return [prose(heading("activations"), ": microbatches held at once, at most, and what they take"), table]
 
 
-def cost_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
+def cost_texts(runs: Sequence[ScheduleRun]) -> Texts:
     """All schedules side by side."""
-    table = Table(
-        Column("schedule"),
-        Column("bubble", "%", right=True),
-        Column("formula", "%", right=True),
-        Column("step", "ms", right=True),
-        Column("first\nloss", right=True),
-        Column("last\nloss", right=True),
-        Column("difference from\none process", right=True),
-    )
+    times = ("bubble", "%"), ("formula", "%"), ("step", "ms")
+    table = Table("schedule", *numbers(*times, "first\nloss", "last\nloss", "difference from\none process"))
     for run in runs:
-        table.add(
-            run.name, f"{100 * run.bubble:.1f}", f"{100 * run.expected_bubble:.1f}", f"{span(run.typical) * 1000:.1f}",
-            f"{run.losses[0]:.4f}", f"{run.losses[-1]:.4f}", f"{run.gradient_difference:.1e}",
-        )  # fmt: skip
+        bubbles = f"{100 * run.bubble:.1f}", f"{100 * run.expected_bubble:.1f}", f"{span(run.typical) * 1000:.1f}"
+        losses = f"{run.losses[0]:.4f}", f"{run.losses[-1]:.4f}"
+        table.add(run.name, *bubbles, *losses, f"{run.gradient_difference:.1e}")
     rules = ", ".join(f"{run.name} {run.spec.bubble_rule}" for run in runs)
     about = (
         f"bubble is the share of the time in which ranks idle, in the step that is the median; the formulas are "
@@ -406,7 +372,7 @@ def cost_texts(runs: Sequence[ScheduleRun]) -> list[str | Prose | Table]:
 
 
 def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
-    """What the losses say of the schedules."""
+    """The conclusion from the losses."""
     steps = len(runs[0].losses)
     if all(run.losses == runs[0].losses for run in runs):
         return f"the losses of all {steps} steps have the same bits in every schedule"
@@ -415,7 +381,6 @@ def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
 
 LESSON = LESSONS["pipeline"]
 EXPERIMENT = LESSON.remote("run", "experiment")
-ALL = "all"
 
 pipeline_options = options(
     click.option(
@@ -436,14 +401,8 @@ pipeline_options = options(
 def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    asked = PipelineSettings(
-        size=world.size,
-        folder=data.folder,
-        limit=data.limit,
-        seed=run.seed,
-        schedules=tuple(SCHEDULES) if schedule == ALL else (schedule,),
-        **chosen,
-    )
+    chosen |= {"limit": data.limit, "seed": run.seed, "schedules": select_names(SCHEDULES, (schedule,))}
+    asked = PipelineSettings(size=world.size, folder=data.folder, **chosen)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     with session.bar() as bar:
         prepared = prepare_data(data, bar)
@@ -458,14 +417,10 @@ def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) ->
     for each in runs:
         session.say("", *timeline_texts(each, each.spec.code.summary, terminal.width()))
     session.say("", *held_texts(runs), "", *cost_texts(runs))
-    session.print_document(
-        {each.name: each.ranks for each in runs},
-        dataset=prepared.summary,
-        stages=settings.stages,
-        microbatches=settings.microbatches,
-        data_parallel=settings.data_parallel,
-        schedules={each.name: each.summary for each in runs},
-    )
+    grid = {name: getattr(settings, name) for name in ("stages", "microbatches", "data_parallel")}
+    summaries = {each.name: each.summary for each in runs}
+    ranks = {each.name: each.ranks for each in runs}
+    session.print_document(ranks, dataset=prepared.summary, **grid, schedules=summaries)
     for each in runs:
         each.check()
     shown = good(LESSON.conclude(world.size))

@@ -42,9 +42,7 @@ class Grid:
 
 def make_grid(replicas: int = 1) -> Grid:
     """Arrange the world as `replicas` pipelines. Every rank makes all groups in the same order, as `new_group` demands.
-
-    The size of the world must be a multiple of `replicas`.
-    """
+    The size of the world must be a multiple of `replicas`."""
     stages = dist.get_world_size() // replicas
     replica, stage = divmod(dist.get_rank(), stages)
     rows = [[row * stages + column for column in range(stages)] for row in range(replicas)]
@@ -78,9 +76,7 @@ def new_model(blocks: int, width: int, seed: int) -> nn.Sequential:
 
 def cut(model: nn.Sequential, stage: int, stages: int) -> nn.Sequential:
     """The layers of one stage: an equal part of the blocks, the last stage with the logits. They are the model's own.
-
-    The number of blocks must be a multiple of `stages`.
-    """
+    The number of blocks must be a multiple of `stages`."""
     blocks = len(model) - 1
     each = blocks // stages
     return model[stage * each : (stage + 1) * each + (stage == stages - 1)]

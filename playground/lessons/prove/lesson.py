@@ -22,17 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.prove.differences import (
-    gradients,
-    largest_of_all_ranks,
-    max_abs,
-    max_abs_diff,
-    max_abs_difference,
-    max_over_ranks,
-    minus_rank_0,
-    parameters,
-    running_stats,
-)
 from playground.lessons.prove.page import (
     BreakResult,
     ComparedStep,
@@ -48,7 +37,7 @@ from playground.training.data import Batch, Images
 from playground.training.grad_syncs import grad_syncs_for
 from playground.training.net import Net
 from playground.training.partition import share
-from playground.training.replicas import broadcast_parameters
+from playground.training.replicas import broadcast_parameters, flat
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import AverageAfterBackward, GradSync, build_grad_sync, new_grad_sync
 
@@ -90,11 +79,9 @@ def compare(settings: ProveSettings, dtype: torch.dtype) -> Comparison:
 
 
 def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Replica]:
-    """This rank's replica for every gradient synchronisation, and one in DistributedDataParallel.
-
-    Each rank draws weights of its own; those of rank 0, which all then get, are the ones that the one process starts
-    from. (Gradients are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)
-    """
+    """This rank's replica for every gradient synchronisation, and one in DistributedDataParallel. Each rank draws
+    weights of its own; those of rank 0, which all then get, are the ones that the one process starts from. (Gradients
+    are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)"""
     seed, replicas = settings.seed + dist.get_rank(), {}
     for name, spec in grad_syncs_for(has_embeddings=False).items():
         model = new_net(seed, dtype)
@@ -117,11 +104,9 @@ class OneProcess:
 
 
 class Replica:
-    """This rank's model, trained on its share of every batch; `sync` is to keep all replicas equal.
-
-    `shares` says how many samples each rank gets; without it they are as equal as can be. With `averages_gradients`
-    all replicas have the same gradients after a step; without, as in local SGD, each has its own.
-    """
+    """This rank's model, trained on its share of every batch; `sync` is to keep all replicas equal. `shares` says how
+    many samples each rank gets; without it they are as equal as can be. With `averages_gradients` all replicas have the
+    same gradients after a step; without, as in local SGD, each has its own."""
 
     def __init__(
         self,
@@ -150,7 +135,7 @@ class Replica:
 
     def difference_from(self, one_process: OneProcess) -> MaxAbs:
         """The largest difference of any gradient, if they were averaged, and of any parameter, on this rank."""
-        difference = max_abs_difference(self.model, one_process.model)
+        difference = max_abs(self.model, one_process.model)
         return difference if self.averages_gradients else replace(difference, gradients=None)
 
 
@@ -163,10 +148,8 @@ def new_net(seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
 def global_batches(
     settings: ProveSettings, dtype: torch.dtype = torch.float64, phase: str = "breaking it"
 ) -> Iterator[Batch]:
-    """The whole batch of each step: samples in the order of the file, from its start again after its end.
-
-    `phase` is what a bar says meanwhile.
-    """
+    """The whole batch of each step: samples in the order of the file, from its start again after its end. `phase`: text
+    of the bar meanwhile."""
     data = Images(settings.folder, "train", settings.limit)
     for step in range(settings.steps):
         images, labels = data.span(step * settings.batch_size, settings.batch_size)
@@ -293,6 +276,56 @@ def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> 
         breaks=dict(zip(breaks, largest[: len(breaks)], strict=True)),
         holds=dict(zip(holds, largest[len(breaks) :], strict=True)),
     )
+
+
+def max_abs(model: nn.Module, other: nn.Module | None = None) -> MaxAbs:
+    """Magnitude of the model's gradients and parameters, or their difference from those of `other`, on this rank."""
+    of_gradients, of_parameters = (0.0, 0.0) if other is None else (gradients(other), parameters(other))
+    difference = max_abs_diff(gradients(model), of_gradients)
+    return MaxAbs(gradients=difference, parameters=max_abs_diff(parameters(model), of_parameters))
+
+
+def parameters(model: nn.Module) -> torch.Tensor:
+    """All parameters, flattened into one vector, [elements]."""
+    return flat(model.parameters())
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    """The gradients of the last step, flattened into one vector, [elements]."""
+    return flat(param.grad for param in model.parameters() if param.grad is not None)
+
+
+def running_stats(model: nn.Module) -> torch.Tensor:
+    """The running means and variances of all BatchNorms, flattened into one vector, [elements]."""
+    return flat(buffer for buffer in model.buffers() if buffer.is_floating_point())
+
+
+def max_abs_diff(one: torch.Tensor, other: torch.Tensor | float = 0.0) -> float:
+    """The largest difference between elements; infinite where one of them is not a finite number."""
+    return (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+
+
+def max_over_ranks(values: Sequence[float]) -> list[float]:
+    """For each of `values`, the largest that any rank has in its place. All ranks must call this."""
+    largest = torch.tensor(values, dtype=torch.float64, device=device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return list(largest.tolist())
+
+
+def largest_of_all_ranks(found: Sequence[MaxAbs]) -> list[MaxAbs]:
+    """Each of `found`, the largest of any rank (None stays None). All ranks must call this."""
+    largest = max_over_ranks([figure or 0.0 for each in found for figure in (each.gradients, each.parameters)])
+    return [
+        MaxAbs(gradients=None if mine.gradients is None else grads, parameters=params)
+        for mine, grads, params in zip(found, largest[::2], largest[1::2], strict=True)
+    ]
+
+
+def minus_rank_0(values: torch.Tensor) -> torch.Tensor:
+    """`values` less those of rank 0. All ranks must call this."""
+    root = values.clone()
+    dist.broadcast(root, src=0)
+    return values - root
 
 
 if __name__ == "__main__":

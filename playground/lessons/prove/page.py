@@ -1,4 +1,4 @@
-"""The page of `prove`: settings, results, what they mean, and how it is told. Does not import torch."""
+"""The command `prove`: settings, results, their verdict, and the text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import click
 
 from playground.console.options import Finite, RunOptions, flags, run_options
-from playground.console.progress import Bar
 from playground.console.session import Session
-from playground.console.tables import Column, Table
-from playground.console.text import Prose, good, heading, prose
+from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.terminal import Bar
+from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
@@ -38,21 +38,18 @@ the other one, and gradients jump. (For float64 they must be 2^29 times as close
 EPSILON = 2.0**-52
 """Epsilon of float64."""
 UNEXPLAINED = 1e-6
-"""What fraction of a break its explanation may leave open."""
+"""Fraction of a break that its explanation may leave open."""
 JUMP = 100
-"""So many times as many epsilons in float32 as in float64 are more than accumulated rounding."""
+"""Ratio of epsilons in float32 to those in float64 that is more than accumulated rounding."""
 ADVICE = "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer --steps"
-Texts = list[str | Prose | Table]
 QUANTITIES = ("gradients", "parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProveSettings(TrainingSettings):
     """Training settings, with a number of steps in place of epochs. `sync` and `sync_every` matter to the failure modes
-    only: the proof tries every gradient synchronisation, at every step.
-
-    Raises `UsageError` for what nothing can be proved with.
-    """
+    only: the proof tries every gradient synchronisation, at every step. Raises `UsageError` for what nothing can be
+    proved with."""
 
     steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
     batch_size: int = like(TrainingSettings, "batch_size", 64)
@@ -81,12 +78,12 @@ class MaxAbs:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStep:
-    """What one process and the ranks had after a step; each figure is the largest on any rank."""
+    """One process and the ranks after a step; each figure is the largest on any rank."""
 
     step: int
     """Number of the step; 1 for the first."""
     largest: MaxAbs
-    """Magnitude of what the one process has, against which the differences are to be read."""
+    """Magnitude of the one process's values, as a scale for the differences."""
     differences: dict[str, MaxAbs]
     """Differences between the ranks and the one process, by gradient synchronisation."""
 
@@ -127,11 +124,6 @@ class Comparison:
         """`max_difference`, in units of this dtype's epsilon."""
         return self.max_difference / self.epsilon
 
-    @property
-    def final_difference(self) -> float:
-        """Largest difference of any parameter, after the last step."""
-        return max(difference.parameters for difference in self.steps[-1].differences.values())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
@@ -145,12 +137,12 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakResult:
-    """What a failure mode results in: the largest differences on any rank, each by what differs from what."""
+    """The differences that a failure mode causes, the largest on any rank, by description."""
 
     breaks: dict[str, float]
-    """What is wrong."""
+    """Differences that are wrong."""
     holds: dict[str, float]
-    """What must be rounding and no more, if the failure mode is what it is said to be."""
+    """Differences that must be rounding, if the explanation of the failure mode is right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +153,7 @@ class ProveResult:
 
 
 def check(result: ProveResult) -> None:
-    """Raise `PlaygroundError` if N ranks are not one process, or if a failure mode is not what it is said to be."""
+    """Raise `PlaygroundError` if N ranks are not one process, or if the explanation of a failure mode is wrong."""
     check_proof(result.proof)
     check_breaks(result.breaks)
 
@@ -200,23 +192,13 @@ def failure(proof: Proof) -> str:
     return ""
 
 
-def is_bit_identical(proof: Proof) -> bool:
-    """Whether N ranks equal one process in every bit."""
-    return all(comparison.max_difference == 0 for comparison in proof.by_dtype.values())
-
-
-def has_jumps(proof: Proof) -> bool:
-    """Whether float32 differs by more than rounding accounts for: gradients jumped, as `EXACT` says."""
-    return proof.float32.in_epsilons > JUMP * proof.float64.in_epsilons
-
-
 def is_broken(result: BreakResult) -> bool:
     """Whether the failure mode did make a difference beyond rounding."""
     return max(result.breaks.values()) > EXACT
 
 
 class ReportPrinter:
-    """Takes what rank 0 reports, and says each part as soon as it is known; `bar` shows how far the next one is."""
+    """Called with what rank 0 reports: prints each part as soon as it is known; `bar` shows how far the next one is."""
 
     def __init__(self, say: Callable[..., None], bar: Bar, summaries: Mapping[str, str]) -> None:
         self.say, self.bar, self.summaries = say, bar, summaries
@@ -254,7 +236,7 @@ def steps_table(steps: list[ComparedStep], quantity: str) -> Table:
     """One row per gradient synchronisation that has such a quantity, one column for each of the steps 1, 2, 5, 10, 20,
     50 … and for the last."""
     shown = [step for step in steps if str(step.step).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
-    table = Table(Column("after step"), *(Column(str(step.step), right=True) for step in shown))
+    table = Table("after step", *numbers(*(str(step.step) for step in shown)))
     for name, difference in steps[0].differences.items():
         if getattr(difference, quantity) is not None:
             table.add(name, *(number_text(getattr(step.differences[name], quantity)) for step in shown))
@@ -267,31 +249,31 @@ def number_text(value: float | None) -> str:
 
 def explanation(proof: Proof) -> str:
     """Why the differences are what they are, from the figures themselves."""
-    if is_bit_identical(proof):
+    if all(comparison.max_difference == 0 for comparison in proof.by_dtype.values()):
         return "Why 0: the same numbers are added in the same order as by one process, so every bit is the same."
     text = (
         f"Why not 0: N ranks add the numbers that one process adds, but in another order, and every addition rounds. "
         f"The differences come to at most {proof.float64.in_epsilons:.2g} epsilon in float64 and "
         f"{proof.float32.in_epsilons:.2g} in float32"
     )
-    if has_jumps(proof):
+    if proof.float32.in_epsilons > JUMP * proof.float64.in_epsilons:  # gradients jumped, as `EXACT` says
         return f"{text}, where rounding decides which of two almost equal numbers a max-pool or ReLU lets through."
     return f"{text}: they shrink with epsilon, as only rounding does."
 
 
 def break_texts(result: BreakResult) -> Texts:
-    """What is broken, and what holds all the same if the explanation is right."""
-    table = Table(Column("difference", right=True), Column("of", wraps=True), Column("expected"))
-    for what, value in result.breaks.items():
-        table.add(number_text(value), what, "is broken")
-    for what, value in result.holds.items():
-        table.add(number_text(value), what, "rounding")
+    """The differences that are broken, and those that must hold if the explanation is right."""
+    table = Table(*numbers("difference"), Column("of", wraps=True), "expected")
+    for expected, differences in (("is broken", result.breaks), ("rounding", result.holds)):
+        for what, value in differences.items():
+            table.add(number_text(value), what, expected)
     return [table]
 
 
 def proof_summary(proof: Proof) -> str:
     """How far parameters are from one process's after the last step, in each dtype."""
-    ends = (f"{number_text(each.final_difference)} in {name}" for name, each in proof.by_dtype.items())
+    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in proof.by_dtype.items()}
+    ends = (f"{number_text(max(each.parameters for each in found))} in {dtype}" for dtype, found in last.items())
     return f"largest difference of parameters after the last step: {', '.join(ends)}"
 
 
@@ -327,13 +309,9 @@ def command(run: RunOptions, data: DataOptions, **chosen: Any) -> None:
         printer = ReportPrinter(session.say, bar, summaries)
         settings = prepared.settings(asked)
         result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=printer)[0]
-    session.print_document(
-        {"equal": [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]},
-        dataset=prepared.summary,
-        recipe=asked.recipe,
-        proof=result.proof,
-        breaks=result.breaks,
-    )
+    samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
+    found = {"recipe": asked.recipe, "proof": result.proof, "breaks": result.breaks}
+    session.print_document({"equal": samples}, dataset=prepared.summary, **found)
     check(result)
-    found = f" ({proof_summary(result.proof)}); {breaks_summary(result.breaks)}."
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), found))
+    ending = f" ({proof_summary(result.proof)}); {breaks_summary(result.breaks)}."
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending))

@@ -24,7 +24,7 @@ from playground.remote.autograd import apply_remotely
 from playground.remote.torch_rpc import TorchAgent, worker_name
 
 weights: list[torch.Tensor] = []
-"""What this rank has for others to use."""
+"""This rank's weights, for others to use."""
 
 
 def remote_call(rank: int, size: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 from playground.runtime.backends.backend import Backend
 from playground.runtime.backends.gloo import Gloo
 from playground.runtime.backends.nccl import Nccl
-from playground.runtime.checks import check_choice
+from playground.runtime.flags import check_choice
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl())}
 

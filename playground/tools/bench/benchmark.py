@@ -1,4 +1,4 @@
-"""What a rank does in a benchmark: try every call once, then check and time them, size by size, pass by pass."""
+"""A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from random import Random
 from statistics import median
 
@@ -20,9 +21,8 @@ from playground.runtime import UsageError, device, report
 from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
-from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import DTYPES, OPS, BenchSettings
+from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, BenchSettings
 from playground.tools.bench.wire import Wire, open_wire
 from playground.tools.bench.workload import Workload
 
@@ -30,7 +30,7 @@ PASSES = 4
 TRIAL = 0.006
 """Seconds a trial is to take."""
 MAX_CALLS = 200
-"""In one trial."""
+"""Calls in one trial, at most."""
 SAMPLE = 3
 """Calls from which the number of calls per trial is worked out."""
 
@@ -42,23 +42,23 @@ class Trials:
 
     def __init__(self, calls: int, ranks: int) -> None:
         self.calls = calls
-        """In a row, per trial."""
+        """Calls in a row, per trial."""
         self.times_us: list[list[float]] = [[] for _ in range(ranks)]
-        """Per call, in µs: [rank][trial]."""
+        """Time per call, in µs: [rank][trial]."""
 
     def add(self, seconds: list[float]) -> None:
-        """Take in the seconds per call that further trials took on this rank. All ranks must call this."""
+        """Add the seconds per call of further trials on this rank. All ranks must call this."""
         for times_us, theirs in zip(self.times_us, gather_by_rank(seconds), strict=True):
             times_us += [1e6 * each for each in theirs]
 
     @property
     def slowest_us(self) -> list[float]:
-        """By trial, on its slowest rank."""
+        """Time of each trial, on its slowest rank."""
         return [max(times) for times in zip(*self.times_us, strict=True)]
 
     @property
     def rank_us(self) -> list[float]:
-        """By rank, the median of its trials."""
+        """Median of each rank's trials."""
         return [median(times) for times in self.times_us]
 
     @property
@@ -116,10 +116,8 @@ class Point:
         return f"{self.spec.name}, {format_bytes(self.nbytes)}"
 
     def measure(self, iterations: int, order: Random) -> None:
-        """Take further trials; before the first ones, check the results and warm up. All ranks must call this.
-
-        Buffers last for one pass: those of all sizes together might not fit into memory.
-        """
+        """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
+        of all sizes together might not fit into memory. All ranks must call this."""
         workload = Workload(self.settings, self.spec.name, self.count, self.rank, self.size)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.trials:
@@ -133,29 +131,35 @@ class Point:
         run_trials(candidates, self.trials, iterations, order)
 
     def result(self, complete: bool) -> SizeResult:
-        """What all trials so far come to."""
+        """The figures of all trials so far."""
         wire = None
         if self.wire:
             wire = WireRow(collective=self.spec.name, **vars(figures(self.nbytes, self.trials[-1], 1.0)))
-        rows = [
-            self.row(algorithm, trials, wire) for algorithm, trials in zip(self.algorithms, self.trials, strict=False)
-        ]
+        pairs = zip(self.algorithms, self.trials, strict=False)
+        rows = [self.row(algorithm, trials, wire) for algorithm, trials in pairs]
         return SizeResult(collective=self.spec.name, size=self.nbytes, rows=rows, wire=wire, complete=complete)
 
     def row(self, algorithm: str, trials: Trials, wire: WireRow | None) -> Row:
-        its_figures = figures(self.nbytes, trials, self.spec.factor(self.size))
+        found = figures(self.nbytes, trials, self.spec.factor(self.size))
         slowest_rank, share = trials.slowest_rank
         return Row(
-            collective=self.spec.name, count=self.count, type=self.settings.dtype,
-            redop=self.settings.op if self.spec.reduces else "none", root=self.spec.root, algorithm=algorithm,
-            **vars(its_figures), wrong=self.wrong[algorithm],
-            slowest_rank=slowest_rank, slowest_percent=100 * share, rank_us=trials.rank_us,
-            limit_percent=100 * its_figures.busbw / wire.busbw if wire else None,
-        )  # fmt: skip
+            **vars(found),
+            collective=self.spec.name,
+            count=self.count,
+            type=self.settings.dtype,
+            redop=self.settings.op if self.spec.reduces else "none",
+            root=self.spec.root,
+            algorithm=algorithm,
+            wrong=self.wrong[algorithm],
+            slowest_rank=slowest_rank,
+            slowest_percent=100 * share,
+            rank_us=trials.rank_us,
+            limit_percent=100 * found.busbw / wire.busbw if wire else None,
+        )
 
 
 def count_wrong_on_all_ranks(workload: Workload, call: Callable[[], object]) -> int:
-    """How many elements of the result are wrong, on all ranks together. All must call this."""
+    """Count the elements of the result that are wrong, on all ranks together. All must call this."""
     report(checking=True)
     total = torch.tensor(workload.count_wrong(call), device=device())
     dist.all_reduce(total)
@@ -163,14 +167,22 @@ def count_wrong_on_all_ranks(workload: Workload, call: Callable[[], object]) -> 
 
 
 def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
-    """What the trials of calls on `nbytes` bytes come to; `factor` is busbw / algbw."""
+    """The figures of calls on `nbytes` bytes; `factor` is busbw / algbw."""
     times_us = trials.slowest_us
     p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
     algbw = nbytes / p50 / 1000
     return Figures(
-        size=nbytes, time_us=p50, algbw=algbw, busbw=algbw * factor, p50_us=p50, p95_us=p95, p99_us=p99,
-        trials=len(times_us), calls=trials.calls, times_us=times_us,
-    )  # fmt: skip
+        size=nbytes,
+        time_us=p50,
+        algbw=algbw,
+        busbw=algbw * factor,
+        p50_us=p50,
+        p95_us=p95,
+        p99_us=p99,
+        trials=len(times_us),
+        calls=trials.calls,
+        times_us=times_us,
+    )
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
@@ -189,10 +201,8 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
             call_once(settings, collective, rank, size)
         if rank == 0:
             report(start=BenchStart(environment=environment.describe(), wire=wire.description if wire else None))
-        points = [
-            Point(settings, collective, nbytes, rank, size, wire)
-            for collective in settings.collectives for nbytes in settings.sizes
-        ]  # fmt: skip
+        what = product(settings.collectives, settings.sizes)
+        points = [Point(settings, collective, nbytes, rank, size, wire) for collective, nbytes in what]
         measure_in_passes(points, settings.iterations, order, is_main=rank == 0)
 
 
@@ -238,6 +248,5 @@ def call_once(settings: BenchSettings, collective: str, rank: int, size: int) ->
             if not (words := refusal(error)):
                 raise
             what = f"{collective} of {settings.dtype}" + f" with {settings.op}" * COLLECTIVES[collective].reduces
-            raise UsageError(
-                f"{dist.get_backend()} cannot do {what} by {algorithm} ({words}): ask for another"
-            ) from None
+            who = f"{dist.get_backend()} cannot do {what} by {algorithm}"
+            raise UsageError(f"{who} ({words}): ask for another") from None

@@ -1,12 +1,16 @@
-"""What a benchmark measured. Plain data: reading it does not import torch."""
+"""The result of a benchmark, and the comparison of two: rows that became faster, slower, or differ no more than trials
+do. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import mean
+from pathlib import Path
+from statistics import mean, median, quantiles
 
 from playground.measurement.environment import Environment
+from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 from playground.tools.bench.settings import BenchSettings
 
 
@@ -66,16 +70,16 @@ class WireRow(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchStart:
-    """What rank 0 reports before anything is measured."""
+    """The report of rank 0 before anything is measured."""
 
     environment: Environment
     wire: str | None
-    """What the wire is, if it is measured."""
+    """Description of the wire, if it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeResult:
-    """What rank 0 reports of a collective at one size, in each pass: all its trials so far."""
+    """The report of rank 0 about a collective at one size, in each pass: all its trials so far."""
 
     collective: str
     size: int
@@ -97,14 +101,14 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """What was measured until the end, or until something ended the run."""
+    """All measurements, until the end of the run or its interruption."""
 
     settings: BenchSettings
     environment: Environment | None
     rows: list[Row]
     limit: Limit | None
     error: str | None
-    """What ended the run before its end; None if nothing did."""
+    """Cause of an early end; None if the run is complete."""
 
     @property
     def complete(self) -> bool:
@@ -126,9 +130,167 @@ class BenchResult:
 
     @property
     def document(self) -> dict[str, object]:
-        """What the JSON document holds beside what every document does."""
-        return {
-            "environment": self.environment, "settings": self.settings.document, "rows": self.rows,
-            "average_busbw": self.average_busbw, "limit": self.limit, "complete": self.complete,
-            "error": self.error,
-        }  # fmt: skip
+        """Content of the JSON document, beside the fields of every document."""
+        rest = ("rows", "average_busbw", "limit", "complete", "error")
+        about = {"environment": self.environment, "settings": self.settings.document}
+        return {**about, **{name: getattr(self, name) for name in rest}}
+
+
+MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
+"""Fields of a result that must be the same in both, or they cannot be compared."""
+MIN_TRIALS = 5
+"""With fewer of them, ranges are too often apart by chance."""
+SHORTEST, LONGEST = 1e-9, 1e15
+"""Times that can be compared, in µs."""
+
+Key = tuple[str, str, int]
+"""(collective, algorithm, size in bytes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedResult:
+    """The part of a document printed by `bench --json` that a comparison needs."""
+
+    backend: str
+    device: str
+    world_size: int
+    environment: Environment | None
+    dtype: str
+    op: str
+    times_us: dict[Key, list[float]]
+    """Per call, in µs, trial by trial."""
+
+
+@dataclass(frozen=True)
+class RowName:
+    """One algorithm of one collective at one size."""
+
+    collective: str
+    algorithm: str
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(RowName):
+    """A row that both results have."""
+
+    before_us: float
+    """The median of the trials, in µs."""
+    after_us: float
+    before_range_us: tuple[float, float]
+    """From where to where the middle 95 % of the trials lie, in µs."""
+    after_range_us: tuple[float, float]
+    ratio: float
+    """after / before."""
+    verdict: str
+    """faster, slower, no difference, or too few trials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two results, row by row."""
+
+    rows: list[Change]
+    only_before: list[RowName]
+    """Rows that the later result lacks."""
+    only_after: list[RowName]
+    """Rows that the earlier result lacks."""
+
+
+def load(file: Path) -> SavedResult:
+    """The result in this file. Raises `UsageError` if there is none."""
+    try:
+        if file.is_char_device():
+            raise ValueError("a device may never end")
+        return parse_result(parse_json(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"--diff {file}: {error.strerror}") from None
+    except (ValueError, KeyError):
+        raise UsageError(f"--diff {file}: not a result of this benchmark, use what bench --json printed") from None
+
+
+def parse_result(content: object) -> SavedResult:
+    """Raises `ValueError` or `KeyError` for what `bench --json` did not print."""
+    document = expect_dict(content)
+    settings, environment = expect_dict(document["settings"]), document["environment"]
+    times_us = dict(map(parse_row, map(expect_dict, expect_list(document["rows"]))))
+    if document["lesson"] != "bench" or not all(times_us.values()):
+        raise ValueError
+    return SavedResult(
+        backend=expect_text(document["backend"]),
+        device=expect_text(document["device"]),
+        world_size=expect_int(document["world_size"], 1),
+        environment=None if environment is None else parse_environment(expect_dict(environment)),
+        dtype=expect_text(settings["dtype"]),
+        op=expect_text(settings["op"]),
+        times_us=times_us,
+    )
+
+
+def parse_row(row: dict[str, object]) -> tuple[Key, list[float]]:
+    key = expect_text(row["collective"]), expect_text(row["algorithm"]), expect_int(row["size"], 0)
+    return key, [expect_float(time, SHORTEST, LONGEST) for time in expect_list(row["times_us"])]
+
+
+def parse_environment(document: dict[str, object]) -> Environment:
+    libraries = {name: document.get(name) for name in ("cuda", "nccl", "driver")}
+    return Environment(
+        hardware=expect_text(document["hardware"]),
+        cores=expect_int(document["cores"], 0),
+        memory=expect_int(document["memory"], 0),
+        gpus=[expect_text(gpu) for gpu in expect_list(document["gpus"])],
+        os=expect_text(document["os"]),
+        python=expect_text(document["python"]),
+        torch=expect_text(document["torch"]),
+        **{name: None if version is None else expect_text(version) for name, version in libraries.items()},
+    )
+
+
+def compare(before: SavedResult, after: SavedResult) -> Comparison:
+    """Raises `UsageError` if they are not results of the same benchmark."""
+    for name in MUST_AGREE:
+        one, other = getattr(before, name), getattr(after, name)
+        if one != other:
+            raise UsageError(f"--diff: {name} is {one} in one and {other} in the other: it must be the same")
+    in_both = [key for key in before.times_us if key in after.times_us]
+    changes = [compare_rows(key, before.times_us[key], after.times_us[key]) for key in in_both]
+    if not changes:
+        raise UsageError("--diff: no algorithm was measured at the same size in both, so there is nothing to compare")
+    return Comparison(
+        rows=changes, only_before=rows_missing_from(after, before), only_after=rows_missing_from(before, after)
+    )
+
+
+def rows_missing_from(one: SavedResult, other: SavedResult) -> list[RowName]:
+    """The rows of the other that this one lacks."""
+    return [RowName(*key) for key in other.times_us if key not in one.times_us]
+
+
+def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
+    """The medians, their ratio, and whether they differ by more than noise does: whether the `spread`s lie apart."""
+    verdict, before_range, after_range = "no difference", spread(before), spread(after)
+    if min(len(before), len(after)) < MIN_TRIALS:
+        verdict = "too few trials"
+    elif after_range[1] < before_range[0]:
+        verdict = "faster"
+    elif after_range[0] > before_range[1]:
+        verdict = "slower"
+    before_us, after_us = median(before), median(after)
+    return Change(
+        *key,
+        before_us=before_us,
+        after_us=after_us,
+        before_range_us=before_range,
+        after_range_us=after_range,
+        ratio=after_us / before_us,
+        verdict=verdict,
+    )
+
+
+def spread(times_us: list[float]) -> tuple[float, float]:
+    """From where to where the middle 95 % of the trials lie. Trials are spread over a run, so this holds most of what
+    the machine does to a run. Narrower ranges, as between quartiles, call equal runs different on a host that is busy;
+    with all trials, one that something interrupted would hide any difference."""
+    fortieths = quantiles(times_us, n=40, method="inclusive") if len(times_us) > 1 else times_us
+    return fortieths[0], fortieths[-1]

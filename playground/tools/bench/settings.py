@@ -1,16 +1,78 @@
-"""What a benchmark measures, and how often: one object from the command line to the ranks. Does not import torch."""
+"""The settings of a benchmark: one object from the command line to the ranks. Does not import torch.
+
+| collective     | size                           | count                   | busbw / algbw, N ranks |
+|----------------|--------------------------------|-------------------------|------------------------|
+| all_reduce     | of the tensor                  | its elements            | 2 (N - 1) / N          |
+| broadcast      | of the tensor                  | its elements            | 1                      |
+| reduce         | of the tensor                  | its elements            | 1                      |
+| all_gather     | of every rank's output         | of every rank's input   | (N - 1) / N            |
+| reduce_scatter | of every rank's input          | of every rank's output  | (N - 1) / N            |
+| all_to_all     | of every rank's input          | of one piece of it      | (N - 1) / N            |
+| gather         | of the root's output           | of every rank's input   | (N - 1) / N            |
+| scatter        | of the root's input            | of every rank's output  | (N - 1) / N            |
+
+Where each rank has a share, the size is rounded down to a multiple of N elements.
+Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from playground.algorithms import BACKEND, OURS
-from playground.runtime.checks import check_choice
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag
-from playground.tools.bench.collectives import COLLECTIVES
+from playground.runtime.flags import check_choice, check_flags, flag
 
+REDUCTION = -1
+"""In place of a rank: the reduction over all ranks."""
+Piece = tuple[int, int]
+"""(source, index): the piece of `count` elements at `index` in what the rank `source` gives, or in the `REDUCTION`."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    name: str
+    factor: Callable[[int], float]
+    """busbw / algbw on N ranks: what a link carries for each byte of the size."""
+    pieces_expected: Callable[[int, int], list[Piece]]
+    """Called as (rank, size): the pieces this rank must end with; none where that is not defined."""
+    pieces_given: Callable[[int, int], int] = lambda rank, size: 1
+    """Called as (rank, size): the number of pieces of `count` elements that this rank gives."""
+    in_place: bool = False
+    """Whether one tensor is given and received. Where there are two, each rank has a share of the size."""
+    reduces: bool = False
+    root: int = -1
+    """The rank at the root; -1 where all ranks do the same."""
+
+
+def others(size: int) -> float:
+    """The fraction of a tensor, cut into a piece per rank, that belongs to other ranks."""
+    return (size - 1) / size
+
+
+def at_root(pieces: Callable[[int, int], list[Piece]]) -> Callable[[int, int], list[Piece]]:
+    """These pieces on rank 0, and none on the others."""
+    return lambda rank, size: [] if rank else pieces(rank, size)
+
+
+COLLECTIVES = {
+    each.name: each
+    for each in (
+        Collective("all_reduce", lambda n: 2 * others(n), lambda r, n: [(REDUCTION, 0)], in_place=True, reduces=True),
+        Collective("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
+        Collective(
+            "reduce", lambda n: 1.0, at_root(lambda r, n: [(REDUCTION, 0)]), in_place=True, reduces=True, root=0
+        ),
+        Collective("all_gather", others, lambda r, n: [(source, 0) for source in range(n)]),
+        Collective("reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n, reduces=True),
+        Collective("all_to_all", others, lambda r, n: [(source, r) for source in range(n)], lambda r, n: n),
+        Collective("gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0),
+        Collective("scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0, root=0),
+    )
+}
+"""By name; r is the rank, n the number of ranks."""
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 PATTERN = re.compile(r"(\d{1,18})([KMG]?)", re.ASCII | re.IGNORECASE)
 
@@ -44,15 +106,10 @@ DEFAULT_COLLECTIVES = ("all_reduce",)
 DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
 """By collective; the backend's alone for the others. What a program gets, and the best of ours at every size: the ring
 that is taught is neither, and one word away."""
-DTYPES = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-}  # fmt: skip
+DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 """Bytes per element."""
-OPS = {
-    "sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG",
-    "band": "BAND", "bor": "BOR", "bxor": "BXOR",
-}  # fmt: skip
-"""What `dist.ReduceOp` calls each."""
+OPS = {name: name.upper() for name in ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")} | {"prod": "PRODUCT"}
+"""Name of each in `dist.ReduceOp`."""
 MAX_TRIALS = 100_000
 """Per size: beyond, one size of one algorithm takes more than ten minutes."""
 
@@ -68,35 +125,32 @@ class BenchSettings:
 
     collectives: tuple[str, ...] = DEFAULT_COLLECTIVES
     algorithms: tuple[str, ...] = ()
-    """For every collective. All of `ALGORITHMS` means all that each collective has; none, each collective's default."""
+    """The same for every collective: all of `ALGORITHMS` means all that it has; none, its default."""
     sizes: tuple[int, ...]
     """Bytes, from small to large."""
     dtype: str = flag("float32", "Data type of the elements.", choices=DTYPES)
     op: str = flag("sum", "Reduction operation.", choices=OPS)
-    iterations: int = flag(20, "Number of trials per size.")
-    warmup: int = flag(5, "Number of warm-up calls before timing starts.")
+    iterations: int = flag(20, "Number of trials per size.", least=1, most=MAX_TRIALS)
+    warmup: int = flag(5, "Number of warm-up calls before timing starts.", least=0, most=MAX_TRIALS)
     limit: bool = flag(
         False,
         "Also measure what the hardware allows: plain TCP, between hosts if there are several and on loopback if "
         "not, or a copy within the GPU's memory.",
     )
     seed: int = 1234
-    """For the order in which algorithms have their turns."""
+    """Seed of the order in which algorithms have their turns."""
 
     def __post_init__(self) -> None:
-        for name, values, choices in (
-            ("collective", self.collectives, COLLECTIVES),
-            ("algorithm", self.algorithms, ALGORITHMS),
-            ("dtype", (self.dtype,), DTYPES),
-            ("op", (self.op,), OPS),
-        ):
-            for value in values:
-                check_choice(name, value, choices)
+        for collective in self.collectives:
+            check_choice("collective", collective, COLLECTIVES)
+        for algorithm in self.algorithms:
+            check_choice("algorithm", algorithm, ALGORITHMS)
         if not 1 <= self.iterations <= MAX_TRIALS or not 0 <= self.warmup <= MAX_TRIALS:
             raise UsageError(
                 f"{self.iterations} iterations, {self.warmup} warm-up calls: "
                 f"from 1 and from 0 to {MAX_TRIALS:,} are possible"
             )
+        check_flags(self)
         if self.op != BenchSettings.op and not any(COLLECTIVES[collective].reduces for collective in self.collectives):
             raise UsageError(
                 f"--op {self.op} has no effect: nothing is reduced by {' or '.join(self.collectives)}, leave it out"
@@ -112,10 +166,8 @@ class BenchSettings:
         element = DTYPES[self.dtype]
         for size in self.sizes:
             if size % element:
-                raise UsageError(
-                    f"size {to_text(size)} is not a multiple of {element} bytes, the size of one {self.dtype}: "
-                    f"use another --begin"
-                )
+                what = f"{element} bytes, the size of one {self.dtype}"
+                raise UsageError(f"size {to_text(size)} is not a multiple of {what}: use another --begin")
 
     def check_algorithms(self, collective: str) -> None:
         """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
@@ -152,7 +204,7 @@ class BenchSettings:
             )
 
     def algorithms_of(self, collective: str) -> tuple[str, ...]:
-        """What is measured for this collective, in the order of the table."""
+        """Algorithms to measure for this collective, in the order of the table."""
         wanted = self.algorithms or DEFAULT_ALGORITHMS.get(collective, (BACKEND,))
         return tuple(name for name in available_algorithms(collective) if name in wanted)
 
@@ -162,11 +214,8 @@ class BenchSettings:
         return elements if COLLECTIVES[collective].in_place else elements // size
 
     def memory(self, local_size: int, size: int) -> int:
-        """Bytes that `local_size` ranks of a world of `size` need for the largest size, about.
-
-        A tensor or two, and what the algorithm and the check need beside them. The all-to-all all-reduce alone receives
-        every rank's tensor.
-        """
+        """Bytes that `local_size` ranks of a world of `size` need for the largest size, about: a tensor or two, and the
+        needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
         all_to_all = "all_reduce" in self.collectives and "all-to-all" in self.algorithms_of("all_reduce")
         tensors = 2 + size if all_to_all else 4
         return self.sizes[-1] * local_size * (tensors + 2 * self.limit)

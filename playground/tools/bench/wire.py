@@ -13,7 +13,8 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,41 +29,35 @@ TIMEOUT = 30.0
 """Seconds in which the two ends must be connected."""
 
 
-class Wire(Protocol):
+@dataclass(frozen=True)
+class Wire:
     description: str
-
-    def transfer(self, nbytes: int) -> Callable[[], object]:
-        """A call that moves `nbytes` once. A rank with no end of the wire does nothing."""
+    transfer: Callable[[int], Callable[[], object]]
+    """Given a number of bytes, a call that moves them once. A rank with no end of the wire does nothing."""
 
 
 @contextlib.contextmanager
 def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
-    """The wire of this world, `hosts` being every rank's host. Every rank must call this.
-
-    Raises `UsageError` where there is none to measure.
-    """
+    """The wire of this world, `hosts` being every rank's host. Every rank must call this. Raises `UsageError` where
+    there is none to measure."""
     several = len(set(hosts)) > 1
     if device().type == "cuda" and not several:
-        yield Copy()
+        yield Wire("a copy within the memory of the GPU", copy)
         return
     if size == 1:
         raise UsageError("--limit with 1 rank: a wire has two ends, use at least -n 2")
     peer = next(other for other in range(1, size) if not several or hosts[other] != hosts[0])
-    with contextlib.closing(connect(rank, peer, own_address() if several else LOOPBACK)) as end:
-        yield Connection(end, f"TCP {'from host to host' if several else 'on loopback'} between ranks 0 and {peer}")
-
-
-def own_address() -> str:
-    """The address of this host on the way to rank 0's; where ranks met at a file, what its own name leads to."""
-    return address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname())
+    where, address = "on loopback", LOOPBACK
+    if several:  # this host's address on the way to rank 0's; where ranks met at a file, that of its own name
+        where, address = "from host to host", address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname())
+    with contextlib.closing(connect(rank, peer, address)) as end:
+        yield Wire(f"TCP {where} between ranks 0 and {peer}, both ways at once", partial(both_ways, end))
 
 
 def connect(rank: int, peer: int, address: str) -> socket.socket:
-    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none.
-
-    The peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
-    `UsageError` if the two do not reach each other.
-    """
+    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none. The
+    peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
+    `UsageError` if the two do not reach each other."""
     where = [(address, 0)]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:
@@ -86,41 +81,35 @@ def connect(rank: int, peer: int, address: str) -> socket.socket:
     return end
 
 
-class Connection:
-    """A TCP connection."""
-
-    def __init__(self, end: socket.socket, what: str) -> None:
-        self.end, self.description = end, f"{what}, both ways at once"
-
-    def transfer(self, nbytes: int) -> Callable[[], object]:
-        try:
-            self.end.getpeername()
-        except OSError:  # this rank is not one of the two
-            return lambda: None
-        to_send, to_fill = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
-        return lambda: self.exchange(to_send, to_fill)
-
-    def exchange(self, to_send: memoryview, to_fill: memoryview) -> None:
-        """Send one and fill the other, whichever can go on."""
-        while to_send or to_fill:
-            before = len(to_send) + len(to_fill)
-            if to_send:
-                with contextlib.suppress(BlockingIOError):
-                    to_send = to_send[self.end.send(to_send[:PIECE]) :]
-            if to_fill:
-                with contextlib.suppress(BlockingIOError):
-                    received = self.end.recv_into(to_fill[:PIECE])
-                    if not received:
-                        raise ConnectionResetError("Connection closed by peer")
-                    to_fill = to_fill[received:]
-            if len(to_send) + len(to_fill) == before:
-                select.select([self.end] if to_fill else [], [self.end] if to_send else [], [])
+def both_ways(end: socket.socket, nbytes: int) -> Callable[[], object]:
+    """A call that sends and receives `nbytes` over a TCP connection, at once."""
+    try:
+        end.getpeername()
+    except OSError:  # this rank is not one of the two
+        return lambda: None
+    to_send, to_fill = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    return lambda: exchange(end, to_send, to_fill)
 
 
-class Copy:
-    description = "a copy within the memory of the GPU"
+def exchange(end: socket.socket, to_send: memoryview, to_fill: memoryview) -> None:
+    """Send one and fill the other, whichever can proceed."""
+    while to_send or to_fill:
+        before = len(to_send) + len(to_fill)
+        if to_send:
+            with contextlib.suppress(BlockingIOError):
+                to_send = to_send[end.send(to_send[:PIECE]) :]
+        if to_fill:
+            with contextlib.suppress(BlockingIOError):
+                received = end.recv_into(to_fill[:PIECE])
+                if not received:
+                    raise ConnectionResetError("Connection closed by peer")
+                to_fill = to_fill[received:]
+        if len(to_send) + len(to_fill) == before:
+            select.select([end] if to_fill else [], [end] if to_send else [], [])
 
-    def transfer(self, nbytes: int) -> Callable[[], object]:
-        source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
-        target = torch.zeros_like(source)
-        return lambda: target.copy_(source)
+
+def copy(nbytes: int) -> Callable[[], object]:
+    """A call that copies `nbytes` within the memory of this rank's GPU."""
+    source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
+    target = torch.zeros_like(source)
+    return lambda: target.copy_(source)

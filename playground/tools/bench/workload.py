@@ -13,8 +13,7 @@ import torch.distributed as dist
 from playground.algorithms import BACKEND, load_algorithm
 from playground.algorithms.operation import ADDS, Op, kind
 from playground.runtime import device
-from playground.tools.bench.collectives import COLLECTIVES, REDUCTION, CollectiveSpec
-from playground.tools.bench.settings import OPS, BenchSettings
+from playground.tools.bench.settings import COLLECTIVES, OPS, REDUCTION, BenchSettings, Collective
 
 PERIOD = 10007
 """Elements of a pattern."""
@@ -27,7 +26,7 @@ MAX_FACTORS = 4
 
 
 def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
-    """What `rank` of `size` gives where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
+    """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
     op, random = kind(op), torch.Generator().manual_seed(rank)
     if op in (Op.SUM, Op.AVG):
         largest = max(1, min(MAX_VALUE, largest_exact(dtype)) // size)
@@ -46,7 +45,7 @@ def largest_exact(dtype: torch.dtype) -> int:
 
 
 def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
-    """What a reduction must make of what all ranks give."""
+    """The right result of a reduction of all ranks' inputs."""
     op = kind(op)
     patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
     result = functools.reduce(ADDS[op], patterns)
@@ -62,10 +61,8 @@ def fill(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
 
 
 def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int, tolerance: float = 0.0) -> int:
-    """How many elements of `tensor` are not those of the repeated pattern from position `start` on.
-
-    `tolerance`: how far they may be off, relative to what they must be.
-    """
+    """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on, and further
+    off than `tolerance`, relative to the right value."""
     whole = tensor.numel() // PERIOD * PERIOD
     pattern = pattern.roll(-(start % PERIOD))
     rows = tensor[:whole].view(-1, PERIOD), tensor[whole:]
@@ -82,61 +79,39 @@ def differ(found: torch.Tensor, right: torch.Tensor, tolerance: float) -> torch.
 
 
 def tolerance_of_average(size: int, dtype: torch.dtype) -> float:
-    """How far an average over `size` ranks may be off, relative to its value: half an epsilon for every rounding.
-
-    A backend divides after it has added, or multiplies by 1/N before (nccl), and then 1/N itself is rounded too: N + 1
-    roundings one after the other, of 1/N, of a product and of N - 1 sums.
-    """
+    """The largest relative error of an average over `size` ranks: half an epsilon for each of N + 1 roundings, of 1/N
+    (nccl multiplies by it before it adds), of a product and of N - 1 sums."""
     return (1 + torch.finfo(dtype).eps / 2) ** (size + 1) - 1
 
 
-# What torch 2.14 calls by other names than those before.
+# Names that torch 2.14 introduced, or those from before.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def all_reduce(buffers: Buffers, op: Any) -> None:
-    dist.all_reduce(buffers.input, op=op)
-
-
-def broadcast(buffers: Buffers, op: Any) -> None:
-    dist.broadcast(buffers.input, src=0)
-
-
-def reduce(buffers: Buffers, op: Any) -> None:
-    dist.reduce(buffers.input, dst=0, op=op)
-
-
-def all_gather(buffers: Buffers, op: Any) -> None:
-    all_gather_single(buffers.output, buffers.input)
-
-
-def reduce_scatter(buffers: Buffers, op: Any) -> None:
-    reduce_scatter_single(buffers.output, buffers.input, op=op)
-
-
-def all_to_all(buffers: Buffers, op: Any) -> None:
-    dist.all_to_all_single(buffers.output, buffers.input)
-
-
-def gather(buffers: Buffers, op: Any) -> None:
-    dist.gather(buffers.input, buffers.output_pieces or None, dst=0)
-
-
-def scatter(buffers: Buffers, op: Any) -> None:
-    dist.scatter(buffers.output, buffers.input_pieces or None, src=0)
+BACKEND_CALLS: dict[str, Callable[[Buffers, Any], object]] = {
+    "all_reduce": lambda buffers, op: dist.all_reduce(buffers.input, op=op),
+    "broadcast": lambda buffers, op: dist.broadcast(buffers.input, src=0),
+    "reduce": lambda buffers, op: dist.reduce(buffers.input, dst=0, op=op),
+    "all_gather": lambda buffers, op: all_gather_single(buffers.output, buffers.input),
+    "reduce_scatter": lambda buffers, op: reduce_scatter_single(buffers.output, buffers.input, op=op),
+    "all_to_all": lambda buffers, op: dist.all_to_all_single(buffers.output, buffers.input),
+    "gather": lambda buffers, op: dist.gather(buffers.input, buffers.output_pieces or None, dst=0),
+    "scatter": lambda buffers, op: dist.scatter(buffers.output, buffers.input_pieces or None, src=0),
+}
+"""The backend's own call of each collective."""
 
 
 class Buffers:
-    """What this rank gives and receives: the same tensor where the collective works in place."""
+    """Input and output of this rank: the same tensor where the collective works in place."""
 
     input: torch.Tensor
     output: torch.Tensor
     input_pieces: list[torch.Tensor]
-    """Of `count` elements each; none on a rank that gives nothing."""
+    """Pieces of `count` elements; none on a rank that gives nothing."""
     output_pieces: list[torch.Tensor]
 
-    def __init__(self, spec: CollectiveSpec, count: int, dtype: torch.dtype, rank: int, size: int) -> None:
+    def __init__(self, spec: Collective, count: int, dtype: torch.dtype, rank: int, size: int) -> None:
         self.input = torch.zeros(spec.pieces_given(rank, size) * count, dtype=dtype, device=device())
         self.output = self.input
         if not spec.in_place:
@@ -163,23 +138,19 @@ class Workload:
     def call(self, algorithm: str) -> Callable[[], object]:
         """A call that does it once."""
         if algorithm == BACKEND:
-            return partial(self.spec.backend_call.load(), self.buffers, self.op)
+            return partial(BACKEND_CALLS[self.spec.name], self.buffers, self.op)
         ours = load_algorithm(self.spec.name, algorithm)
         if not self.spec.in_place:
             ours = partial(ours, self.buffers.output)
         return partial(ours, self.buffers.input, **({"op": self.op} if self.spec.reduces else {}))
 
     def count_wrong(self, call: Callable[[], object]) -> int:
-        """How many elements of what this rank ends with are wrong, every one compared.
-
-        Only an average may be off by what rounding can do, see `tolerance_of_average`.
-        """
+        """Compare every element that this rank ends with, and count those that are wrong. Only an average may be off by
+        rounding, see `tolerance_of_average`."""
         self.buffers.output.fill_(SENTINEL)
         fill(self.buffers.input, self.pattern(self.rank))
         call()
-        tolerance = 0.0
-        if self.data_for == dist.ReduceOp.AVG:
-            tolerance = tolerance_of_average(self.size, self.dtype)
+        tolerance = tolerance_of_average(self.size, self.dtype) if self.data_for == dist.ReduceOp.AVG else 0.0
         expected = self.spec.pieces_expected(self.rank, self.size)
         # Where nothing is expected of a rank, what its buffers hold is not defined.
         found = zip(self.buffers.output_pieces, expected, strict=False)
@@ -188,7 +159,7 @@ class Workload:
         )
 
     def pattern(self, source: int) -> torch.Tensor:
-        """What the rank `source` gives, or what the `REDUCTION` must leave."""
+        """The input of the rank `source`, or the right result of the `REDUCTION`."""
         if source == REDUCTION:
             return reduction_pattern(self.size, self.dtype, self.data_for)
         return input_pattern(source, self.size, self.dtype, self.data_for)

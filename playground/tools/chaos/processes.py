@@ -28,7 +28,7 @@ from playground.tools.chaos.results import FORK_SERVER, LAUNCHER, RANK
 PROC = Path("/proc")
 SERVE = remote("playground.runtime.fork_server:serve")
 ENDED = ("Z", "X")
-"""States of a process that has ended; nobody has waited for it yet."""
+"""States of a process that has ended and was not waited for."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,14 @@ def require_proc() -> None:
 
 
 def find_processes(launcher: int) -> Processes:
-    """Who is alive of the command that runs as this process."""
+    """The processes of the command that runs as this process, as far as they are alive."""
     server = next((pid for pid in children_of(launcher) if is_fork_server(pid)), None)
     return Processes(launcher, server, () if server is None else tuple(children_of(server)))
 
 
 def open_process(pid: int, role: str, launcher: int) -> int | None:
-    """A pidfd of this process; None unless it has that role in the command.
-
-    The process is looked at when it cannot be taken for another any more: the number of one that has ended may be that
-    of a stranger by now.
-    """
+    """A pidfd of this process; None unless it has that role in the command. The process is looked at when it cannot be
+    taken for another any more: the number of one that has ended may be that of a stranger by now."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -117,7 +114,7 @@ def opened_in(folder: Path, pid: int) -> list[int]:
 
 
 def flags_of(pid: int, descriptor: str) -> int:
-    """What a file was opened with. Source: https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html"""
+    """The flags a file was opened with. Source: https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html"""
     lines = (PROC / str(pid) / "fdinfo" / descriptor).read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
 
@@ -134,9 +131,12 @@ class CommandProcess:
         options = ("--snapshots", str(folder), "--restarts", str(restarts))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "playground", *words, *options],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None)),
-        )  # fmt: skip
+        )
         assert self.process.stderr
         self.stderr = self.process.stderr
         os.set_blocking(self.stderr.fileno(), False)
@@ -151,7 +151,7 @@ class CommandProcess:
         return self.process.poll()
 
     def read_lines(self, seconds: float) -> list[str]:
-        """What it has printed on stderr, in whole lines; wait so long at most for any."""
+        """Lines it has printed on stderr, whole ones; wait at most `seconds` for any."""
         until = time.monotonic() + seconds
         block = b""
         if select.select([self.stderr], [], [], seconds)[0]:

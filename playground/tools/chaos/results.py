@@ -1,4 +1,4 @@
-"""What became of a training that was killed again and again. Does not import torch."""
+"""The results of killing a training again and again. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ class ChaosSettings:
     """The command that trains, and its options."""
     kills: int = flag(5, "Number of processes to kill.", least=1, metavar="K")
     whom: str = flag(
-        RANK,
-        "Whom to kill: ranks; the launcher, whose command is then started again; or any process.",
-        choices=WHOM,
+        RANK, "Whom to kill: ranks; the launcher, whose command is then started again; or any process.", choices=WHOM
     )
     seed: int = 1234
 
@@ -46,25 +44,22 @@ class Draws:
         return self.random.choice(pids)
 
     def delay(self, starting: float, training: float) -> float:
-        """Seconds before a kill, once there is a process of that role after the kill before.
-
-        `starting`: how long such a process takes until its first snapshot is written. `training`: this kill's share of
-        the training that is left. A random number from 0 to 1 is squared, so that kills come in quick succession, too;
-        a third is the mean of such squares.
-        """
+        """Seconds before a kill, once there is a process of that role after the kill before. `starting`: how long such
+        a process takes until its first snapshot is written. `training`: this kill's share of the training that is left.
+        A random number from 0 to 1 is squared, so that kills come in quick succession, too; a third is the mean of such
+        squares."""
         return self.random.random() ** 2 * (starting + 3 * training)
 
 
-NO_RANKS, STARTING, LOADING, TRAINING, SAVING, ENDING = PHASES = (
-    "no ranks", "starting", "loading", "training", "saving", "ending",
-)  # fmt: skip
-"""What a run was doing: no rank is there, or none yet; the ranks have not written a snapshot since they were started;
+PHASES = ("no ranks", "starting", "loading", "training", "saving", "ending")
+NO_RANKS, STARTING, LOADING, TRAINING, SAVING, ENDING = PHASES
+"""The state of a run: no rank is there, or none yet; the ranks have not written a snapshot since they were started;
 they are reading one; none of the others, so training or testing; writing one; the last one is written."""
 
 
 @dataclass(kw_only=True)
 class Kill:
-    """A process that was killed, and what came of it."""
+    """A process that was killed, and the recovery."""
 
     role: str
     pid: int
@@ -72,12 +67,12 @@ class Kill:
     """Seconds since the run was started."""
     phase: str
     step: int
-    """Of the newest whole snapshot then; 0 if there was none."""
+    """Step of the newest whole snapshot then; 0 if there was none."""
     said: str = ""
-    """What the command said of the failure. Nothing, if its launcher was killed, or where the next kill came so soon
-    that one failure was told for several."""
+    """The command's words for the failure; empty if its launcher was killed, or the next kill came so soon that one
+    failure was told for several."""
     seconds: float | None = None
-    """Until the next snapshot was whole that ranks started after the kill have written; None if none was to come."""
+    """Seconds until ranks started after the kill had written a whole snapshot; None if none was to come."""
 
 
 @dataclass(kw_only=True)
@@ -90,23 +85,23 @@ class RunRecord:
     unexplained: list[str] = field(default_factory=list)
     """Failures that the command told and no kill had caused."""
     notices: list[str] = field(default_factory=list)
-    """What else it said on stderr: which snapshots were passed over, for example."""
+    """Its other lines on stderr: snapshots that were passed over, for example."""
     code: int = 0
     """The exit code of its last start."""
     seconds: float = 0.0
-    """Until its end."""
+    """Seconds until its end."""
     ranks_after: float = 0.0
     """Seconds until there was a rank."""
     first_snapshot_after: float = 0.0
     """Seconds until the first snapshot was whole."""
     last_step: int = 0
-    """Of the newest whole snapshot."""
+    """Step of the newest whole snapshot."""
     comparison: Comparison | None = None
-    """Its end, against that of the run that nobody disturbed; None if it did not come to one."""
+    """Its end, compared with that of the undisturbed run; None if it did not reach one."""
 
     def check(self) -> None:
-        """Raise `PlaygroundError` unless the command came to its end, with the same bits, and without other failures
-        than those it was dealt."""
+        """Raise `PlaygroundError` unless the command reached its end, with the same bits, and no kill but ours failed
+        it."""
         if self.code:
             last = self.notices[-1] if self.notices else "it said nothing"
             raise PlaygroundError(f"the command ended with exit code {self.code} after {len(self.kills)} kills: {last}")

@@ -1,4 +1,4 @@
-"""A command that trains, watched from outside, and killed.
+"""A command that trains, watched from outside: undisturbed, and killed again and again.
 
 What is known of it comes from three sources: /proc says which processes it has, its folder of snapshots how far it
 has come, its stderr what it makes of the kills.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.restarts import RESTART
 from playground.survival.folder import WHOLE, examine, find_steps
 from playground.tools.chaos.processes import CommandProcess, Processes, find_processes, open_process, opened_in
@@ -24,6 +25,7 @@ from playground.tools.chaos.results import (
     SAVING,
     STARTING,
     TRAINING,
+    Draws,
     Kill,
     RunRecord,
 )
@@ -33,10 +35,8 @@ TICK = 0.01
 
 
 class Training:
-    """One run of the command `words`, with snapshots in `folder`. Use as a context manager: no process is left.
-
-    `steps`: of the whole training, if known. `restarts`: how many the command may need.
-    """
+    """One run of the command `words`, with snapshots in `folder`: a context manager that leaves no process behind.
+    `steps`: number of steps of the whole training, if known. `restarts`: how many the command may need."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, *, steps: int = 0, restarts: int = 0) -> None:
         self.words, self.folder, self.steps, self.restarts = words, folder, steps, restarts
@@ -45,9 +45,9 @@ class Training:
         self.world: set[int] = set()
         """Ids of the ranks that were started last, those that have ended meanwhile included."""
         self.is_replaced = False
-        """Whether others are to be started in their place. (The first to appear may be killed before the second.)"""
+        """Whether others will replace them. (The first to appear may be killed before the second.)"""
         self.step_before = 0
-        """Of the newest whole snapshot when they were started."""
+        """Step of the newest whole snapshot when they were started."""
         self.untold: list[Kill] = []
         """Kills of which the command has said nothing yet."""
         self.unrecovered: list[tuple[Kill, set[int]]] = []
@@ -71,7 +71,7 @@ class Training:
         return time.monotonic() - self.began
 
     def watch(self, act: Callable[[], None] = lambda: None) -> RunRecord:
-        """Look at the run until it has come to an end of its own; call `act` after each look."""
+        """Look at the run until it ends by itself; call `act` after each look."""
         while (code := self.command.poll()) is None or self.was_killed(code):
             if code is not None:
                 self.start_again()
@@ -95,12 +95,12 @@ class Training:
         self.start()
 
     def look(self) -> None:
-        """See which processes there are, and what has been written."""
+        """Find the processes there are, and what has been written."""
         self.processes = find_processes(self.command.pid)
         self.record.last_step = self.newest_whole()
         ranks = set(self.processes.ranks)
         if self.world.isdisjoint(ranks):
-            self.hear(0)  # what is said of a failure is said before the next ranks are started
+            self.hear(0)  # a failure is reported before the next ranks are started
             if ranks and self.is_replaced:
                 self.world, self.step_before, self.is_replaced = set(), self.record.last_step, False
                 self.untold.clear()
@@ -125,7 +125,7 @@ class Training:
         return bool(self.world) and self.record.last_step > self.step_before
 
     def note_recovery(self) -> None:
-        """There is a snapshot of the ranks that were started last: kills of ranks before them are overcome."""
+        """The ranks that were started last have written a snapshot: kills of ranks before them are overcome."""
         if not self.record.first_snapshot_after:
             self.record.first_snapshot_after = self.elapsed
         for kill, ranks in self.unrecovered:
@@ -134,7 +134,7 @@ class Training:
         self.unrecovered = [(kill, ranks) for kill, ranks in self.unrecovered if kill.seconds is None]
 
     def hear(self, seconds: float) -> None:
-        """Take in what the command says; wait so long at most for any of it."""
+        """Read what the command says; wait at most `seconds` for any of it."""
         for line in self.command.read_lines(seconds):
             failure, restart, _ = line.partition(RESTART)
             if not restart:
@@ -165,7 +165,7 @@ class Training:
         return True
 
     def find_phase(self, ranks: list[int]) -> str:
-        """What these ranks are doing."""
+        """The phase that these ranks are in."""
         if not ranks:
             return NO_RANKS
         if self.steps and self.record.last_step >= self.steps:
@@ -174,3 +174,58 @@ class Training:
         if opened:
             return SAVING if os.O_WRONLY in opened or os.O_DIRECTORY in opened else LOADING
         return TRAINING if self.has_saved else STARTING
+
+
+def train_undisturbed(words: tuple[str, ...], folder: Path) -> RunRecord:
+    """Run the command to its end. Raises `UsageError` or `PlaygroundError` with what it said, if it fails."""
+    with Training(words, folder) as training:
+        record = training.watch()
+    if record.code:
+        said = (record.notices or [f"exit code {record.code}"])[-1].removeprefix("playground: ")
+        raise (UsageError if record.code == UsageError.exit_code else PlaygroundError)(f"{words[0]}: {said}")
+    return record
+
+
+def train_with_kills(
+    words: tuple[str, ...], folder: Path, undisturbed: RunRecord, draws: Draws, kills: int, show: Callable[[int], None]
+) -> RunRecord:
+    """Run the command to its end, and kill processes of it until then, `kills` times at most. `show` is told the number
+    of those that have happened."""
+    with Training(words, folder, steps=undisturbed.last_step, restarts=kills) as training:
+        killer = Killer(training, undisturbed, draws, kills, show)
+        return training.watch(killer.kill_if_due)
+
+
+class Killer:
+    """Kills one process of a training after the other. The time between two kills depends on the duration of the
+    undisturbed run, and on the work that is left: so the kills spread over the whole run."""
+
+    def __init__(
+        self, training: Training, undisturbed: RunRecord, draws: Draws, kills: int, show: Callable[[int], None]
+    ) -> None:
+        self.training, self.undisturbed, self.draws, self.kills, self.show = training, undisturbed, draws, kills, show
+        self.choose_next()
+
+    def choose_next(self) -> None:
+        self.role = self.draws.role()
+        self.due: float | None = None
+        """Time of the next kill; None until there is a process of that role."""
+
+    def kill_if_due(self) -> None:
+        """To be called again and again."""
+        done = len(self.training.record.kills)
+        targets = self.training.processes.of_role(self.role)
+        if done == self.kills or not targets:
+            return
+        if self.due is None:
+            self.due = time.monotonic() + self.draw_delay(self.kills - done)
+        elif time.monotonic() >= self.due and self.training.kill(self.role, self.draws.process(targets)):
+            self.choose_next()
+            self.show(done + 1)
+
+    def draw_delay(self, kills: int) -> float:
+        """Seconds until the next of the `kills` that are left."""
+        whole, record = self.undisturbed, self.training.record
+        starting = whole.first_snapshot_after - (whole.ranks_after if self.role == RANK else 0)
+        left = 1 - record.last_step / whole.last_step
+        return self.draws.delay(starting, (whole.seconds - whole.first_snapshot_after) * left / (kills + 1))

@@ -14,6 +14,7 @@ from playground.tools.scale.plan import (
     CLUSTER,
     COSTS,
     HOST,
+    Key,
     Plan,
     Point,
     Predictions,
@@ -27,32 +28,24 @@ SWEEPS = 2000
 """Enough for five parameters to settle to their last digits, in a fraction of a second."""
 REFITS = 10
 
-Key = tuple[str, int, int, int]
-"""(algorithm, size of the group, bytes, how many of the group share a host)."""
 Terms = tuple[float, float, float, float, float]
-"""What alpha, beta, gamma, and alpha and beta inside a node, are each multiplied by: their sum is a time."""
+"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a time."""
 
 
 def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
     """The machine that the fitted samples describe, how well it predicts the others, and what it predicts."""
     machine = fit([sample for sample in samples if plan.is_fitted(sample)], plan)
-    points = [
-        Point(**vars(sample), error=error(machine, sample, plan), fitted=plan.is_fitted(sample)) for sample in samples
-    ]
+    errors = [(sample, error(machine, sample, plan)) for sample in samples]
+    points = [Point(**vars(sample), error=error, fitted=plan.is_fitted(sample)) for sample, error in errors]
     host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
     of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
-    cluster = replace(machine, cores=None)
-    return ScaleResult(
-        parameters=machine, fit=fit_of(points), plan=plan,
-        predictions=Predictions(host=of_host, cluster=predictions(cluster, CLUSTER)),
-    )  # fmt: skip
+    found = Predictions(host=of_host, cluster=predictions(replace(machine, cores=None), CLUSTER))
+    return ScaleResult(parameters=machine, fit=fit_of(points), plan=plan, predictions=found)
 
 
 def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]:
     """From every rank's seconds per call, round by round: what the slowest rank took, in the lower quartile of rounds.
-
-    Not in the middle one, because all else that a machine does can only add to it.
-    """
+    Not in the middle one, because all else that a machine does can only add to it."""
     samples = []
     for key in by_rank[0]:
         slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
@@ -62,12 +55,10 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]
 
 
 def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
-    """The machine whose predictions have the smallest squared relative errors.
-
-    Whether its path or its share of the total decides over an all-reduce depends on what is to be found. So: take the
-    shares first (of several hosts the paths: no share depends on the link between them), fit, look again which decides,
-    fit again; of all machines on the way, the best.
-    """
+    """The machine whose predictions have the smallest squared relative errors. Whether its path or its share of the
+    total decides over an all-reduce depends on what is to be found. So: take the shares first (of several hosts the
+    paths: no share depends on the link between them), fit, look again which decides, fit again; of all machines on the
+    way, the best."""
     terms = [terms_of(sample, plan) for sample in samples]
     seconds = [sample.seconds for sample in samples]
     several = plan.hosts > 1
@@ -84,9 +75,7 @@ def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
 
 def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
     """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
-
-    On several hosts it is the level inside a host that tells what a message costs a core.
-    """
+    On several hosts it is the level inside a host that tells what a message costs a core."""
     cost = cost_of(sample)
     inside, between = cost.inside, cost.between
     path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
@@ -104,18 +93,15 @@ def cost_of(sample: Sample) -> Cost:
 
 
 def error(machine: Machine, sample: Sample, plan: Plan) -> float:
-    """By how much of what was measured the prediction is too long (or, negative, too short)."""
+    """Relative error of the prediction: positive if it is too long, negative if too short."""
     on_cores = replace(machine, cores=plan.cores_for(sample))
     return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
 
 
 def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:
     """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be; 0 for one that
-    nothing depends on.
-
-    That is, with the smallest sum of squared differences: one parameter after the other is set to its best value beside
-    the others, again and again (coordinate descent).
-    """
+    nothing depends on. That is, with the smallest sum of squared differences: one parameter after the other is set to
+    its best value beside the others, again and again (coordinate descent)."""
     rows = [[term / second for term in each] for each, second in zip(terms, seconds, strict=True)]
     numbers = range(len(rows[0]))
     products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]

@@ -1,10 +1,10 @@
-"""What is measured: in which groups of ranks, and with tensors of which sizes. Does not import torch."""
+"""The plan of a measurement: groups of ranks and sizes of tensors; samples and predictions. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from statistics import median
 
 from playground.algorithms import ALGORITHMS
@@ -16,7 +16,7 @@ from playground.runtime.flags import flag
 MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
 MAX_SECONDS = 1e6
-"""For a message, or a byte: beyond any machine, and far from where sums of them are no numbers any more."""
+"""Largest time for a message, or a byte: beyond any machine, and far from where sums of them overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,7 @@ class ScaleSettings:
         None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
     )
     ranks_per_node: int | None = flag(
-        None,
-        "Number of ranks in a node. --alpha and --beta are then those between nodes.",
-        least=1,
-        metavar="N",
+        None, "Number of ranks in a node. --alpha and --beta are then those between nodes.", least=1, metavar="N"
     )
     inner_alpha: float | None = flag(
         None, "Latency of a message within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
@@ -77,13 +74,11 @@ class ScaleSettings:
 
     @property
     def machine(self) -> Machine | None:
-        """The cluster that is described; None if there is none, and this host is to be measured."""
+        """The cluster that is described; None if this host is measured instead."""
         if self.alpha is None or self.beta is None:
             return None
-        return Machine(
-            self.alpha, self.beta, self.gamma or 0, None, self.ranks_per_node or 1, self.inner_alpha or 0,
-            self.inner_beta or 0,
-        )  # fmt: skip
+        inner = (self.ranks_per_node or 1, self.inner_alpha or 0, self.inner_beta or 0)
+        return Machine(self.alpha, self.beta, self.gamma or 0, None, *inner)
 
 
 COSTS: dict[str, Callable[[Task], Cost]] = {
@@ -99,9 +94,13 @@ HELD_OUT_BETWEEN = (256, 32 << 10, 2 << 20)
 buffers, must be little beside the large ones."""
 
 
+Key = tuple[str, int, int, int]
+"""(algorithm, size of the group, bytes, how many of the group share a host)."""
+
+
 @dataclass(frozen=True)
 class Sample:
-    """What one algorithm took."""
+    """The time of one algorithm."""
 
     algorithm: str
     size: int
@@ -144,7 +143,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be measured."""
+    """The measurements to take."""
 
     names: tuple[str, ...]
     """The algorithms."""
@@ -154,9 +153,9 @@ class Plan:
     hosts: int = 1
     ranks_per_host: int
     cores: int
-    """Of each host."""
+    """Cores of each host."""
     all_cores: int
-    """Of all hosts: fewer than theirs together where these are simulated, and share a machine."""
+    """Cores of all hosts: fewer than theirs together where these are simulated, and share a machine."""
 
     def is_fitted(self, sample: Sample) -> bool:
         """Whether the model is fitted to it; others it has only to predict."""
@@ -179,7 +178,7 @@ def effort(seconds: float) -> Effort:
 
 
 def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
-    """What to measure on these hosts. Raises `UsageError` for a world that is too small, too large, or uneven."""
+    """The plan for these hosts. Raises `UsageError` for a world that is too small, too large, or uneven."""
     size = sum(map(len, hosts.members))
     if not MIN_RANKS <= size <= MAX_RANKS and not (hosts.several and size <= MAX_RANKS):
         raise UsageError(
@@ -190,9 +189,12 @@ def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
     return Plan(
         names=tuple(COSTS) if hosts.several else one_level,
         groups=tuple(groups_of_hosts(hosts, effort) if hosts.several else groups_of_one_host(size, effort)),
-        seconds=effort.seconds, hosts=len(hosts.members), ranks_per_host=hosts.smallest, cores=cores,
+        seconds=effort.seconds,
+        hosts=len(hosts.members),
+        ranks_per_host=hosts.smallest,
+        cores=cores,
         all_cores=all_cores,
-    )  # fmt: skip
+    )
 
 
 def groups_of_one_host(size: int, effort: Effort) -> Iterator[Group]:
@@ -231,7 +233,7 @@ class Point(Sample):
     """A measurement beside what the model predicts."""
 
     error: float
-    """By how much of what was measured the prediction is too long (or, negative, too short)."""
+    """Relative error of the prediction: positive if it is too long, negative if too short."""
     fitted: bool
     """Whether the model was fitted to it; the others it has never seen."""
 
@@ -242,9 +244,9 @@ class Fit:
 
     points: list[Point]
     median_error: float
-    """Of the absolute errors of the points that were not fitted to."""
+    """Median of the absolute errors of the points that were not fitted to."""
     worst_error: float
-    """The largest of them."""
+    """Largest of these errors."""
 
     @property
     def unseen(self) -> list[Point]:
@@ -283,7 +285,7 @@ class ScaleResult:
     fit: Fit | None
     """None if the machine was given, and not measured."""
     plan: Plan | None
-    """What was measured."""
+    """The measurements taken; None if the machine was given."""
     predictions: Predictions
 
 
@@ -301,7 +303,7 @@ CLUSTER = [2**power for power in range(1, 17)]
 
 
 def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
-    """What each algorithm takes on `size` ranks for `nbytes`."""
+    """Time of each algorithm on `size` ranks for `nbytes`."""
     task = Task(size, nbytes, machine.ranks_per_node)
     return {name: machine.seconds(cost(task)) for name, cost in COSTS.items()}
 
@@ -309,15 +311,13 @@ def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
 def predictions(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
     """For all sizes, on all these numbers of ranks."""
     rows = []
-    for nbytes in SIZES:
-        for size in ranks:
-            times = seconds(machine, size, nbytes)
-            winner = min(times, key=times.__getitem__)
-            rows.append(Prediction(size=nbytes, world_size=size, winner=winner, seconds=times))
+    for nbytes, size in product(SIZES, ranks):
+        times = seconds(machine, size, nbytes)
+        rows.append(Prediction(size=nbytes, world_size=size, winner=min(times, key=times.__getitem__), seconds=times))
     return rows
 
 
 def predict_cluster(machine: Machine) -> ScaleResult:
-    """What is to be expected of a cluster that nobody has measured."""
+    """The predictions for a cluster that was not measured."""
     cluster = predictions(machine, CLUSTER)
     return ScaleResult(parameters=machine, fit=None, plan=None, predictions=Predictions(host=None, cluster=cluster))

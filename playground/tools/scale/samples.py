@@ -7,8 +7,9 @@ machine does meanwhile then meets all alike. Ranks outside a group wait without 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,8 +24,7 @@ from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.host import cores, host_id
-from playground.tools.scale.fit import Key
-from playground.tools.scale.plan import Effort, Group, Plan, plan_for
+from playground.tools.scale.plan import Effort, Group, Key, Plan, plan_for
 
 BLOCK = 0.004
 """Seconds that the calls timed together are to take, so that starting them does not count."""
@@ -33,20 +33,17 @@ MAX_CALLS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a rank has measured."""
+    """The measurements of a rank."""
 
     plan: Plan
     seconds: dict[Key, list[float]]
-    """Per call, round by round."""
+    """Seconds per call, round by round."""
 
 
 def measure(rank: int, size: int, effort: Effort) -> Measured:
     """Seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of this world.
-    Rank 0 reports its `Plan`.
-
-    Rounds begin until the effort's seconds have passed. The one before the first warms up, and finds how many calls
-    fill a block. Raises `UsageError` for a world that cannot be measured.
-    """
+    Rank 0 reports its `Plan`. Rounds begin until the effort's seconds have passed. The one before the first warms up,
+    and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
     hosts = Hosts.from_ids(all_gather_object(host_id()))
     plan = plan_for(hosts, effort, cores(), count_cores())
     if rank == 0:
@@ -72,7 +69,7 @@ def count_cores() -> int:
 
 
 def rounds(seconds: float) -> Iterator[int]:
-    """0, 1, and on until so many seconds have passed on rank 0: the same numbers on every rank."""
+    """Numbers from 0 on, until `seconds` have passed on rank 0: the same on every rank."""
     started = time.perf_counter()
     number, goes_on = 0, torch.ones(1)
     while goes_on:
@@ -91,7 +88,7 @@ class Turn:
         self.names, self.nbytes, self.members, self.group = names, nbytes, members, group
         self.calls = dict.fromkeys(names, 1)
         self.number = 0
-        """Of the round."""
+        """Number of the round."""
 
     def __call__(self) -> dict[str, float]:
         """Seconds per call of each algorithm; nothing on a rank outside the group."""
@@ -100,24 +97,11 @@ class Turn:
         if dist.get_rank() not in self.members.ranks:
             return {}
         seconds = {}
-        for name in rotate(self.names, number):
-            seconds[name] = timed(self.call_of(name), self.calls[name], group=self.group)()
-            if number == 0:
-                self.calls[name] = calls_for(seconds[name], self.group)
+        first = number % len(self.names)  # different each round: it may meet ranks still leaving the barrier
+        for name in (*self.names[first:], *self.names[:first]):
+            call = partial(load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT), group=self.group)
+            seconds[name] = timed(call, self.calls[name], group=self.group)()
+            if number == 0:  # find how many calls fill a block: the same number on every rank
+                [longest] = slowest([seconds[name]], self.group)
+                self.calls[name] = max(1, min(MAX_CALLS, int(BLOCK / longest)))
         return seconds
-
-    def call_of(self, name: str) -> Callable[[], object]:
-        all_reduce, tensor = load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT)
-        return lambda: all_reduce(tensor, group=self.group)
-
-
-def rotate(names: Sequence[str], by: int) -> list[str]:
-    """Each round begins with another: the first one may meet the ranks that are still leaving the barrier."""
-    by %= len(names)
-    return [*names[by:], *names[:by]]
-
-
-def calls_for(seconds: float, group: Any) -> int:
-    """How many calls fill a block: the same number on every rank."""
-    [longest] = slowest([seconds], group)
-    return max(1, min(MAX_CALLS, int(BLOCK / longest)))

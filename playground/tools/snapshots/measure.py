@@ -1,4 +1,4 @@
-"""What ranks do for `snapshots measure`: take snapshots, one after the other, and time each."""
+"""The ranks' part of `snapshots measure`: take snapshots, one after the other, and time each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from playground.runtime import device, report, synchronize
 from playground.survival.snapshots import Snapshots, State
-from playground.tools.snapshots.settings import MeasureSettings, SaveTimes
+from playground.tools.snapshots.page import MeasureSettings, SaveTimes
 
 
 def measure(rank: int, size: int, settings: MeasureSettings) -> SaveTimes:

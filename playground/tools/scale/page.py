@@ -1,4 +1,5 @@
-"""The cost model as text, as tables of the fastest algorithms, and as a map of them."""
+"""The command `scale`: alpha, beta and gamma, measured or given, and the predictions for any number of ranks: as text,
+as tables of the fastest algorithms, and as a map of them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,30 +8,51 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
+import click
+
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.console import plots
-from playground.console.tables import Column, Table
-from playground.console.text import Prose, heading, prose
+from playground.console.options import RunOptions, flags, pack_options, plot_option, refuse_typed
+from playground.console.session import Session
+from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.text import heading, prose
 from playground.measurement.units import format_bytes, format_digits, format_seconds
-from playground.tools.scale.plan import COSTS, Fit, Plan, Point, Prediction, ScaleResult
+from playground.runtime.rank import Event
+from playground.runtime.remote import remote
+from playground.tools import TOOLS
+from playground.tools.scale.fit import evaluate, samples_of
+from playground.tools.scale.plan import (
+    COSTS,
+    DEFAULT_RANKS,
+    Plan,
+    Point,
+    Prediction,
+    ScaleResult,
+    ScaleSettings,
+    effort,
+    predict_cluster,
+)
 
+TOOL = TOOLS["scale"]
+MEASURE = remote("playground.tools.scale.samples:measure")
+MEASURED = 20.0
+"""Seconds of rounds that begin."""
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 """Names of algorithms that fit into a cell."""
 MAX_COLUMNS = 4
 """Numbers of ranks in a table; the others are shown with --wide."""
 
-Text = str | Prose | Table
 
-
-def result_texts(result: ScaleResult) -> list[Text]:
+def result_texts(result: ScaleResult) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
     plan, host, node = result.plan, result.predictions.host, result.parameters.ranks_per_node
-    texts: list[Text] = [*machine_lines(result.parameters)]
+    texts: Texts = [*machine_lines(result.parameters)]
     if plan and plan.hosts > 1:
         texts.append(links_text(plan))
     if result.fit:
-        texts += fit_texts(result.fit)
+        about = "The error of predictions, relative to measurements that the model was not fitted to:"
+        texts += ["", about, errors_table(result.fit.unseen)]
     if plan and host:
         which, cores = "One host" if plan.hosts > 1 else "This host", plan.cores
         texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
@@ -56,7 +78,7 @@ def machine_lines(machine: Machine) -> list[str]:
 
 
 def plan_text(plan: Plan) -> str:
-    """What is being measured."""
+    """The groups that are measured."""
     if plan.hosts > 1:
         return (
             f"Hosts: {plan.hosts} with {plan.ranks_per_host} rank{'s' * (plan.ranks_per_host > 1)} each. Fitted to two "
@@ -79,27 +101,16 @@ def links_text(plan: Plan) -> str:
     return f"  {outer}; those within a node, ranks 0 and 1"
 
 
-def fit_texts(fit: Fit) -> list[Text]:
-    about = "The error of predictions, relative to measurements that the model was not fitted to:"
-    return ["", about, errors_table(fit.unseen)]
-
-
 def errors_table(points: Sequence[Point]) -> Table:
-    """How far predictions were from what was measured: one row per algorithm, per place if there are several, and for
-    all together."""
+    """Errors of predictions: one row per algorithm, one per place if there are several, and one for all together."""
     by_name: dict[str, list[float]] = {}
-    for point in points:
-        by_name.setdefault(point.algorithm, []).append(abs(point.error))
     places: dict[str, list[float]] = {}
     for point in points:
+        by_name.setdefault(point.algorithm, []).append(abs(point.error))
         places.setdefault(place_of(point), []).append(abs(point.error))
-    if len(places) > 1:
-        by_name |= places
-    by_name["all"] = [abs(point.error) for point in points]
-    table = Table(
-        Column("algorithm"), Column("median\nerror", "%", right=True), Column("worst\nerror", "%", right=True)
-    )
-    for name, errors in by_name.items():
+    everything = {"all": [abs(point.error) for point in points]}
+    table = Table("algorithm", *numbers(("median\nerror", "%"), ("worst\nerror", "%")))
+    for name, errors in (by_name | (places if len(places) > 1 else {}) | everything).items():
         table.add(name, f"{100 * median(errors):.0f}", f"{100 * max(errors):.0f}")
     return table
 
@@ -111,13 +122,13 @@ def place_of(point: Point) -> str:
     return "inside a host" if point.size <= point.node else "both"
 
 
-def winners_texts(predictions: Sequence[Prediction]) -> list[Text]:
-    """What a cell is, the names in the cells, and the table."""
+def winners_texts(predictions: Sequence[Prediction]) -> Texts:
+    """The meaning of a cell, the names in the cells, and the table."""
     return [f"Per cell: the fastest algorithm, and its time in us. {legend(predictions)}", winners_table(predictions)]
 
 
 def legend(predictions: Sequence[Prediction]) -> str:
-    """What the short names in the table stand for."""
+    """The short names in the table, with the full ones."""
     winners = {row.winner for row in predictions}
     pairs = [f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name]
     return ", ".join(pairs) + "." * bool(pairs)
@@ -127,13 +138,12 @@ def winners_table(predictions: Sequence[Prediction]) -> Table:
     """Which algorithm is the fastest, and how fast: one row per size, one column per number of ranks."""
     ranks = list(dict.fromkeys(row.world_size for row in predictions))
     shown = evenly_spaced(ranks)
-    table = Table(
-        Column("size", right=True), *(Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks)
-    )
+    times = (Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks)
+    table = Table(*numbers("size"), *times)
     for nbytes in dict.fromkeys(row.size for row in predictions):
         cells = [row for row in predictions if row.size == nbytes]
-        times = [f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}" for row in cells]
-        table.add(format_bytes(nbytes), *times)
+        won = (f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}" for row in cells)
+        table.add(format_bytes(nbytes), *won)
     return table
 
 
@@ -147,10 +157,8 @@ def summary_text(result: ScaleResult) -> str:
     """The last line: what was predicted, and how well."""
     rows = result.predictions.cluster
     sizes, ranks = [row.size for row in rows], [row.world_size for row in rows]
-    what = (
-        f"Predicted: all-reduce of {format_bytes(min(sizes))} to {format_bytes(max(sizes))} "
-        f"on {min(ranks):,} to {max(ranks):,} ranks"
-    )
+    moved = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    what = f"Predicted: all-reduce of {moved} on {min(ranks):,} to {max(ranks):,} ranks"
     if result.fit is None:
         return f"{what}, from parameters as given."
     where = "these hosts" if result.plan and result.plan.hosts > 1 else "this host"
@@ -166,9 +174,7 @@ def map_plot(predictions: Sequence[Prediction], title: str, file: Path) -> None:
             axes.scatter(*zip(*won, strict=True), marker="s", s=240, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    ranks, sizes = (
-        sorted(each) for each in ({row.world_size for row in predictions}, {row.size for row in predictions})
-    )
+    ranks, sizes = sorted({row.world_size for row in predictions}), sorted({row.size for row in predictions})
     axes.set_xticks(ranks, labels=[f"{size:,}" for size in ranks], rotation=45)
     axes.set_yticks(sizes, labels=[format_bytes(size) for size in sizes])
     figure.legend(loc="outside right upper")
@@ -178,3 +184,60 @@ def map_plot(predictions: Sequence[Prediction], title: str, file: Path) -> None:
 def per_byte(seconds: float) -> str:
     """Seconds per byte, and the bandwidth that this is."""
     return f"{seconds * 1e9:.3g} ns per byte" + (f", {1e-9 / seconds:.3g} GB/s" if seconds else "")
+
+
+@click.command(TOOL.name, short_help=TOOL.purpose)
+@pack_options("settings", ScaleSettings)
+@flags(RunOptions, "timeout")
+@plot_option("which algorithm is the fastest for which size and number of ranks")
+@flags(RunOptions, "wide", "as_json", "see")
+def command(
+    settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool, see: Path | None
+) -> None:
+    """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
+
+    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. On
+    several hosts (under torchrun), messages inside a host and between hosts have a latency and a bandwidth each. To
+    predict for any other machine, give them as options; then nothing is measured.
+
+    \b
+        python -m playground scale
+        python -m playground scale --alpha 5e-6 --beta 4e-11
+        python -m playground scale --alpha 5e-6 --beta 4e-11 \\
+            --ranks-per-node 8 --inner-alpha 2e-6 --inner-beta 3e-12
+    """
+    if settings.machine:
+        why = "has no effect with --alpha and --beta, which start no ranks: leave it out"
+        refuse_typed(click.get_current_context(), ("timeout", "see"), why)
+    run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json, see=see)
+    session = Session(TOOL.name, run, default_size=1 if settings.machine else DEFAULT_RANKS)
+    if plot and session.world.is_main:
+        plots.check(plot)
+    if settings.machine:
+        session.say("scale: a cluster with these parameters")
+        result = predict_cluster(settings.machine)
+    else:
+        result = measure(session)
+    session.say(*result_texts(result))
+    session.print_document(
+        {}, parameters=result.parameters, measured=result.plan, fit=result.fit, predictions=result.predictions
+    )
+    if plot and session.world.is_main:
+        map_plot(result.predictions.cluster, "the fastest all-reduce on a cluster", plot)
+
+
+def measure(session: Session) -> ScaleResult:
+    """Measure this world, fit the model to it, and check it."""
+    world = session.world
+    session.say(f"scale: {world}")
+    world.warm_up(MEASURE)
+    with session.bar() as bar:
+
+        def on_report(rank: int, event: Event) -> None:
+            if rank == 0 and "plan" in event:
+                session.say(plan_text(event["plan"]))
+            bar(rank, event)
+
+        bar.show("starting the ranks")
+        by_rank = world.run(MEASURE, effort(MEASURED), on_report=on_report)
+    return evaluate(samples_of([measured.seconds for measured in by_rank]), by_rank[0].plan)

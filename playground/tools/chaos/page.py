@@ -10,12 +10,11 @@ from statistics import median
 
 import click
 
-from playground.console.dependent_options import flag_of, typed_options
-from playground.console.options import RunOptions, flags, pack_options
+from playground.console.options import RunOptions, flag_of, flags, pack_options, typed_options
 from playground.console.paths import FilePath
-from playground.console.progress import Bar
 from playground.console.session import Session
-from playground.console.tables import Column, Table, cell
+from playground.console.tables import Column, Table, numbers
+from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import MAX_RESTARTS
 from playground.runtime.backends import get_backend
@@ -26,14 +25,14 @@ from playground.runtime.temporary_folder import temporary_folder
 from playground.survival.comparison import Comparison, last_snapshot
 from playground.survival.disk import make_folder
 from playground.tools import TOOLS
-from playground.tools.chaos.experiment import train_undisturbed, train_with_kills
 from playground.tools.chaos.processes import require_proc
 from playground.tools.chaos.results import LAUNCHER, PHASES, ChaosSettings, Draws, RunRecord
+from playground.tools.chaos.training import train_undisturbed, train_with_kills
 
 SETS_ITSELF = ("snapshots", "restarts", "resume")
 """Parameters of a command that `chaos` needs for itself."""
 SAYS_ITSELF = ("wide", "as_json")
-"""Parameters that say how to print results, which nobody would see."""
+"""Parameters that say how to print results, which are not shown."""
 
 chaos_options = pack_options(
     "settings",
@@ -45,11 +44,8 @@ chaos_options = pack_options(
 
 
 def check_command(words: tuple[str, ...]) -> str:
-    """Return the backend that the command asks for.
-
-    Raise `UsageError` for a command that takes no snapshots, or has options that `chaos` sets itself, and
-    `click.UsageError` for options it does not know.
-    """
+    """Return the backend that the command asks for. Raise `UsageError` for a command that takes no snapshots, or has
+    options that `chaos` sets itself, and `click.UsageError` for options it does not know."""
     name, *rest = words
     if not (command := find_trainer(name)):
         known = ", ".join(filter(find_trainer, all_commands().list_commands(click.get_current_context())))
@@ -64,7 +60,7 @@ def check_command(words: tuple[str, ...]) -> str:
 
 
 def find_trainer(name: str) -> click.Command | None:
-    """The command of this name, if it can be started anew after a failure and go on."""
+    """The command of this name, if it can be restarted after a failure and resume."""
     command = all_commands().get_command(click.get_current_context(), name)
     return command if command and {*SETS_ITSELF} <= {param.name for param in command.params} else None
 
@@ -81,30 +77,27 @@ STARTED_AGAIN = "(nothing; it is started again)"
 
 def kills_table(runs: Sequence[RunRecord]) -> Table:
     """One row per kill, in their order."""
-    table = Table(
-        Column("run", right=True), Column("at", "s", right=True), Column("killed"), Column("phase"),
-        Column("newest\nsnapshot", right=True), Column("next\nsnapshot", "s", right=True),
-        Column("the command says", wraps=True),
-    )  # fmt: skip
+    snapshots = numbers("newest\nsnapshot", ("next\nsnapshot", "s"))
+    said = Column("the command says", wraps=True)
+    table = Table(*numbers("run", ("at", "s")), "killed", "phase", *snapshots, said)
     for number, run in enumerate(runs, 1):
         for kill in run.kills:
-            said = STARTED_AGAIN if kill.role == LAUNCHER else kill.said or None
-            seconds = None if kill.seconds is None else f"{kill.seconds:.2f}"
-            step = cell(kill.step or None)
-            table.add(str(number), f"{kill.at:.2f}", kill.role, kill.phase, step, cell(seconds), cell(said))
+            words = STARTED_AGAIN if kill.role == LAUNCHER else kill.said or "-"
+            seconds = "-" if kill.seconds is None else f"{kill.seconds:.2f}"
+            table.add(str(number), f"{kill.at:.2f}", kill.role, kill.phase, str(kill.step or "-"), seconds, words)
     return table
 
 
 def recovery_text(runs: Sequence[RunRecord]) -> str:
-    """In which phases the kills have come, and how long it took until the next snapshot."""
+    """Number of kills in each phase, and the time until the next snapshot."""
     kills = [kill for run in runs for kill in run.kills]
     counts = Counter(kill.phase for kill in kills)
     phases = ", ".join(f"{counts[phase]} {phase}" for phase in PHASES if counts[phase])
     seconds = [kill.seconds for kill in kills if kill.seconds is not None]
-    after = (
-        f" Until the next snapshot: median {median(seconds):.2f} s, longest {max(seconds):.2f} s." if seconds else ""
-    )
-    return f"Kills by phase: {phases}.{after}"
+    text = f"Kills by phase: {phases}."
+    if not seconds:
+        return text
+    return f"{text} Until the next snapshot: median {median(seconds):.2f} s, longest {max(seconds):.2f} s."
 
 
 TOOL = TOOLS["chaos"]

@@ -1,49 +1,109 @@
-"""The command that looks at snapshots: lists them, reads every file of them, and measures what one costs."""
+"""The command `snapshots`: lists snapshots, reads every file of them, and measures what one costs. Does not import
+torch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import click
 
-from playground.console.memory_cap import MemorySize
-from playground.console.options import RunOptions, flags, options, run_options
+from playground.console.options import MemorySize, RunOptions, flags, options, run_options
 from playground.console.paths import FilePath
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Cell, Column, Table
+from playground.console.tables import RANK_COLUMN, Cell, Column, Table, numbers
 from playground.console.text import Prose, bad, good, prose
 from playground.measurement import environment
 from playground.measurement.units import format_bytes, format_digits
-from playground.runtime.errors import UsageError
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_flags, flag
 from playground.runtime.remote import remote
 from playground.survival.disk import make_folder
-from playground.survival.folder import DAMAGED, WHOLE, Examined, require_unused
+from playground.survival.folder import DAMAGED, WHOLE, Examined, examine, find_steps, require_unused
 from playground.tools import TOOLS
-from playground.tools.snapshots.settings import (
-    MeasureSettings,
-    SaveTimes,
-    check_all,
-    check_times,
-    examine_folder,
-    find_last_whole,
-)
 
+TOOL = TOOLS["snapshots"]
+MEASURE = remote("playground.tools.snapshots.measure:measure")
+DEFAULT_RANKS = 2
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (0, "s"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSettings:
+    """Raises `UsageError` for what cannot be measured."""
+
+    folder: Path
+    nbytes: int = flag(
+        2**20,
+        "Size of the state that all ranks share.",
+        name="--memory",
+        least=1,
+        click={"type": MemorySize(), "show_default": "1MiB"},
+    )
+    """Bytes; each rank adds the state of its random number generator."""
+    saves: int = flag(5, "Snapshots to take.", least=1)
+    keep: int = flag(3, "Snapshots to keep.", least=1)
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+
+    @property
+    def fingerprint(self) -> dict[str, object]:
+        return {"nbytes": self.nbytes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveTimes:
+    """Time that the saves of one rank took, save by save."""
+
+    blocked: list[float]
+    """Seconds for which training waits: for the copy."""
+    written: list[float]
+    """Seconds until the rank's files are on the disk."""
+    problem: str
+    """Why a save has failed; empty if none has."""
+
+
+def examine_folder(folder: Path, *, read_contents: bool) -> list[Examined]:
+    """All snapshots in `folder`, the oldest first. Raises `UsageError` if there is none."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}: give one that a run has written snapshots into")
+    found = [examine(folder, step, read_contents=read_contents) for step in reversed(find_steps(folder))]
+    if found := [each for each in found if each.folder.is_dir()]:  # a run may have removed some meanwhile
+        return found
+    raise UsageError(f"{folder} holds no snapshots: give a folder with step-… in it, which a run has written")
+
+
+def find_last_whole(snapshots: Sequence[Examined]) -> Examined | None:
+    """The snapshot that a run would resume from."""
+    return next((each for each in reversed(snapshots) if each.condition == WHOLE), None)
+
+
+def check_all(snapshots: Sequence[Examined]) -> None:
+    """Raise `PlaygroundError` if a snapshot is damaged, or none is whole. An incomplete one alone is no failure: a run
+    that is killed leaves one."""
+    if damaged := [str(each.step) for each in snapshots if each.condition == DAMAGED]:
+        raise PlaygroundError(f"damaged: step{'s' * (len(damaged) > 1)} {', '.join(damaged)}")
+    if not find_last_whole(snapshots):
+        raise PlaygroundError("no snapshot is whole: a run cannot go on from here")
+
+
+def check_times(times: Sequence[SaveTimes]) -> None:
+    """Raise `PlaygroundError` if a rank could not save."""
+    if problem := next((each.problem for each in times if each.problem), ""):
+        raise PlaygroundError(problem)
 
 
 def snapshots_table(snapshots: Sequence[Examined]) -> Table:
     """One row per snapshot, the oldest first."""
-    table = Table(
-        Column("step", right=True), Column("ranks", right=True), Column("size", right=True),
-        Column("age", right=True), Column("condition", wraps=True),
-    )  # fmt: skip
+    table = Table(*numbers("step", "ranks", "size", "age"), Column("condition", wraps=True))
     now = time.time()
     for each in snapshots:
-        age = None if each.written is None else format_age(now - each.written)
-        table.add(f"{each.step:,}", str(each.size or "-"), format_bytes(each.nbytes), age or "-", condition_cell(each))
+        age = "-" if each.written is None else format_age(now - each.written)
+        table.add(f"{each.step:,}", str(each.size or "-"), format_bytes(each.nbytes), age, condition_cell(each))
     return table
 
 
@@ -56,8 +116,8 @@ def condition_cell(snapshot: Examined) -> Cell:
 
 
 def format_age(seconds: float) -> str:
-    """In the largest unit of which two have passed: 90 s, 3 min, 47 h, 2 days. A clock that was set back makes no age
-    negative."""
+    """Age in the largest unit of which two have passed: 90 s, 3 min, 47 h, 2 days; never negative, even after a clock
+    was set back."""
     length, unit = next(((length, unit) for length, unit in UNITS if seconds >= 2 * length), UNITS[-1])
     return f"{max(0, seconds) / (length or 1):.0f} {unit}"
 
@@ -72,11 +132,9 @@ def summary_text(snapshots: Sequence[Examined], *, read_contents: bool) -> Prose
 
 
 def times_table(times: Sequence[SaveTimes]) -> Table:
-    """What the saves of each rank took: one row per rank."""
-    table = Table(
-        RANK_COLUMN, Column("blocked,\nfirst", "ms", right=True), Column("blocked,\nmedian", "ms", right=True),
-        Column("on the disk,\nmedian", "ms", right=True),
-    )  # fmt: skip
+    """One row per rank: the time that its saves took."""
+    headings = ("blocked,\nfirst", "ms"), ("blocked,\nmedian", "ms"), ("on the disk,\nmedian", "ms")
+    table = Table(RANK_COLUMN, *numbers(*headings))
     for rank, each in enumerate(times):
         seconds = (each.blocked[0], median(each.blocked), median(each.written))
         table.add(str(rank), *(format_digits(1000 * value) for value in seconds))
@@ -84,7 +142,7 @@ def times_table(times: Sequence[SaveTimes]) -> Table:
 
 
 def times_summary(times: Sequence[SaveTimes]) -> str:
-    """The worst of all ranks and saves."""
+    """The longest times of any rank and save."""
     blocked, written = max(max(each.blocked) for each in times), max(max(each.written) for each in times)
     return (
         f"Shown: a save kept its rank for {1000 * blocked:.3g} ms at most; its files lay on the disk within "
@@ -92,10 +150,8 @@ def times_summary(times: Sequence[SaveTimes]) -> str:
     )
 
 
-TOOL = TOOLS["snapshots"]
-MEASURE = remote("playground.tools.snapshots.measure:measure")
-DEFAULT_RANKS = 2
 folder_argument = click.argument("folder", type=FilePath())
+look_options = options(folder_argument, flags(RunOptions, "wide", "as_json"))
 
 
 @click.group(TOOL.name, short_help=TOOL.purpose)
@@ -107,9 +163,6 @@ def command() -> None:
         python -m playground snapshots ls try
         python -m playground snapshots verify try
     """
-
-
-look_options = options(folder_argument, flags(RunOptions, "wide", "as_json"))
 
 
 @command.command("ls", short_help="list snapshots, and which are whole")
@@ -141,27 +194,22 @@ def show_snapshots(folder: Path, run: RunOptions, *, read_contents: bool) -> Non
 
 @command.command("measure", short_help="measure what a snapshot costs")
 @folder_argument
-@click.option(
-    "--memory",
-    type=MemorySize(),
-    default=MeasureSettings.nbytes,
-    show_default="1MiB",
-    help="Size of the state that all ranks share.",
-)
 @flags(MeasureSettings)
 @run_options(DEFAULT_RANKS)
-def measure_saves(folder: Path, memory: int, saves: int, keep: int, run: RunOptions) -> None:
+def measure_saves(folder: Path, run: RunOptions, **chosen: int) -> None:
     """Have ranks take snapshots into FOLDER, and measure for how long each blocks them and when it lies on the disk."""
     session = Session(TOOL.name, run, default_size=DEFAULT_RANKS)
-    settings = MeasureSettings(folder=folder.absolute(), nbytes=memory, saves=saves, keep=keep)
-    available = environment.memory("MemAvailable")
+    settings = MeasureSettings(folder=folder.absolute(), **chosen)
+    memory, available = settings.nbytes, environment.memory("MemAvailable")
     if memory * session.world.local_size > available:
         raise UsageError(
             f"--memory {memory:,} bytes on {session.world.local_size} ranks: {available:,} bytes are free, choose less"
         )
     make_folder(folder)
     require_unused(folder)
-    session.say(f"{TOOL.name}: {session.world}", f"{saves} snapshots of {format_bytes(memory)} in {folder}", "")
+    session.say(
+        f"{TOOL.name}: {session.world}", f"{settings.saves} snapshots of {format_bytes(memory)} in {folder}", ""
+    )
     with session.bar() as bar:
         times = session.world.run(MEASURE, settings, on_report=bar)
     session.say(times_table(times))

@@ -1,0 +1,524 @@
+"""The command `bench`: measure collectives, the backend's and ours, or compare two results; a row as soon as it is
+complete, averages of all, and two results beside each other. Does not import torch."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from playground.console import plots, terminal
+from playground.console.options import (
+    RunOptions,
+    flags,
+    names_option,
+    options,
+    pack_options,
+    refuse_typed,
+    run_options,
+    select_names,
+)
+from playground.console.paths import FilePath, check_writable
+from playground.console.session import Session, to_document
+from playground.console.tables import Column, Rows, Table, Texts, numbers
+from playground.console.terminal import Bar
+from playground.console.text import Prose, Styled, bad, good, heading, prose
+from playground.measurement import environment
+from playground.measurement.environment import Environment
+from playground.measurement.units import format_bytes, format_digits
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import flag
+from playground.runtime.remote import remote
+from playground.runtime.signals import stopping_signal
+from playground.tools import TOOLS
+from playground.tools.bench.results import (
+    BenchResult,
+    BenchStart,
+    Change,
+    Comparison,
+    Limit,
+    Row,
+    SavedResult,
+    SizeResult,
+    compare,
+    load,
+)
+from playground.tools.bench.settings import (
+    ALGORITHMS,
+    COLLECTIVES,
+    DEFAULT_ALGORITHMS,
+    DEFAULT_COLLECTIVES,
+    BenchSettings,
+    geometric_range,
+    parse,
+    to_text,
+)
+
+TOOL = TOOLS["bench"]
+RUN = remote("playground.tools.bench.benchmark:run")
+WITH_DIFF = {"diff", "wide", "as_json"}
+"""Parameters that --diff leaves something to do."""
+CSV_FIELDS = (
+    *("collective", "algorithm", "size", "count", "type", "redop", "root", "time_us", "algbw", "busbw", "wrong"),
+    *("p50_us", "p95_us", "p99_us", "trials", "slowest_rank", "slowest_percent", "limit_percent"),
+)
+"""Fields of a `Row`, by the names that JSON has for them."""
+
+
+@dataclass(frozen=True)
+class RowColumn:
+    """A column of the table."""
+
+    column: Column
+    cell: Callable[[Row], str | Styled]
+    meaning: str = ""
+    """Explanation above the table, if the name alone is not enough."""
+
+
+def figure(
+    heading: str, unit: str, width: int, cell: Callable[[Row], str | Styled], meaning: str = "", *, wide: bool = False
+) -> RowColumn:
+    return RowColumn(Column(heading, unit, right=True, width=width, wide=wide), cell, meaning)
+
+
+def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
+    """The columns for these settings; `wire` says what the limit is, if it is measured."""
+    names = [name for collective in settings.collectives for name in settings.algorithms_of(collective)]
+    algorithm = Column("algorithm", width=max(len("algorithm"), *map(len, names)))
+    columns = [
+        RowColumn(Column("collective", width=14, wide=True), lambda row: row.collective),
+        RowColumn(algorithm, lambda row: row.algorithm),
+        *size_columns(len(str(settings.sizes[-1]))),
+        *TIME_COLUMNS,
+    ]
+    return [*columns, replace(LIMIT, meaning=f"busbw relative to {wire}")] if wire else columns
+
+
+def size_columns(digits: int) -> list[RowColumn]:
+    """Columns of the data moved: in the default table its size only."""
+    of_share = "elements of the tensor, or of one rank's share"
+    of_all = "of the tensor, or of all ranks' shares of it together"
+    return [
+        figure("size", "B", max(4, digits), lambda row: str(row.size), of_all),
+        figure("count", "elements", max(10, digits), lambda row: str(row.count), of_share, wide=True),
+        RowColumn(Column("type", width=8, wide=True), lambda row: row.type),
+        RowColumn(Column("redop", width=5, wide=True), lambda row: row.redop),
+        figure("root", "rank", 6, lambda row: str(row.root), "-1 where there is none", wide=True),
+    ]
+
+
+def wrong_cell(row: Row) -> str | Styled:
+    return bad(str(row.wrong)) if row.wrong else "0"
+
+
+def slowest_cell(row: Row) -> str:
+    return f"{row.slowest_rank}: {row.slowest_percent:.0f}%"
+
+
+PER_CALL = "per call, in the median trial; each trial counts as on its slowest rank"
+TIME_COLUMNS = (
+    figure("time", "us", 9, lambda row: f"{row.time_us:.1f}", PER_CALL),
+    figure("algbw", "GB/s", 8, lambda row: format_digits(row.algbw), "algorithm bandwidth, size / time", wide=True),
+    figure("busbw", "GB/s", 8, lambda row: format_digits(row.busbw), "bus bandwidth, what each link carries"),
+    figure("#wrong", "", 6, wrong_cell, "wrong elements in the results of all ranks together"),
+    figure("p50", "us", 9, lambda row: f"{row.p50_us:.1f}", "percentiles of the trials, like p95 and p99", wide=True),
+    figure("p95", "us", 9, lambda row: f"{row.p95_us:.1f}", wide=True),
+    figure("p99", "us", 9, lambda row: f"{row.p99_us:.1f}", wide=True),
+    figure("trials", "", 6, lambda row: str(row.trials), wide=True),
+    figure("slowest", "rank: %", 9, slowest_cell, "the rank that was slowest in most trials, and in how many"),
+)
+LIMIT = figure("%limit", "%", 6, lambda row: f"{row.limit_percent or 0:.1f}")
+
+
+def explain(columns: Sequence[RowColumn], wide: bool) -> list[str]:
+    """A line for each column that is shown and needs one."""
+    shown = [each for each in columns if each.meaning and (wide or not each.column.wide)]
+    return [f"  {each.column.heading}: {each.meaning}" for each in shown]
+
+
+class CsvFile:
+    """One line per row, under the names that JSON has for the fields. Without a path, nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.failure: OSError | None = None
+
+    def begin(self) -> None:
+        """Make the file, with its header. Raises `UsageError` if that fails: nothing has been measured yet."""
+        try:
+            self.write([])
+        except OSError as error:
+            raise UsageError(f"--csv {self.path} cannot be written: {error.strerror}") from None
+
+    def update(self, rows: Sequence[Row]) -> None:
+        """Write these rows to the file. If that fails, the measurement continues: `check` reports it at the end."""
+        try:
+            self.write(rows)
+            self.failure = None
+        except OSError as error:
+            self.failure = error
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` unless every row is in the file."""
+        if self.failure:
+            raise PlaygroundError(f"--csv {self.path} lacks rows ({self.failure.strerror}): they are printed above")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write all beside the file, then replace it: a disk that is full costs no row that is there."""
+        if self.path is None:
+            return
+        target = self.path.resolve()
+        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+            write_rows(target, rows)  # a pipe or a device, or a file in a folder that is not ours
+            return
+        part = target.with_name(f"{target.name}.part")
+        try:
+            write_rows(part, rows)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def write_rows(file: Path, rows: Sequence[Row]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, CSV_FIELDS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(map(vars, rows))
+
+
+MAX_TICKS = 12
+"""Ticks on the axis of sizes: more labels would run into each other."""
+
+
+def check_plot(settings: BenchSettings, size: int, file: Path) -> None:
+    """Raise `UsageError` if there will be nothing to draw, or no file to draw it in."""
+    still = [name for name in settings.collectives if COLLECTIVES[name].factor(size) == 0]
+    if still:
+        raise UsageError(f"--plot with {size} rank: {still[0]} moves nothing, its bandwidth is 0; use at least -n 2")
+    plots.check(file)
+
+
+def bandwidth_plot(title: str, result: BenchResult, file: Path) -> None:
+    """A line for each collective and algorithm, and one for the wire if it was measured."""
+    figure, axes = plots.new_axes(title, "size", "bus bandwidth (GB/s)")
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in result.rows:
+        lines.setdefault(f"{row.collective}, {row.algorithm}", []).append((row.size, row.busbw))
+    for wire_row in result.limit.rows if result.limit else []:
+        lines.setdefault(f"limit ({wire_row.collective})", []).append((wire_row.size, wire_row.busbw))
+    for label, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if "limit" in label else "-")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    ticks = choose_ticks(sorted({row.size for row in result.rows}))
+    axes.set_xticks(ticks, labels=[format_bytes(tick) for tick in ticks], rotation=45)
+    axes.minorticks_off()
+    axes.legend()
+    plots.save(figure, file)
+
+
+def choose_ticks(sizes: Sequence[int]) -> Sequence[int]:
+    """The sizes that were measured; every second, third, … of them where there are too many."""
+    return sizes[:: -(-len(sizes) // MAX_TICKS)]
+
+
+STYLES = {"faster": good, "slower": bad}
+
+
+class ReportPrinter:
+    """Takes what rank 0 reports: shows how far it is, writes the rows so far to the CSV file, prints each row once it
+    is complete, and keeps all. When something ends the run, that is the result."""
+
+    def __init__(self, session: Session, settings: BenchSettings, bar: Bar, csv_file: CsvFile) -> None:
+        self.session, self.settings, self.bar, self.csv_file = session, settings, bar, csv_file
+        self.environment: Environment | None = None
+        self.wire: str | None = None
+        self.measured: dict[tuple[str, int], SizeResult] = {}
+        self.shown: list[SizeResult] = []
+        self.columns: list[RowColumn] = []
+        self.rows: Rows | None = None
+        self.collective = ""
+        """Collective of the last row."""
+
+    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
+        self.bar(rank, dict(event))
+        match event:
+            case {"start": BenchStart() as start}:
+                self.begin(start)
+            case {"measured": SizeResult() as measured}:
+                self.measured[measured.collective, measured.size] = measured
+                self.csv_file.update(self.all_rows())
+                if measured.complete:
+                    self.show(measured)
+
+    def begin(self, start: BenchStart) -> None:
+        """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
+        self.environment, self.wire = start.environment, start.wire
+        self.csv_file.begin()
+        self.columns = row_columns(self.settings, start.wire)
+        self.rows = self.session.rows(*(each.column for each in self.columns))
+        trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
+        about = (str(start.environment), f"{trials}, spread over the run; the columns:")
+        self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
+
+    def show(self, measured: SizeResult) -> None:
+        """Print the rows of one size; before the first of a collective, its name."""
+        if self.collective != measured.collective:
+            self.collective = measured.collective
+            self.session.say("", prose(heading(measured.collective), f": {self.describe(measured.collective)}"))
+        for row in measured.rows:
+            if self.rows:
+                self.rows.say(*(each.cell(row) for each in self.columns))
+        self.shown.append(measured)
+
+    def describe(self, collective: str) -> str:
+        """The operation and the data type."""
+        return f"{self.settings.op} of " * COLLECTIVES[collective].reduces + self.settings.dtype
+
+    def show_rest(self) -> None:
+        """Print the rows that have some of their trials, when no more will come."""
+        for measured in self.measured.values():
+            if measured not in self.shown:
+                self.show(measured)
+
+    def all_rows(self) -> list[Row]:
+        """Those measured so far, some with fewer trials than they will have."""
+        return [row for measured in self.measured.values() for row in measured.rows]
+
+    def result(self, error: str | None) -> BenchResult:
+        """The result so far; `error` is the cause if the run ended early."""
+        wire_rows = [measured.wire for measured in self.measured.values() if measured.wire]
+        limit = Limit(what=self.wire, rows=wire_rows) if self.wire else None
+        rows, environment = self.all_rows(), self.environment
+        return BenchResult(settings=self.settings, environment=environment, rows=rows, limit=limit, error=error)
+
+
+def result_texts(result: BenchResult) -> list[str | Prose]:
+    """The averages, and, in the last line, what was measured."""
+    averages = [
+        f"Average busbw (GB/s), {collective}: "
+        + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
+        for collective, algorithms in result.average_busbw.items()
+    ]
+    return ["", *averages, measured_text(result)]
+
+
+def measured_text(result: BenchResult) -> Prose:
+    names, sizes = dict.fromkeys(row.collective for row in result.rows), [row.size for row in result.rows]
+    what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    if result.error:
+        trials = f"{min(row.trials for row in result.rows)} or more of {result.settings.iterations} trials per row"
+        return prose("Measured ", bad("in part"), f": {what}, {trials}.")
+    verdict = bad(f"{result.wrong:,} elements are wrong") if result.wrong else good("every element is right")
+    return prose(f"Measured: {what}; of all results, ", verdict, ".")
+
+
+def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
+    """Two results beside each other: what decides, a table per collective, what only one has, and a summary."""
+    texts: Texts = []
+    if before.environment != after.environment:
+        results = ("before", before), ("after", after)
+        texts += [f"{name}: {result.environment}" for name, result in results if result.environment]
+    texts.append(
+        "before, after: the median of the trials. A row is faster or slower if the ranges in which the middle 95 % of "
+        "its trials lie, before and after, do not overlap; if they do, the trials show no difference."
+    )
+    for collective, changes in groupby(comparison.rows, key=lambda row: row.collective):
+        texts += ["", prose(heading(collective)), changes_table(changes)]
+    return [*texts, "", *missing_texts(comparison), summary_text(comparison)]
+
+
+def changes_table(changes: Iterable[Change]) -> Table:
+    """A row per algorithm and size."""
+    figures = numbers(("size", "B"), ("before", "us"), ("after", "us"), "after /\nbefore")
+    ranges = numbers(("range before", "us"), ("range after", "us"), wide=True)
+    table = Table("algorithm", *figures, "verdict", *ranges)
+    for each in changes:
+        verdict = STYLES[each.verdict](each.verdict) if each.verdict in STYLES else each.verdict
+        cells = (str(each.size), f"{each.before_us:.1f}", f"{each.after_us:.1f}", f"{each.ratio:.2f}")
+        both = ("{:.1f} to {:.1f}".format(*each) for each in (each.before_range_us, each.after_range_us))
+        table.add(each.algorithm, *cells, verdict, *both)
+    return table
+
+
+def missing_texts(comparison: Comparison) -> list[str]:
+    """A line for each algorithm with rows that only one result has."""
+    lines = []
+    for name, rows in (("before", comparison.only_before), ("after", comparison.only_after)):
+        for (collective, algorithm), missing in groupby(rows, key=lambda row: (row.collective, row.algorithm)):
+            sizes = ", ".join(str(row.size) for row in missing)
+            lines.append(f"Only {name}: {collective} by {algorithm} at {sizes} bytes.")
+    return lines
+
+
+def summary_text(comparison: Comparison) -> str:
+    verdicts = [row.verdict for row in comparison.rows]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Files to write the result to, and files to compare instead of measuring."""
+
+    csv: Path | None = flag(None, "Also write the rows to FILE as CSV.", metavar="FILE")
+    plot: Path | None = flag(None, "Also draw bus bandwidth against size: .svg or .png.", metavar="FILE")
+    diff: tuple[Path, Path] | None = flag(
+        None,
+        "Compare two files that --json printed, instead of measuring.",
+        metavar="BEFORE AFTER",
+        click={"nargs": 2, "type": FilePath()},
+    )
+
+
+def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    """A number of bytes, written with or without K, M or G."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
+    return click.option(*names, callback=read_size, default=default, metavar="SIZE", show_default=True, help=help)
+
+
+FACTOR = "Ratio of each size to the one before."
+WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)"
+bench_options = options(
+    size_option("-b", "--begin", default="1K", help="Smallest size in bytes."),
+    size_option("-e", "--end", default="16M", help="Largest size in bytes."),
+    click.option("-f", "--factor", type=click.IntRange(2), default=4, show_default=True, help=FACTOR),
+    flags(BenchSettings, "iterations", "warmup"),
+    names_option(
+        "--collective", "collectives", known=COLLECTIVES, default=DEFAULT_COLLECTIVES, help="Collectives to measure"
+    ),
+    names_option("--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"], help=WHICH),
+    flags(BenchSettings, "dtype", "op", "limit"),
+)
+
+
+@click.command(TOOL.name, short_help=TOOL.purpose)
+@run_options(2)
+@bench_options
+@pack_options("output", OutputOptions)
+def command(run: RunOptions, output: OutputOptions, **asked: Any) -> None:
+    """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
+
+    Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
+    ratio is meaningful even on a machine that is busy with other work.
+
+    \b
+        python -m playground bench --limit
+        python -m playground bench -n 4 --algorithm all -b 4 -e 64M
+        python -m playground bench --collective all --json > before.json
+    """
+    if output.diff:
+        ctx = click.get_current_context()
+        why = "has no effect with --diff, which measures nothing: leave one of them out"
+        refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
+        show_difference(*output.diff, run)
+        return
+    session = Session(TOOL.name, run)
+    settings = make_settings(**asked, seed=run.seed)
+    check_before_start(session, settings, output)
+    session.world.warm_up(RUN)
+    measure(session, settings, output)
+
+
+def make_settings(
+    *, begin: int, end: int, factor: int, collectives: Sequence[str], algorithms: Sequence[str], **measured: Any
+) -> BenchSettings:
+    """The options as settings; `collectives` and `algorithms` are words as `names_option` reads them. Raises
+    `UsageError` for what cannot be measured."""
+    if begin > end:
+        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
+    return BenchSettings(
+        collectives=select_names(COLLECTIVES, collectives or DEFAULT_COLLECTIVES),
+        algorithms=select_names(ALGORITHMS, algorithms),
+        sizes=geometric_range(begin, end, factor),
+        **measured,
+    )
+
+
+def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
+    """Raise `UsageError` for what could not be measured, or not be written, before anything is started."""
+    world = session.world
+    settings.check_world(world.size)
+    if world.device == "cpu":
+        settings.check_memory(world.local_size, world.size, environment.memory("MemAvailable"))
+    if output.csv and world.is_main:
+        check_writable("--csv", output.csv)
+    if output.plot and world.is_main:
+        check_plot(settings, world.size, output.plot)
+
+
+def measure(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
+    """Measure, and show what was measured, whatever ends the run."""
+    csv_file = CsvFile(output.csv if session.world.is_main else None)
+    with session.bar() as bar:
+        bar.show("starting the ranks")
+        printer = ReportPrinter(session, settings, bar, csv_file)
+        try:
+            session.world.run(RUN, settings, on_report=printer)
+        except BaseException as error:
+            bar.clear()
+            list(finish(session, printer, describe(error), output))
+            raise
+    for failure in finish(session, printer, None, output):
+        raise failure
+    wrong = printer.result(None).wrong
+    if wrong:
+        raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
+
+
+def describe(error: BaseException) -> str:
+    """In one line, what ended the run."""
+    if number := stopping_signal(error):
+        return "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def finish(
+    session: Session, printer: ReportPrinter, error: str | None, output: OutputOptions
+) -> Iterator[PlaygroundError | OSError]:
+    """Show and write what there is, complete or not. Yields failures of outputs; the others are still written."""
+    result = printer.result(error)
+    if not session.world.is_main or not result.rows:
+        return
+    for show in (
+        printer.show_rest,
+        lambda: session.say(*result_texts(result)),
+        lambda: session.print_document({}, **result.document),
+        printer.csv_file.check,
+        lambda: draw(session, result, output.plot),
+    ):
+        try:
+            show()
+        except (PlaygroundError, OSError) as failure:
+            yield failure
+
+
+def draw(session: Session, result: BenchResult, file: Path | None) -> None:
+    world = session.world
+    if file:
+        bandwidth_plot(f"{world.backend} on {world.device}, {world.size} ranks", result, file)
+
+
+def show_difference(before: Path, after: Path, run: RunOptions) -> None:
+    """Compare two results of earlier runs."""
+    one, other = load(before), load(after)
+    comparison = compare(one, other)
+    if run.as_json:
+        document = {"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}
+        click.echo(to_document(document))
+    else:
+        terminal.say(*difference_texts(comparison, one, other), wide=run.wide)
