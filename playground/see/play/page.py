@@ -248,7 +248,7 @@ def pack(thing: Mapping[str, object]) -> str:
 def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[Hashable, ...]:
     """What events that are repeated have in common; the script has names for these places (run.js)."""
     is_bar = event.kind in SPANS + PIECES
-    style, top = (style_of(event), lanes.bar(event)[0]) if is_bar else ("", 0.0)
+    style, top = (style_of(event), lanes.top(event)) if is_bar else ("", 0.0)
     return (event.kind, event.name, event.lane, style, top, int(is_waited_for), event.peer, event.nbytes, event.shape,
             event.source)  # fmt: skip
 
