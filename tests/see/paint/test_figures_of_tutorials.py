@@ -31,7 +31,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def make(run: str) -> Evidence:
-        return RUNS[run].make(folder)
+        return RUNS[run].make(run, folder)
 
     return make
 
@@ -56,7 +56,7 @@ def by_speed(names: Any) -> list[Any]:
 def test_there_are_21_and_every_run_is_used() -> None:
     assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
     assert {figure.run for figure in ALL.values()} == RUNS.keys()
-    assert len({*all_files(Path())}) == len({figure.file for figure in FIGURES.values()}) == 21
+    assert len({*all_files(Path())}) == len({figure.path for figure in FIGURES.values()}) == 21
 
 
 @pytest.mark.parametrize("name", by_speed(ALL))
