@@ -17,7 +17,7 @@ from playground.algorithms import load_all_reduce
 from playground.see.analyse.messages import match_messages, to_logical_time
 from playground.see.analyse.timeline import Timeline, ref_of
 from playground.see.files import write_page
-from playground.see.play.page import changes_of
+from playground.see.play import changes_of
 from playground.see.record.merge import read_recording
 from playground.see.record.recording import COLLECTIVE, COMPUTE, Recording
 from playground.see.record.run import Recorded
