@@ -57,7 +57,8 @@ def command(
     figures: tuple[tuple[str, Path], ...],
     folder: Path | None,
     chapters: bool,
-    **run: bool,
+    wide: bool,
+    as_json: bool,
 ) -> None:
     """Look at a run that was recorded with --see, or draw every figure of the tutorials from runs on this machine.
 
@@ -77,7 +78,7 @@ def command(
     for option, value in (("-o", output), ("--race", race), ("--steps", steps)):
         if value and not file:
             raise UsageError(f"{option} is for a recording, not for {asked[0]}: leave it out")
-    session = Session(SEE.name, RunOptions(**run), default_size=1)
+    session = Session(SEE.name, RunOptions(wide=wide, as_json=as_json), default_size=1)
     if file:
         see_file(session, file, output, race, steps)
     else:

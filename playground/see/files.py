@@ -18,7 +18,7 @@ from playground.console.paths import check_writable
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.untrusted import printable
-from playground.see.analyse.messages import to_logical_time
+from playground.see.analyse.timeline import to_logical_time
 from playground.see.paint.chrome import to_chrome
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene, to_text, write
 from playground.see.paint.timeline import lay_out
@@ -87,7 +87,7 @@ class Recordings:
 
     @contextlib.contextmanager
     def __call__(self, world: World, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-        """The function that the ranks of `world` run in place of `fn` in this block. At its end the recording is written."""
+        """The function that the ranks of `world` run in place of `fn` here. Afterwards the recording is written."""
         self.worlds += 1
         folder = self.folder / str(self.worlds)
         run = describe_run(without_option(sys.argv[1:]), world.backend, world.size) if world.is_main else ""

@@ -1,5 +1,10 @@
-"""What can be looked up in a recording: an event by its number, what lies inside it, who waits for it; and an order in
-which everything comes after what it needs.
+"""Look-ups in a recording: events by number, by time, by the event around them; which events of different ranks belong
+together, a send and its receive or the calls of one collective; and the logical time that follows from it.
+
+In logical time every step of a recording takes one unit. A rank's events follow each other, nothing arrives before it
+was sent, and no collective is over before all have come. Every moment is as early as these allow; a transfer and a
+computation take one unit, a wait as long as it has to.
+Source: Lamport: Time, Clocks, and the Ordering of Events in a Distributed System (1978)
 """
 
 from __future__ import annotations
@@ -7,14 +12,28 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
-from math import isfinite
-from typing import TypeVar
+from math import inf, isfinite
+from typing import NamedTuple, TypeVar
 
-from playground.see.record.recording import COLLECTIVE, DEVICE, RECEIVE, SEND, VALUES, WAIT, Event, Recording, Source
+from playground.see.record.recording import (
+    COLLECTIVE,
+    COMPUTE,
+    DEVICE,
+    MOVE,
+    RECEIVE,
+    SEND,
+    VALUES,
+    WAIT,
+    Event,
+    RankRecording,
+    Recording,
+    Source,
+)
 
 BLOCKING = (SEND, RECEIVE, COLLECTIVE)
-"""Kinds whose call itself waits until they are done, unless a `wait()` follows."""
+"""Kinds whose call itself waits until it is done, unless a `wait()` follows."""
 POSTS = ("isend", "irecv")
 """Calls that never wait."""
 Ref = tuple[int, int]
@@ -35,10 +54,10 @@ class Timeline:
         self.inside: dict[Ref, list[Event]] = defaultdict(list)
         self.lanes: dict[Lane, list[Event]] = defaultdict(list)
         self.on_device: dict[Ref, Event] = {}
-        """What the device tells of an event."""
+        """The device's event of an event."""
         self.waited_for: set[Ref] = set()
         self.ahead = {rank.rank for rank in recording.ranks if rank.runs_ahead}
-        """Ranks of which only the device knows when something was done."""
+        """Ranks whose device alone knows when something was done."""
         for event in recording.events():
             if event.parent is not None:
                 if event.lane == DEVICE:
@@ -52,15 +71,15 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the first event to the end of the last one."""
+        """Seconds from the start of the first event to the end of the last one."""
         return self.recording.end - min((event.start for event in self.by_ref.values()), default=0.0)
 
     def as_done(self, event: Event) -> Event | None:
-        """The event as its device tells of it; None if that does not, and the rank only issued it."""
+        """The device's event of an event; the event itself on a CPU; None if it was only issued to a device."""
         return self.on_device.get(ref_of(event), None if event.rank in self.ahead else event)
 
     def awaited(self, wait: Event) -> list[Event]:
-        """What it waits for: for a call that blocks, itself."""
+        """The events that a wait waits for; a call that blocks waits for itself."""
         if wait.kind != WAIT:
             return [wait]
         found = (self.by_ref.get((wait.rank, number)) for number in wait.awaits)
@@ -69,8 +88,8 @@ class Timeline:
     def waits(self) -> Iterator[Event]:
         """The `wait()`s that ended, and the calls that blocked until they were done; the innermost ones only.
 
-        What neither ended nor was waited for is none: nobody knows how long it took. Ranks that run ahead of their
-        device have none: theirs end when the work is issued.
+        Events that neither ended nor were waited for are no waits: their duration is unknown. Ranks that run ahead of
+        their device have none: their waits end when the work is issued.
         """
         waiting = {
             ref_of(event)
@@ -84,7 +103,7 @@ class Timeline:
         return (event for ref, event in self.by_ref.items() if ref in innermost)
 
     def around(self, ref: Ref) -> Iterator[Ref]:
-        """The events that this one lies in, from the innermost on."""
+        """The events around this one, from the innermost on."""
         rank, _ = ref
         event: Event | None = self.by_ref[ref]
         while event is not None and event.parent is not None:
@@ -92,9 +111,9 @@ class Timeline:
             event = self.by_ref.get((rank, event.parent))
 
     def blocks(self, event: Event, lane: Sequence[Event], place: int) -> bool:
-        """Whether the rank stands still in this call until it is done; the call is `lane[place]`.
+        """Whether the rank stands still in this call, `lane[place]`, until it is done.
 
-        It does not where somebody waits for it later, nor where the lane goes on before it is done.
+        It does not if a wait for it follows, or if the lane continues before it is done.
         """
         ref = ref_of(event)
         if event.kind not in BLOCKING or event.name in POSTS or event.lane == DEVICE:
@@ -106,11 +125,11 @@ class Timeline:
         return all(ref in self.around(ref_of(other)) for other in later)
 
     def is_made_of_messages(self, event: Event) -> bool:
-        """Whether it is a collective of ours: of the backend's nobody sees what is inside."""
+        """Whether it is a collective of ours: the messages inside the backend's are not recorded."""
         return event.kind == COLLECTIVE and any(inner.kind != VALUES for inner in self.inside.get(ref_of(event), []))
 
     def source(self, event: Event) -> Source | None:
-        """Its line."""
+        """The line of the program of an event."""
         return None if event.source is None else self.recording.sources[event.source]
 
 
@@ -121,15 +140,15 @@ class Lookup:
         self.events = sorted(events, key=lambda event: (event.start, event.number))
         self.starts = [event.start for event in self.events]
         self.ends = [*accumulate((event.end for event in self.events), max)]
-        """When all events up to this one were over."""
+        """The times at which all events up to each one were over."""
 
     def during(self, start: float, end: float) -> Sequence[Event]:
-        """Those of which some part lies between `start` and `end`."""
+        """The events that overlap the time from `start` to `end`."""
         near = self.events[bisect_right(self.ends, start) : bisect_left(self.starts, end)]
         return [event for event in near if event.end > start]
 
     def after(self, time: float) -> Event | None:
-        """The first that began then or later."""
+        """The first event that began then or later."""
         place = bisect_left(self.starts, time)
         return self.events[place] if place < len(self.events) else None
 
@@ -139,7 +158,7 @@ def ref_of(event: Event) -> Ref:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, as intervals that neither overlap nor touch, in order."""
+    """The same time as intervals that neither overlap nor touch, in order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -150,18 +169,18 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """Seconds in all."""
+    """The sum of their lengths."""
     return sum(end - start for start, end in intervals)
 
 
 def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
-    """What of them lies between `start` and `end`."""
+    """Their parts between `start` and `end`."""
     clipped = ((max(first, start), min(last, end)) for first, last in intervals)
     return [(first, last) for first, last in clipped if first < last]
 
 
 def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """What of them lies in none of the others."""
+    """Their parts that lie in none of the others."""
     taken, left, place = union(others), list[Interval](), 0
     for start, end in union(intervals):
         while place < len(taken) and taken[place][1] <= start:
@@ -179,14 +198,14 @@ Where = TypeVar("Where")
 def in_order(lanes: Mapping[Where, Iterable[Edge]], needs: Callable[[Edge], Iterable[Edge]]) -> dict[Edge, Where]:
     """All edges with their lanes, each after those before it on its lane and after all that it needs.
 
-    One that needs what never comes is left out, with all behind it on its lane. Takes time linear in the number of
-    edges and of their needs.
+    An edge that needs one that never comes is left out, with all behind it on its lane. Takes time linear in the number
+    of edges and of their needs.
     """
     order: dict[Edge, Where] = {}
     held_up: dict[Edge, list[Iterator[Edge]]] = defaultdict(list)
 
     def go_along(lane: Where) -> Iterator[Edge]:
-        """Yields whatever has to come before it can go on."""
+        """Yields the edges that have to come before it can continue."""
         for edge in lanes[lane]:
             yield from (need for need in needs(edge) if need not in order)
             order[edge] = lane
@@ -198,3 +217,148 @@ def in_order(lanes: Mapping[Where, Iterable[Edge]], needs: Callable[[Edge], Iter
         if (missing := next(walk, None)) is not None:
             held_up[missing].append(walk)
     return order
+
+
+class Key(NamedTuple):
+    """The fields that a send and its receive have in common."""
+
+    group: tuple[int, ...]
+    sender: int
+    receiver: int
+    tag: int
+    message: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """A send and its receive."""
+
+    send: Event
+    receive: Event
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of a recording."""
+
+    matched: tuple[Message, ...]
+    """In the order in which they were sent."""
+    unmatched: tuple[Event, ...]
+    """Sends without a receive and receives without a send, in the order in which they began."""
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective operation: the calls of all recorded ranks."""
+
+    name: str
+    group: tuple[int, ...]
+    place: int
+    """Its index among those of this name in this group."""
+    by_rank: dict[int, Event]
+    """The call of each rank; one that never called it is missing."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the group called it."""
+        return set(self.by_rank) == set(self.group)
+
+
+def match_messages(recording: Recording) -> Messages:
+    """Pair every send with its receive."""
+    sends: dict[Key, Event] = {}
+    receives: dict[Key, Event] = {}
+    unmatched: list[Event] = []
+    for event in recording.events(SEND, RECEIVE):
+        key = key_of(event)
+        ends = sends if event.kind == SEND else receives
+        if key is None or key in ends:
+            unmatched.append(event)
+        else:
+            ends[key] = event
+    matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
+    unmatched += [send for key, send in sends.items() if key not in receives]
+    unmatched += [receive for key, receive in receives.items() if key not in sends]
+    return Messages(
+        tuple(sorted(matched, key=lambda message: moment(message.send))), tuple(sorted(unmatched, key=moment))
+    )
+
+
+def key_of(event: Event) -> Key | None:
+    """The key of one end of a message; None for a receive from anyone that never ended."""
+    if event.peer is None or event.message is None:
+        return None
+    sender, receiver = (event.rank, event.peer) if event.kind == SEND else (event.peer, event.rank)
+    return Key(event.group, sender, receiver, event.tag, event.message)
+
+
+def match_collectives(recording: Recording) -> list[CollectiveCall]:
+    """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks must call the same in
+    the same order. In the order in which they began. (The device's part of one is not a call.)"""
+    counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
+    calls: dict[tuple[str, tuple[int, ...], int], dict[int, Event]] = defaultdict(dict)
+    for event in recording.events(COLLECTIVE):
+        if event.lane != DEVICE:
+            of_rank = (event.rank, event.name, event.group)
+            calls[event.name, event.group, counts[of_rank]][event.rank] = event
+            counts[of_rank] += 1
+    whole = [CollectiveCall(*key, by_rank) for key, by_rank in calls.items()]
+    return sorted(whole, key=lambda call: min(map(moment, call.by_rank.values())))
+
+
+def moment(event: Event) -> tuple[float, int, int]:
+    """A sort key: the start of an event, with ties in a fixed order."""
+    return event.start, event.rank, event.number
+
+
+def to_logical_time(recording: Recording) -> Recording:
+    """The recording with units in place of seconds. Events that wait for what never came are left out."""
+    times = logical_times(recording)
+
+    def retime(events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if (start := times.get((ref_of(event), False))) is not None:
+                yield replace(event, start=start, end=times.get((ref_of(event), True), inf))
+
+    return replace(recording, ranks=tuple(replace(rank, events=tuple(retime(rank.events))) for rank in recording.ranks))
+
+
+def logical_times(recording: Recording) -> dict[Edge, float]:
+    """The start and end of every event, in units. Those that wait for what never came have none."""
+    comes_after = causes(recording)
+    edges = {rank.rank: edges_of(rank) for rank in recording.ranks}
+    now = dict.fromkeys(edges, 0.0)
+    times: dict[Edge, float] = {}
+    for edge, rank in in_order(edges, lambda edge: comes_after.get(edge, ())).items():
+        if edge in comes_after:
+            now[rank] = max(now[rank], 1 + max(times[cause] for cause in comes_after[edge]))
+        times[edge] = now[rank]
+    return times
+
+
+def causes(recording: Recording) -> dict[Edge, list[Edge]]:
+    """The edges that must come at least a unit before an edge, besides those before it on its own rank."""
+    found: dict[Edge, list[Edge]] = defaultdict(list)
+    for event in recording.events(COMPUTE, MOVE):
+        found[ref_of(event), True].append((ref_of(event), False))
+    for message in match_messages(recording).matched:
+        found[ref_of(message.receive), True].append((ref_of(message.send), False))
+    with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
+    for call in match_collectives(recording):
+        refs = [ref_of(event) for event in call.by_rank.values()]
+        if with_messages.isdisjoint(refs):
+            for ref in refs:
+                found[ref, True] += [(each, False) for each in refs]
+    return found
+
+
+def edges_of(rank: RankRecording) -> list[Edge]:
+    """A rank's edges in the order of time. At the same time, starts come before ends, and ends from the inside out,
+    with waits last."""
+    timed = [(event.start, 0, event.number, (ref_of(event), False)) for event in rank.events]
+    timed += [
+        (event.end, 2 if event.kind == WAIT else 1, -event.number, (ref_of(event), True))
+        for event in rank.events
+        if isfinite(event.end)
+    ]
+    return [edge for *_, edge in sorted(timed)]

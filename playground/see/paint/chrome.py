@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Any
 
-from playground.see.analyse.messages import match_messages
+from playground.see.analyse.timeline import match_messages
 from playground.see.record.recording import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
 
 SENT = 1e-6

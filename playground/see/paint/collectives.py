@@ -12,8 +12,7 @@ from math import cos, hypot, pi, sin
 from typing import Any
 
 from playground.measurement.units import format_bytes
-from playground.see.analyse.messages import Message, to_logical_time
-from playground.see.analyse.timeline import ref_of
+from playground.see.analyse.timeline import Message, ref_of, to_logical_time
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.scene import (
     ALPHA,

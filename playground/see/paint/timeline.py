@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from playground.measurement.units import format_bytes
-from playground.see.analyse.messages import Message, match_messages
-from playground.see.analyse.timeline import Lane, Ref, ref_of
+from playground.see.analyse.timeline import Lane, Message, Ref, match_messages, ref_of
 from playground.see.paint.scene import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, add_key, shorten
 from playground.see.record import recording as record
 from playground.see.record.recording import BACKGROUND, DEVICE, MAIN, Event, Recording

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.runtime.backends import BACKENDS
-from playground.see.analyse.messages import match_messages
+from playground.see.analyse.timeline import match_messages
 from playground.see.analyse.transfers import volumes
 from playground.see.record.distributed import DistributedHooks
 from playground.see.record.hooks import Groups
