@@ -35,9 +35,7 @@ from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse.transfers import volumes
-from playground.see.record.merge import read_recording
-from playground.see.record.rank import compare_clocks
-from playground.see.record.recording import (
+from playground.see.record import (
     BACKGROUND,
     BUCKET,
     COLLECTIVE,
@@ -48,6 +46,8 @@ from playground.see.record.recording import (
     Event,
     RankRecording,
 )
+from playground.see.record.merge import read_recording
+from playground.see.record.rank import compare_clocks
 from playground.see.record.run import Recorded
 from playground.survival.buffers import Buffers, restore
 from playground.survival.compare import compare

@@ -20,8 +20,8 @@ from playground.see.atlas import ALL, RUNS, all_files, chapter_files, paint_figu
 from playground.see.files import PAGE, PAINTED, amount, paint, paint_steps, write_page
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending
 from playground.see.paint.words import plural, recording_texts
+from playground.see.record import Recording
 from playground.see.record.merge import read_recording
-from playground.see.record.recording import Recording
 from playground.see.record.run import RECORD
 
 

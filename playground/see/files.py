@@ -24,9 +24,9 @@ from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_sc
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
+from playground.see.record import Recording
 from playground.see.record.layout import FILES, RUN, TABLES
 from playground.see.record.merge import merge
-from playground.see.record.recording import Recording
 from playground.see.record.run import RECORD, Recorded, collect, describe_run, pack
 
 PAGE, TRACE = ".html", ".json"

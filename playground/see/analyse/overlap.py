@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import isfinite
 
 from playground.see.analyse.timeline import Interval, Lookup, Timeline, clip, ref_of, subtract, total, union
-from playground.see.record.recording import (
+from playground.see.record import (
     BUCKET,
     COLLECTIVE,
     COMPUTE,

@@ -17,7 +17,7 @@ from itertools import accumulate, takewhile
 from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
-from playground.see.record.recording import (
+from playground.see.record import (
     COLLECTIVE,
     COMPUTE,
     DEVICE,

@@ -1,5 +1,5 @@
-"""Transfers: messages and bytes of our algorithms beside their closed forms; latency and bandwidth of the links; and the
-transfers that every wait depends on, from which a run is replayed.
+"""Transfers: messages and bytes of our algorithms beside their closed forms; latency and bandwidth of the links; and
+those that every wait depends on, from which a run is replayed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from playground.algorithms.pipelined_ring import IN_FLIGHT
 from playground.algorithms.ring import ring_cost
 from playground.see.analyse.timeline import BLOCKING, CollectiveCall, Edge, Ref, Timeline, match_collectives, ref_of
 from playground.see.analyse.waits import Wait, Waits
-from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, Event, Recording
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, Event, Recording
 
 FEW = IN_FLIGHT
 """Elements per rank below which some pieces of a chunk may be empty."""

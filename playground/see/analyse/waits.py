@@ -26,7 +26,7 @@ from playground.see.analyse.timeline import (
     total,
     union,
 )
-from playground.see.record.recording import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
+from playground.see.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
 LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
 TRANSFER = "transfer"

@@ -22,7 +22,7 @@ from playground.algorithms.cost_model import Machine, Task
 from playground.see.analyse.timeline import Edge, Lane, Ref, Timeline, in_order, ref_of
 from playground.see.analyse.transfers import MESSAGES, Dependency, Link, Transfers, Volume, algorithm_of, volumes
 from playground.see.analyse.waits import Waits
-from playground.see.record.recording import COMPUTE, MAIN, Event, Recording
+from playground.see.record import COMPUTE, MAIN, Event, Recording
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from playground.see.analyse.timeline import match_messages
-from playground.see.record.recording import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
+from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
 
 SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""

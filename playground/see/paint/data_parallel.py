@@ -24,7 +24,7 @@ from playground.see.paint.scene import (
     panels_drawing,
 )
 from playground.see.paint.timeline import title_of, when
-from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
+from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 
 HOST = "cpu"
 """The device of the batches."""

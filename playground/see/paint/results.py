@@ -8,7 +8,7 @@ from typing import Any
 
 from playground.runtime.rank import Event as Report
 from playground.see.analyse.timeline import Message, match_messages
-from playground.see.record.recording import Recording
+from playground.see.record import Recording
 
 Held = tuple[float, ...]
 """The numbers that a rank has, or none."""

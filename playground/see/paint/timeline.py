@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
+import playground.see.record as record
 from playground.measurement.units import format_bytes
 from playground.see.analyse.timeline import Lane, Message, Ref, match_messages, ref_of
 from playground.see.paint.scene import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, add_key, shorten
-from playground.see.record import recording as record
-from playground.see.record.recording import BACKGROUND, DEVICE, MAIN, Event, Recording
+from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
 """Width of the ranks' names, in pixels."""

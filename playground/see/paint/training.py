@@ -35,7 +35,7 @@ from playground.see.paint.scene import (
     shorten,
 )
 from playground.see.paint.timeline import LABELS, ROW, lay_out
-from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE
 from playground.training.settings import TrainingSettings
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}

@@ -14,7 +14,7 @@ from playground.see.analyse.timeline import Lane, Timeline, match_messages
 from playground.see.analyse.transfers import Link, Volume, volumes
 from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
 from playground.see.analyse.what_if import Scaling, WhatIfs, more_ranks, what_if
-from playground.see.record.recording import MAIN, SEND, Event, Recording
+from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
 

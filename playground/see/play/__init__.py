@@ -27,7 +27,7 @@ from playground.see.analyse.timeline import Ref, Timeline, logical_times, match_
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
 from playground.see.paint.scene import INK, PAPER, STYLES, Drawing
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
-from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
 
 MAX_EVENTS = 250_000
 """Events on a page, which then has about 3 MB, and is read in less than a second."""

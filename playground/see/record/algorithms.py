@@ -18,10 +18,10 @@ from playground.algorithms.messages import Messages
 from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
+from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.see.record.hooks import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 
 EXCHANGE = Messages.exchange.__code__
 

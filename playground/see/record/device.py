@@ -15,9 +15,9 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT
 from playground.see.record.layout import LANE_CODES, NONE, RECORD, Record, place_of
 from playground.see.record.recorder import CAPACITY, Recorder
-from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT
 
 ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
 """What has an event on the device, too, whose parent is the rank's. (A collective of our own has one; its messages have

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from playground.remote.agent import Agent
+from playground.see.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 from playground.see.record.hooks import (
     Groups,
     IssuedWorks,
@@ -33,7 +34,6 @@ from playground.see.record.hooks import (
 )
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

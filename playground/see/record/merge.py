@@ -1,8 +1,7 @@
-"""The recordings of all ranks, read back and put onto rank 0's clock. Does not import torch.
+"""Merges the recordings of all ranks, with their times converted to rank 0's clock. Does not import torch.
 
-On one host all processes read the same clock. On another it shows something else, and runs a little faster or slower:
-so the ranks compare their clocks when the recording begins and when it ends, and in between the difference is taken to
-change evenly.
+On one host all processes read the same clock. The clocks of other hosts differ from it, in speed, too: so the ranks
+compare their clocks when the recording begins and when it ends, and in between the difference is interpolated.
 """
 
 from __future__ import annotations
@@ -10,24 +9,31 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
-from playground.see.record import tables
+from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, Source
 from playground.see.record.layout import (
+    CLOCK,
+    ENDED,
     EVENTS,
+    GROUP,
     HEADER,
     LANES,
     MAGIC,
     MAX_RANKS,
+    NAME,
     NONE,
     RANK_FILE,
     RECORD,
     RUN,
+    SHAPE,
+    SOURCE,
     SPAN,
+    START,
     TABLES,
     VALUES,
     Members,
@@ -36,10 +42,9 @@ from playground.see.record.layout import (
     file_name,
     read_members,
 )
-from playground.see.record.recording import KINDS, SCHEMA, Event, RankRecording, Recording, Source
 
 DRIFT = 1e-4
-"""By how much two clocks may differ in speed, where that has not been measured: quartz stays below it."""
+"""Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +52,23 @@ class ClockSample:
     """One comparison with rank 0's clock, in nanoseconds."""
 
     at: int
-    """When, on this rank's clock."""
+    """Time of the comparison on this rank's clock."""
     offset: int
-    """What rank 0's clock shows more than this one."""
+    """Difference of rank 0's clock to this one."""
     bound: int
-    """By how much `offset` may be off: half of the shortest round trip."""
+    """Maximum error of `offset`: half of the shortest round trip."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A rank's clock, and what is known of it."""
+    """A rank's clock."""
 
     samples: tuple[ClockSample, ...] = ()
     is_shared: bool = True
-    """Whether it is the very clock that rank 0 reads. Then there is nothing to correct, whatever a comparison says."""
+    """Whether it is the clock of rank 0's host: then nothing is corrected."""
 
     def to_rank_0(self, time: int) -> float:
-        """A time on this clock, in nanoseconds on rank 0's."""
+        """Convert a time of this clock to rank 0's, in nanoseconds."""
         if self.is_shared or not self.samples:
             return time
         first, last = self.samples[0], self.samples[-1]
@@ -71,7 +76,7 @@ class Clock:
         return time + first.offset + slope * (time - first.at)
 
     def bound(self, end: int) -> float:
-        """Nanoseconds by which a time may be off, of a recording that lasts until `end` on this clock."""
+        """Maximum error of times, in nanoseconds, in a recording until `end` on this clock."""
         bound = max((sample.bound for sample in self.samples), default=0)
         if self.is_shared or len(self.samples) > 1:
             return bound
@@ -80,18 +85,18 @@ class Clock:
 
 INFINITE = float("inf")
 SECOND = 1e9
-"""In nanoseconds."""
+"""Nanoseconds."""
 YEAR_10000 = 253_402_300_800
-"""In seconds since 1970."""
+"""Seconds since 1970."""
 MAX_BYTES = 2**50
-"""Of a tensor."""
+"""Maximum size of a tensor."""
 MAX_DEPTH = 100
-"""Events that lie in each other."""
+"""Maximum number of events nested in each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RankAbout:
-    """What a rank says of itself when its recording begins."""
+    """A rank's description of itself when its recording begins."""
 
     time: float
     """Seconds since 1970."""
@@ -100,17 +105,17 @@ class RankAbout:
     host: str
     """The host's name."""
     host_id: str
-    """What tells it from others, whatever they are called."""
+    """Identifies the host, whatever its name."""
     device: str
     cores: int
 
 
 @dataclass
 class RankTables:
-    """What a rank said of itself, and what its records refer to."""
+    """A rank's description of itself, and the things that its records refer to."""
 
     about: RankAbout | None = None
-    """None if it never began."""
+    """None if its recording never began."""
     names: list[str] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     groups: list[tuple[int, ...]] = field(default_factory=list)
@@ -118,62 +123,54 @@ class RankTables:
     """Each with the path of its file."""
     samples: list[ClockSample] = field(default_factory=list)
     ended: int | None = None
-    """When it told that it ends, on its own clock."""
+    """The end of its recording on its own clock, if it was marked."""
 
 
 def read_tables(content: bytes) -> RankTables:
-    """As much of them as is whole. Raises `ValueError`, `KeyError` or `TypeError` for what no rank writes."""
+    """Read the complete lines. Raises `ValueError`, `KeyError` or `TypeError` for what no rank writes."""
     read = RankTables()
     for line in content.split(b"\n")[:-1]:
         about, value, *more = expect_list(parse_json(line))
-        if about == tables.NAME:
+        if about == NAME:
             read.names.append(expect_text(value))
-        elif about == tables.SHAPE:
+        elif about == SHAPE:
             read.shapes.append(tuple(expect_int(each, 0) for each in expect_list(value)))
-        elif about == tables.GROUP:
+        elif about == GROUP:
             read.groups.append(tuple(expect_int(each, 0, MAX_RANKS - 1) for each in expect_list(value)))
-        elif about == tables.SOURCE:
+        elif about == SOURCE:
             file, number, function, path = expect_list(value)
             source = Source(expect_text(file), expect_int(number, 0), expect_text(function))
             read.sources.append((source, str(path)))
-        elif about == tables.CLOCK:
+        elif about == CLOCK:
             read.samples.append(ClockSample(*map(expect_int, (value, *more))))
-        elif about == tables.START:
-            read.about = read_about(expect_dict(value))
-        elif about == tables.END:
+        elif about == START:
+            told = expect_dict(value)
+            time, clock = expect_float(told["time"], 0, YEAR_10000 - 1), expect_int(told["clock"])
+            host, host_id, device = (expect_text(told[name]) for name in ("host", "host_id", "device"))
+            read.about = RankAbout(time, clock, host, host_id, device, expect_int(told["cores"], 1))
+        elif about == ENDED:
             read.ended = expect_int(value)
     return read
 
 
-def read_about(value: Mapping[str, object]) -> RankAbout:
-    return RankAbout(
-        time=expect_float(value["time"], 0, YEAR_10000 - 1),
-        clock=expect_int(value["clock"]),
-        host=expect_text(value["host"]),
-        host_id=expect_text(value["host_id"]),
-        device=expect_text(value["device"]),
-        cores=expect_int(value["cores"], 1),
-    )
-
-
 @dataclass(frozen=True)
 class EventReader:
-    """Makes events of a rank's records."""
+    """Reads a rank's events."""
 
     rank: int
     tables: RankTables
     sources: Sequence[int]
-    """The numbers that its sources have in the whole recording."""
+    """Indices of its sources in the whole recording."""
     clock: Clock
     began: float
-    """When the recording began, in nanoseconds on rank 0's clock."""
+    """Start of the recording in nanoseconds on rank 0's clock."""
 
     def seconds(self, time: int) -> float:
-        """Since the recording began, at a time on the rank's own clock."""
+        """Seconds from the start of the recording to a time on the rank's own clock."""
         return (self.clock.to_rank_0(time) - self.began) / SECOND
 
     def read(self, content: bytes, values: bytes) -> tuple[list[Event], int]:
-        """The events that are whole, in the order in which they began, and the number of those that were dropped.
+        """The complete events, in the order of their starts, and the number of dropped ones.
 
         Raises `UsageError`, `ValueError`, `IndexError` or `struct.error` for what no rank writes.
         """
@@ -186,7 +183,7 @@ class EventReader:
         return list(self.events(content[HEADER.size : end], values)), expect_int(dropped, 0)
 
     def last_start(self, content: bytes) -> int:
-        """When the last event began, on the rank's own clock; 0 if there is none."""
+        """The start of the last event on the rank's own clock; 0 if there is none."""
         whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
         return max((Record._make(fields).start for fields in RECORD.iter_unpack(whole)), default=0)
 
@@ -200,27 +197,30 @@ class EventReader:
         for place, record in found:
             awaits[record.wait].append(numbers[place])
         for number, (place, record) in enumerate(found):
-            yield self.to_event(number, numbers, record, tuple(awaits.get(place, ())), values)
-
-    def to_event(
-        self, number: int, numbers: Mapping[int, int], record: Record, awaits: tuple[int, ...], values: bytes
-    ) -> Event:
-        """A record as an event. `numbers` are those of events by their places in the file, to which records refer."""
-        return Event(
-            number=number, rank=self.rank, kind=KINDS[record.kind - 1], name=self.tables.names[record.name],
-            start=self.seconds(record.start),
-            end=self.seconds(max(record.start, record.end)) if record.end else INFINITE,
-            lane=LANES[record.lane], parent=numbers.get(record.parent), peer=optional(record.peer),
-            nbytes=record.nbytes, shape=self.tables.shapes[record.shape], group=self.tables.groups[record.group],
-            message=optional(record.message), tag=record.tag, offset=optional(record.offset), awaits=awaits,
-            source=None if record.source == NONE else self.sources[record.source],
-            values=read_values(record.values, values),
-        )  # fmt: skip
+            yield Event(
+                number=number,
+                rank=self.rank,
+                kind=KINDS[record.kind - 1],
+                name=self.tables.names[record.name],
+                start=self.seconds(record.start),
+                end=self.seconds(max(record.start, record.end)) if record.end else INFINITE,
+                lane=LANES[record.lane],
+                parent=numbers.get(record.parent),
+                peer=optional(record.peer),
+                nbytes=record.nbytes,
+                shape=self.tables.shapes[record.shape],
+                group=self.tables.groups[record.group],
+                message=optional(record.message),
+                tag=record.tag,
+                offset=optional(record.offset),
+                awaits=tuple(awaits.get(place, ())),
+                source=None if record.source == NONE else self.sources[record.source],
+                values=read_values(record.values, values),
+            )
 
 
 def check_records(records: Sequence[tuple[int, Record]]) -> None:
-    """Raise `ValueError` unless each, given with its place, lies in one before it, and its numbers are such as can
-    be."""
+    """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
     depths: dict[int, int] = {}
     for place, record in records:
         depth = 0
@@ -237,7 +237,7 @@ def check_records(records: Sequence[tuple[int, Record]]) -> None:
 
 
 def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
-    """What an event's tensor held; None if that was not recorded, or is missing."""
+    """The values of an event; None if they were not recorded, or are missing."""
     if span == NONE:
         return None
     first, count = divmod(span, SPAN)
@@ -250,14 +250,14 @@ def optional(number: int) -> int | None:
 
 
 TEXT = "text/"
-"""What the names of the members begin with that are files of the program."""
+"""Prefix of the names of members that are files of the program."""
 
 
 def read_recording(path: str | Path) -> Recording:
-    """The recording in a file, or in a folder that ranks have written to and nobody has packed.
+    """Read a recording from a file, or from a folder that ranks have written to.
 
-    Of one that was cut off, and of ranks that were killed, it is what is whole. Raises `UsageError` if it is no
-    recording, is damaged or was written by another version, or if clocks of its ranks that differ were never compared;
+    Of one that was cut off, and of ranks that were killed, the complete events are read. Raises `UsageError` if it is
+    not a recording, is damaged or has another version, or if its ranks have different clocks that were never compared;
     `OSError` if it cannot be read.
     """
     return merge(read_members(Path(path)), path)
@@ -265,7 +265,7 @@ def read_recording(path: str | Path) -> Recording:
 
 @contextlib.contextmanager
 def refused_if_damaged(name: str | Path) -> Iterator[None]:
-    """Raise `UsageError` for whatever reading a damaged recording, of this name, raises in this block."""
+    """Raise `UsageError` for errors in this block that a damaged recording of this name causes."""
     try:
         yield
     except (ValueError, LookupError, TypeError, struct.error) as error:
@@ -273,34 +273,31 @@ def refused_if_damaged(name: str | Path) -> Iterator[None]:
 
 
 def merge(members: Members, name: str | Path = "this") -> Recording:
-    """What a container or a folder of this name holds, on one clock. Raises `UsageError` as `read_recording`."""
-    with refused_if_damaged(name):
-        return merge_files(members)
-
-
-def merge_files(members: Members) -> Recording:
-    """The same. Raises `ValueError`, `LookupError`, `TypeError` or `struct.error`, too, for what is damaged."""
+    """The recording in a file or folder of this name. Raises `UsageError` as `read_recording`."""
     files = members.files
-    run = expect_dict(parse_json(files.get(RUN, b"{}")))
-    check_version("this", expect_int(run.get("schema", SCHEMA)))
-    present = [int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name and name[2] == TABLES]
-    size = expect_int(run.get("size", max(present, default=-1) + 1), 0, MAX_RANKS)
-    ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
-    require_compared(ranks)
-    sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
-    return Recording(
-        command=tuple(map(expect_text, expect_list(run.get("command", [])))),
-        backend=expect_text(run.get("backend", "")),
-        versions={expect_text(name): expect_text(each) for name, each in expect_dict(run.get("versions", {})).items()},
-        began=next(rank.about.time for rank in ranks if rank.about),
-        ranks=merge_ranks(ranks, sources, members),
-        sources=tuple(sources),
-        texts=texts_in(files),
-    )
+    with refused_if_damaged(name):
+        run = expect_dict(parse_json(files.get(RUN, b"{}")))
+        check_version("this", expect_int(run.get("schema", SCHEMA)))
+        present = [int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name and name[2] == TABLES]
+        size = expect_int(run.get("size", max(present, default=-1) + 1), 0, MAX_RANKS)
+        ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
+        require_compared(ranks)
+        sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
+        versions = expect_dict(run.get("versions", {}))
+        texts = {each.removeprefix(TEXT): text for each, text in files.items() if each.startswith(TEXT)}
+        return Recording(
+            command=tuple(map(expect_text, expect_list(run.get("command", [])))),
+            backend=expect_text(run.get("backend", "")),
+            versions={expect_text(each): expect_text(version) for each, version in versions.items()},
+            began=next(rank.about.time for rank in ranks if rank.about),
+            ranks=merge_ranks(ranks, sources, members),
+            sources=tuple(sources),
+            texts={each: text.decode(errors="replace") for each, text in texts.items()},
+        )
 
 
 def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:
-    """The ranks' parts, their times counted from the moment at which the first of them began."""
+    """The ranks' recordings, with times from the moment at which the first of them began."""
     host = ranks[0].about.host_id if ranks[0].about else None
     clocks = [Clock(tuple(rank.samples), bool(rank.about and rank.about.host_id == host)) for rank in ranks]
     began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
@@ -313,28 +310,26 @@ def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members:
 
 
 def read_rank(reader: EventReader, members: Members) -> RankRecording:
-    """One rank's part."""
+    """One rank's recording."""
     rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
     if about is None:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
     records, values = (members.files.get(file_name(rank, kind), b"") for kind in (EVENTS, VALUES))
     events, dropped = reader.read(records, values)
     return RankRecording(
-        rank=rank, host=about.host, device=about.device, events=tuple(events), dropped=dropped,
+        rank=rank,
+        host=about.host,
+        device=about.device,
+        events=tuple(events),
+        dropped=dropped,
         is_cut_off=members.is_cut_off or ended is None,
-        clock_bound=reader.clock.bound(ended or reader.last_start(records)) / SECOND, cores=about.cores,
-    )  # fmt: skip
-
-
-def texts_in(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The files of the program, by the names that sources have."""
-    found = {name.removeprefix(TEXT): text for name, text in files.items() if name.startswith(TEXT)}
-    return {name: text.decode(errors="replace") for name, text in found.items()}
+        clock_bound=reader.clock.bound(ended or reader.last_start(records)) / SECOND,
+        cores=about.cores,
+    )
 
 
 def require_compared(ranks: Sequence[RankTables]) -> None:
-    """Raise `UsageError` if no rank has begun, or if one on another host than rank 0's has not compared its clock with
-    rank 0's."""
+    """Raise `UsageError` if no rank has begun, or if a rank on another host never compared its clock with rank 0's."""
     if not any(rank.about for rank in ranks):
         raise UsageError("the recording ends before its first rank begins: record the run anew")
     first = ranks[0].about

@@ -22,15 +22,14 @@ from playground.runtime import device, steps
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.host import cores, host_id
 from playground.runtime.remote import Remote
+from playground.see.record import PHASE
 from playground.see.record.algorithms import recorded_algorithms
 from playground.see.record.device import DeviceRecorder, Gpu
 from playground.see.record.distributed import recorded_agents, recorded_distributed
 from playground.see.record.hooks import Groups, replaced
-from playground.see.record.layout import FILES, RUN, file_name, trim
+from playground.see.record.layout import CLOCK, FILES, RUN, file_name, trim
 from playground.see.record.merge import ClockSample
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import PHASE
-from playground.see.record.tables import CLOCK
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
 
 ROUNDS = 100

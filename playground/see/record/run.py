@@ -15,9 +15,9 @@ from playground.runtime.launch import launch
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.runtime.work import call
+from playground.see.record import SCHEMA, Recording
 from playground.see.record.layout import TABLES, Members, read_folder, write_file
 from playground.see.record.merge import TEXT, merge, read_tables, refused_if_damaged
-from playground.see.record.recording import SCHEMA, Recording
 
 RECORD = remote("playground.see.record.rank:recorded")
 

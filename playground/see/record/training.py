@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.see.record.algorithms import RecordedCollectiveWork
 from playground.see.record.hooks import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.training import device_work, gradients
 from playground.training.overlap import Bucket, OverlappedAverage
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from recordings import Call, Receive, Send, Wait, play, recording_of, ring
 
 from playground.see.analyse.timeline import match_collectives, match_messages
-from playground.see.record.recording import RECEIVE, SEND, Recording
+from playground.see.record import RECEIVE, SEND, Recording
 
 
 @few

@@ -14,7 +14,7 @@ from playground.see.analyse.timeline import match_messages
 from playground.see.analyse.transfers import volumes
 from playground.see.analyse.waits import Blamer, Waits
 from playground.see.analyse.what_if import Replay
-from playground.see.record.recording import COLLECTIVE, Recording
+from playground.see.record import COLLECTIVE, Recording
 from playground.see.record.run import record_run
 
 DELAY, STRAGGLER, SIZE = 0.2, 2, 3

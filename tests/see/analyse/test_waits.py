@@ -35,7 +35,7 @@ from playground.see.analyse.waits import (
     Waits,
     seconds_by_cause,
 )
-from playground.see.record.recording import BACKGROUND, COLLECTIVE, WAIT, Event, Recording
+from playground.see.record import BACKGROUND, COLLECTIVE, WAIT, Event, Recording
 
 DELAY = 0.02
 

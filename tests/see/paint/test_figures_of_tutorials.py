@@ -18,7 +18,7 @@ from playground.see.paint.ranks import SIX
 from playground.see.paint.results import Evidence
 from playground.see.paint.scene import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.training import steps_of_attempts
-from playground.see.record.recording import COMPUTE, MOVE
+from playground.see.record import COMPUTE, MOVE
 
 QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")
 """Runs of a few milliseconds."""

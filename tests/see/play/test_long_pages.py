@@ -13,7 +13,7 @@ from recordings import ring
 from playground.see import play as player
 from playground.see.files import write_page
 from playground.see.play import to_columns
-from playground.see.record.recording import RankRecording, Recording
+from playground.see.record import RankRecording, Recording
 
 SCRUB = """
 const position = document.getElementById('position'), frames = 60, begun = performance.now();

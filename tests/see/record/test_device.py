@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.see.record.device import PATIENCE, DeviceRecorder
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import (
+from playground.see.record import (
     BACKGROUND,
     BUCKET,
     COLLECTIVE,
@@ -23,6 +21,8 @@ from playground.see.record.recording import (
     PHASE,
     Event,
 )
+from playground.see.record.device import PATIENCE, DeviceRecorder
+from playground.see.record.merge import read_recording
 
 ABOUT = {"host": "here", "host_id": "here 1", "device": "cuda:0", "cores": 1}
 MILLISECOND = 1_000_000
