@@ -19,7 +19,7 @@ from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
 from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
-from playground.see.record.hooks import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
+from playground.see.record.distributed import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
 

@@ -1,7 +1,7 @@
-"""In a rank with a GPU: when the GPU did what the rank issued to it, in a lane of its own.
+"""In a rank with a GPU: records when the GPU did the work that the rank issued, in a lane of its own.
 
-A rank only issues work to its GPU, and is soon ahead of it. Wherever something begins and ends for the rank, it
-therefore leaves a mark among the work issued; the GPU takes the time when it gets there.
+A rank only issues work to its GPU, and is soon ahead of it. At the start and end of its events it therefore records
+CUDA events, called marks here, and the GPU takes the time when it reaches them.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
 """
 
@@ -20,38 +20,38 @@ from playground.see.record.layout import LANE_CODES, NONE, RECORD, Record, place
 from playground.see.record.recorder import CAPACITY, Recorder
 
 ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
-"""What has an event on the device, too, whose parent is the rank's. (A collective of our own has one; its messages have
-none.)"""
+"""Kinds that have an event on the device, too, whose parent is the rank's. (A collective of our own has one; its
+messages have none.)"""
 PATIENCE = 1.0
-"""Seconds that the end of a recording waits for a GPU: what it has not done by then is left out, as it may wait there
-for a rank that is gone."""
+"""Seconds that the end of a recording waits for a GPU. Work not done by then is left out: it may wait for a rank that
+is gone."""
 NEAR = 1000.0
-"""Milliseconds in which marks are measured from the same one. CUDA's times are float32: those of a second have steps of
-0.06 µs, those of 1000 s of 60 µs."""
+"""Maximum distance, in milliseconds, to the mark from which others are measured. CUDA's times are float32: their
+resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
 
 
 class Mark(Protocol):
-    """A place among the work issued to a GPU, as `torch.cuda.Event`."""
+    """The methods of `torch.cuda.Event` that are used."""
 
     def query(self) -> bool:
-        """Whether the GPU has come by."""
+        """Whether the event has completed."""
         ...
 
     def elapsed_time(self, end: Self) -> float:
-        """Milliseconds until it came by `end`. It must have come by both."""
+        """Milliseconds until `end`. Both must have completed."""
         ...
 
 
 class Gpu:
-    """A rank's GPU, and what others its process drives."""
+    """A rank's GPU, and others that its process drives."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         """The rank's own."""
 
     def mark(self, device: torch.device) -> Any:
-        """Leave a mark behind all that this thread has issued so far to that device. (In a thread that torch calls back
-        in, or that a rank has started, another one may be the current device.)"""
+        """Record an event after all work that this thread has issued to that device. (In a thread that torch calls back
+        in, or that a rank has started, it may not be the current device.)"""
         mark = torch.cuda.Event(enable_timing=True)
         mark.record(torch.cuda.current_stream(device))
         return mark
@@ -59,23 +59,23 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A mark, and when the GPU came by, by the host's clock."""
+    """A mark, and the time of its completion on the host's clock."""
 
     mark: Mark
     nanoseconds: int
 
 
 class DeviceRecorder(Recorder):
-    """A recorder that also takes the GPU's times."""
+    """A recorder that also records the GPU's times."""
 
     def __init__(self, *args: Any, gpu: Gpu, capacity: int = CAPACITY, **kwargs: Any) -> None:
         super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
         self.gpu = gpu
         self.begun: dict[int, tuple[torch.device, Mark]] = {}
         self.ended: dict[int, Mark] = {}
-        """By the number of the event."""
+        """Marks by the number of the event."""
         self.anchors = {gpu.device: self.anchor(gpu.device)}
-        """The first of each device."""
+        """The first anchor of each device."""
 
     def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
         number = super().begin(kind, *args, **kwargs)
@@ -98,7 +98,8 @@ class DeviceRecorder(Recorder):
             self.mark_end(number)
 
     def mark_end(self, number: int) -> None:
-        """What comes last counts: a call that returned at once has ended anew when its work is done."""
+        """Mark the end of an event. The last mark counts: a call that returned at once ends again when its work is
+        done."""
         if number in self.begun:
             self.ended[number] = self.gpu.mark(self.begun[number][0])
 
@@ -115,12 +116,12 @@ class DeviceRecorder(Recorder):
             self.thread.device = None
 
     def stop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the GPU may be what failed: the rank has told of that
+        with contextlib.suppress(RuntimeError):  # the GPU may have failed, which the rank has reported
             self.write_device_lane()
         super().stop()
 
     def anchor(self, device: torch.device) -> Anchor | None:
-        """Where both clocks are now; None if the GPU does not get there."""
+        """The current time on both clocks; None if the GPU does not reach the mark."""
         mark, deadline = self.gpu.mark(device), time.monotonic() + PATIENCE
         while not mark.query():
             if time.monotonic() > deadline:
@@ -128,22 +129,25 @@ class DeviceRecorder(Recorder):
         return Anchor(mark, self.clock())
 
     def write_device_lane(self) -> None:
-        """For what the GPUs have done, copies of the rank's events with the GPU's times, into the room in reserve."""
+        """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
         copy = self.use_reserve()
         for device, first in self.anchors.items():
             if first is not None:
                 for number, start, end in self.times_on(device, first):
                     if not self.make_reserve_room(copy):
                         return
-                    self.copy_to_device(number, copy, start, end)
+                    record = Record(*RECORD.unpack_from(self.target, place_of(number)))
+                    lane = LANE_CODES[DEVICE]
+                    record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
+                    RECORD.pack_into(self.target, place_of(copy), *record)
                     copy += 1
 
     def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
-        """What this GPU has done: an event's number, and the nanoseconds at which it began and ended."""
+        """The numbers of the events whose work this GPU has done, and their starts and ends in nanoseconds."""
         last, near, passed = self.anchor(device), first.mark, 0.0
         found = []
         for number, (its_device, begun) in list(self.begun.items()):
-            ended = self.ended.get(number)  # left, it may be, in another stream
+            ended = self.ended.get(number)  # may be recorded on a different stream
             if its_device == device and ended is not None and begun.query() and ended.query():
                 since = near.elapsed_time(begun)
                 if since > NEAR:
@@ -155,9 +159,3 @@ class DeviceRecorder(Recorder):
         for number, start, milliseconds in found:
             began = first.nanoseconds + round(rate * start)
             yield number, began, began + round(rate * milliseconds)
-
-    def copy_to_device(self, number: int, copy: int, start: int, end: int) -> None:
-        """The event once more, as number `copy`, as the device's, at these nanoseconds."""
-        record = Record(*RECORD.unpack_from(self.target, place_of(number)))
-        record = record._replace(start=start, end=end, parent=number, lane=LANE_CODES[DEVICE], wait=NONE, values=NONE)
-        RECORD.pack_into(self.target, place_of(copy), *record)

@@ -1,7 +1,7 @@
-"""Inside a rank: record what it does while it runs a function.
+"""In a rank: records a function that it runs.
 
-Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive only orders what
-comes after it, and returns: a message has come when its value has been read.
+Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive returns at once, and
+only orders what comes after it: a message has arrived when its value has been read.
 """
 
 from __future__ import annotations
@@ -25,33 +25,30 @@ from playground.runtime.remote import Remote
 from playground.see.record import PHASE
 from playground.see.record.algorithms import recorded_algorithms
 from playground.see.record.device import DeviceRecorder, Gpu
-from playground.see.record.distributed import recorded_agents, recorded_distributed
-from playground.see.record.hooks import Groups, replaced
+from playground.see.record.distributed import Groups, recorded_agents, recorded_distributed, replaced
 from playground.see.record.layout import CLOCK, FILES, RUN, file_name, trim
 from playground.see.record.merge import ClockSample
 from playground.see.record.recorder import Recorder
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
 
 ROUNDS = 100
-"""Of which the one with the shortest round trip counts: nothing was in its way."""
+"""Number of round trips, of which the shortest counts: nothing delayed it."""
 TAG = 20171
 
 
 def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockSample | None:
     """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
 
-    Returns what came of it for this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
+    Returns the comparison of this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
     """
-    if rank:
-        return ask(clock, rounds)
-    for other in ranks:
-        answer(other, clock, rounds)
-    return None
-
-
-def ask(clock: Callable[[], int], rounds: int) -> ClockSample:
-    """Ask rank 0 for the time, again and again."""
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
+    if rank == 0:
+        for other in ranks:
+            for _ in range(rounds):
+                dist.recv(ping, other, tag=TAG)
+                ping.item()
+                dist.send(pong.fill_(clock()), other, tag=TAG)
+        return None
     samples = []
     for _ in range(rounds):
         asked = clock()
@@ -63,35 +60,28 @@ def ask(clock: Callable[[], int], rounds: int) -> ClockSample:
     return min(samples, key=lambda sample: sample.bound)
 
 
-def answer(rank: int, clock: Callable[[], int], rounds: int) -> None:
-    """Tell this rank the time, as often as it asks."""
-    ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
-    for _ in range(rounds):
-        dist.recv(ping, rank, tag=TAG)
-        ping.item()
-        dist.send(pong.fill_(clock()), rank, tag=TAG)
-
-
 FEW_ROUNDS = 10
-"""To compare clocks on one host: they are the same."""
+"""Number of round trips on one host, where clocks are the same."""
 _recorders: list[Recorder] = []
-"""That of this process, while it records."""
+"""The active recorder of this process, if any."""
 
 
 @contextlib.contextmanager
 def recorded(
     folder: Path, rank: int, size: int, run: str = "", clock: Callable[[], int] = time.perf_counter_ns
 ) -> Iterator[Recorder]:
-    """Record what this rank does in this block, into `folder`. All ranks must enter it, and leave it unless they fail.
+    """Record this rank in this block, into `folder`. All ranks must enter the block, and leave it unless they fail.
 
-    When they have left it, what was recorded on other hosts than rank 0's is in rank 0's folder too. `run` is what is
-    written into run.json there; `clock` gives nanoseconds.
+    Afterwards the files of other hosts are in rank 0's folder, too. `run` is the content of run.json there; `clock`
+    returns nanoseconds.
     """
     hosts = all_gather_object(host_id())
     about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
-    with contextlib.suppress(OSError):  # of which the recorder tells
+    with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
-    recorder = new_recorder(folder, rank, clock=clock, **about)
+    more: dict[str, Any] = {"clock": clock, **about}
+    is_gpu = device().type == "cuda"
+    recorder = DeviceRecorder(folder, rank, gpu=Gpu(device()), **more) if is_gpu else Recorder(folder, rank, **more)
     if run:
         with contextlib.suppress(OSError):  # then the launcher writes it
             (folder / RUN).write_text(run)
@@ -99,7 +89,7 @@ def recorded(
     strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
         compare(recorder, rank, strangers, ROUNDS)
-        if not strangers and device().type == "cpu":
+        if not strangers and not is_gpu:
             compare(recorder, rank, list(range(1, size)), FEW_ROUNDS)
         with installed(recorder):
             yield recorder
@@ -113,15 +103,8 @@ def recorded(
         bring_to_rank_0(folder, rank, strangers)
 
 
-def new_recorder(folder: Path, rank: int, **more: Any) -> Recorder:
-    """One that takes the times of this rank's device, too, if that has its own."""
-    if device().type == "cuda":
-        return DeviceRecorder(folder, rank, gpu=Gpu(device()), **more)
-    return Recorder(folder, rank, **more)
-
-
 def compare(recorder: Recorder, rank: int, ranks: list[int], rounds: int) -> None:
-    """Compare the clocks of these ranks with rank 0's, and write down what came of it."""
+    """Compare the clocks of these ranks with rank 0's, and record the result."""
     if ranks and (rank == 0 or rank in ranks):
         sample = compare_clocks(rank, ranks, recorder.clock, rounds)
         if sample:
@@ -146,7 +129,7 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
 
 @contextlib.contextmanager
 def recorded_steps(recorder: Recorder) -> Iterator[None]:
-    """In this block, each step of a lesson is a phase."""
+    """Record each step of a lesson in this block as a phase."""
 
     def wrap(real: Any) -> Any:
         def attempt(step: Remote, *args: Any) -> Any:
@@ -161,7 +144,7 @@ def recorded_steps(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """Have everything recorded that this rank does in this block."""
+    """Install all recorders in this block."""
     groups = Groups()
     with (
         recorded_distributed(recorder, groups),
@@ -175,7 +158,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
 
 def forget() -> None:
-    """A process that was forked from a rank, such as a worker of a DataLoader, is not the rank."""
+    """Stop recording in a process that was forked from a rank, such as a worker of a DataLoader."""
     while _recorders:
         _recorders.pop().let_go()
 

@@ -1,4 +1,4 @@
-"""Recordings of whole runs, from the side that starts the ranks. Does not import torch: the ranks do."""
+"""Recordings of whole runs, in the process that starts the ranks. Does not import torch: the ranks do."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RECORD = remote("playground.see.record.rank:recorded")
 
 @dataclass(frozen=True)
 class Recorded:
-    """Calls `fn`; what the rank does meanwhile is written into a folder in `folder`, whose name is the number of times
-    that the world has been started anew. Rank 0 writes `run` there, the content of run.json."""
+    """Calls `fn`, and records the rank meanwhile into a folder in `folder` whose name is the number of restarts of the
+    world. Rank 0 writes `run` there, the content of run.json."""
 
     fn: Callable[..., Any]
     folder: Path
@@ -37,13 +37,13 @@ class Recorded:
 
 
 MAX_TEXT = 2**18
-"""Bytes: a larger file is not taken for a program."""
+"""Size in bytes above which a file is not taken for a program."""
 
 
 def record_run(
     fn: Callable[..., Any], size: int, *args: Any, backend: str = "gloo", command: Sequence[str] = ()
 ) -> tuple[list[Any], Recording]:
-    """Run `fn(rank, size, *args)` on so many ranks of one world: their results, and what they did.
+    """Run `fn(rank, size, *args)` on `size` ranks. Returns their results, and the recording of the run.
 
     Raises what `launch` raises.
     """
@@ -54,7 +54,7 @@ def record_run(
 
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
-    """What is known of a run before it begins, as run.json holds it."""
+    """The description of a run before it begins: the content of run.json."""
     versions = {
         **{name: version(name) for name in ("playground", "torch")},
         "python": platform.python_version(),
@@ -65,8 +65,8 @@ def describe_run(command: Sequence[str], backend: str, size: int) -> str:
 
 
 def collect(folder: Path) -> Members:
-    """What ranks have written into their folder, together with the files of the program that it speaks of. Raises
-    `UsageError` for what no rank writes."""
+    """The ranks' files in their folder, together with the program's files that they refer to. Raises `UsageError` for
+    what no rank writes."""
     members = read_folder(folder)
     paths: dict[str, Path] = {}
     with refused_if_damaged(folder):
@@ -82,7 +82,7 @@ def collect(folder: Path) -> Members:
 
 
 def pack(folder: Path, file: Path) -> Recording:
-    """Make one file of what ranks have written into their folder. Returns what it holds."""
+    """Make one file of the ranks' files in their folder. Returns the recording."""
     members = collect(folder)
     write_file(file, members)
     return merge(members, folder)

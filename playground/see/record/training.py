@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.see.record.algorithms import RecordedCollectiveWork
-from playground.see.record.hooks import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
+from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
 from playground.training import device_work, gradients

@@ -20,8 +20,7 @@ from playground.runtime.backends import BACKENDS
 from playground.see.analyse.timeline import match_messages
 from playground.see.analyse.transfers import volumes
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
-from playground.see.record.distributed import DistributedHooks
-from playground.see.record.hooks import Groups
+from playground.see.record.distributed import DistributedHooks, Groups
 from playground.see.record.merge import read_recording
 from playground.see.record.recorder import Recorder
 from playground.see.record.run import Recorded
