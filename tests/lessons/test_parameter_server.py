@@ -35,8 +35,8 @@ from playground.lessons.parameter_server.page import (
 )
 from playground.lessons.parameter_server.workers import new_model, paced, whole_batches
 from playground.lessons.sgd.lesson import average_gradients
+from playground.remote import AGENTS
 from playground.remote.agent import agents
-from playground.remote.agents import AGENTS
 from playground.runtime import PlaygroundError, RankFailed, UsageError, launch
 from playground.testing import World
 from playground.training.replicas import flat

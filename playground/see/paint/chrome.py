@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from math import isfinite
-from typing import Any
+from typing import TypedDict
 
 from playground.see.analyse.timeline import match_messages
 from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
@@ -20,8 +20,23 @@ SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 MESSAGES = "messages"
 """The lane of sends and receives, which overlap with everything."""
-Entry = dict[str, Any]
-"""One event of the format."""
+
+
+class Entry(TypedDict, total=False):
+    """One event of the format."""
+
+    name: str
+    cat: str
+    ph: str
+    s: str
+    bp: str
+    id: int
+    pid: int
+    tid: int
+    ts: float
+    dur: float
+    """Microseconds, as `ts` is."""
+    args: dict[str, object]
 
 
 def to_chrome(recording: Recording) -> str:
@@ -56,7 +71,7 @@ def entries(recording: Recording) -> Iterator[Entry]:
         yield named("process_name", rank.rank, 0, f"rank {rank.rank} ({rank.host}, {rank.device})")
         rows = ((lane, row) for lane, slices in lanes.items() for row in rows_of(slices))
         for thread, (lane, row) in enumerate(rows):
-            place = {"pid": rank.rank, "tid": thread}
+            place: Entry = {"pid": rank.rank, "tid": thread}
             yield named("thread_name", rank.rank, thread, lane)
             for entry in row:
                 yield {**entry, **place}
@@ -128,7 +143,13 @@ def end_of(event: Event, number: int) -> Entry:
 def arrow_end(entry: Entry) -> Entry:
     """The end of the arrow at such a slice."""
     begins = entry["name"] == "sent"
-    end = {"name": "message", "cat": "message", "ph": "s" if begins else "f", "id": entry["id"], "ts": entry["ts"]}
+    end: Entry = {
+        "name": "message",
+        "cat": "message",
+        "ph": "s" if begins else "f",
+        "id": entry["id"],
+        "ts": entry["ts"],
+    }
     return end if begins else {**end, "bp": "e"}
 
 

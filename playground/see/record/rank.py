@@ -7,6 +7,7 @@ only orders what comes after it: a message has arrived when its value has been r
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -79,9 +80,9 @@ def recorded(
     about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
-    more: dict[str, Any] = {"clock": clock, **about}
     is_gpu = device().type == "cuda"
-    recorder = DeviceRecorder(folder, rank, gpu=Gpu(device()), **more) if is_gpu else Recorder(folder, rank, **more)
+    make: Callable[..., Recorder] = functools.partial(DeviceRecorder, gpu=Gpu(device())) if is_gpu else Recorder
+    recorder = make(folder, rank, clock=clock, **about)
     if run:
         with contextlib.suppress(OSError):  # then the launcher writes it
             (folder / RUN).write_text(run)
