@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import cos, hypot, pi, sin
 from typing import Any
 
-from playground.measurement.units import format_bytes
+from playground.measurement import format_bytes
 from playground.see.analyse.timeline import Message, ref_of, to_logical_time
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.scene import (

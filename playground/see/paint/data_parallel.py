@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
-from playground.measurement.units import format_bytes
+from playground.measurement import format_bytes
 from playground.see.paint.results import DataParallelStep, Evidence
 from playground.see.paint.scene import (
     Bar,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import playground.see.record as record
-from playground.measurement.units import format_bytes
+from playground.measurement import format_bytes
 from playground.see.analyse.timeline import Lane, Message, Ref, match_messages, ref_of
 from playground.see.paint.scene import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, add_key, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording

@@ -10,7 +10,7 @@ from math import ceil
 
 from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
-from playground.measurement.units import format_bytes
+from playground.measurement import format_bytes
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
 from playground.see.paint.scene import (

@@ -8,7 +8,7 @@ from statistics import median
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, good, heading, prose
-from playground.measurement.units import format_bytes, format_digits, format_seconds
+from playground.measurement import format_bytes, format_digits, format_seconds
 from playground.see.analyse.overlap import Overlap, overlaps
 from playground.see.analyse.timeline import Lane, Timeline, match_messages
 from playground.see.analyse.transfers import Link, Volume, volumes

@@ -14,8 +14,8 @@ from playground.console.progress import Bar
 from playground.console.session import Session
 from playground.console.tables import Column, Rows, Table
 from playground.console.text import Prose, Styled, bad, good, heading, prose
+from playground.measurement import format_bytes, format_digits
 from playground.measurement.environment import Environment
-from playground.measurement.units import format_bytes, format_digits
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.tools.bench.collectives import COLLECTIVES
 from playground.tools.bench.compare import Comparison, RowName, SavedResult

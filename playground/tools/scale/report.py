@@ -12,7 +12,7 @@ from playground.algorithms.cost_model import Machine
 from playground.console import plots
 from playground.console.tables import Column, Table
 from playground.console.text import Prose, heading, prose
-from playground.measurement.units import format_bytes, format_digits, format_seconds
+from playground.measurement import format_bytes, format_digits, format_seconds
 from playground.tools.scale.plan import COSTS, Fit, Plan, Point, Prediction, ScaleResult
 
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}

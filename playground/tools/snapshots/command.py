@@ -15,8 +15,7 @@ from playground.console.paths import FilePath
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Cell, Column, Table
 from playground.console.text import Prose, bad, good, prose
-from playground.measurement import environment
-from playground.measurement.units import format_bytes, format_digits
+from playground.measurement import environment, format_bytes, format_digits
 from playground.runtime.errors import UsageError
 from playground.runtime.remote import remote
 from playground.survival.disk import make_folder
