@@ -46,9 +46,8 @@ from playground.see.record import (
     Event,
     RankRecording,
 )
-from playground.see.record.merge import read_recording
 from playground.see.record.rank import compare_clocks
-from playground.see.record.run import Recorded
+from playground.see.record.run import Recorded, read_recording
 from playground.survival.buffers import Buffers, restore
 from playground.survival.compare import compare
 from playground.survival.comparison import Comparison, last_snapshot

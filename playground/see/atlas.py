@@ -18,10 +18,9 @@ from playground.runtime.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.see import SEE
-from playground.see.paint import collectives, data_parallel as dp, training
+from playground.see.paint import Scene, collectives, data_parallel as dp, training
 from playground.see.paint.painters import paint_scene
 from playground.see.paint.results import Evidence
-from playground.see.paint.scene import Scene
 from playground.see.record.run import record_run
 from playground.survival.settings import SnapshotSettings
 from playground.training import prepare

@@ -21,8 +21,7 @@ from playground.see.files import PAGE, PAINTED, amount, paint, paint_steps, writ
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
-from playground.see.record.merge import read_recording
-from playground.see.record.run import RECORD
+from playground.see.record.run import RECORDED, read_recording
 
 
 @click.command(SEE.name, short_help=SEE.purpose)
@@ -171,7 +170,7 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
         raise UsageError("figures are drawn from worlds of their own: start this as one process, not as a rank")
     runs = {ALL[name].run for name in files}
     session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {plural(len(files), 'figure')}", "")
-    session.world.warm_up(RECORD, *(RUNS[run].work for run in runs))
+    session.world.warm_up(RECORDED, *(RUNS[run].work for run in runs))
     with session.bar() as bar:
         painted = paint_figures(files, bar.show)
     folder = Path(os.path.commonpath([figure.file.parent for figure in painted]))

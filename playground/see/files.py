@@ -18,7 +18,7 @@ from playground.console.paths import check_writable
 from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.untrusted import printable
-from playground.see.analyse.timeline import to_logical_time
+from playground.see.analyse import to_logical_time
 from playground.see.paint.chrome import to_chrome
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene, to_text, write
 from playground.see.paint.timeline import lay_out
@@ -26,8 +26,7 @@ from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
 from playground.see.record import Recording
 from playground.see.record.layout import FILES, RUN, TABLES
-from playground.see.record.merge import merge
-from playground.see.record.run import RECORD, Recorded, collect, describe_run, pack
+from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge, pack
 
 PAGE, TRACE = ".html", ".json"
 PAINTED = (PAGE, *SCENE_PAINTERS, TRACE)
@@ -95,7 +94,7 @@ class Recordings:
             shutil.rmtree(folder, ignore_errors=True)
         if world.is_main and self.worlds == 1:
             self.remove_others()
-        world.warm_up(RECORD)
+        world.warm_up(RECORDED)
         try:
             yield Recorded(fn, folder, run)
         except BaseException as error:

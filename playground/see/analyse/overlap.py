@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 
-from playground.see.analyse.timeline import Interval, Lookup, Timeline, clip, ref_of, subtract, total, union
+from playground.see.analyse import Interval, Lookup, Timeline, clip, ref_of, subtract, total, union
 from playground.see.record import (
     BUCKET,
     COLLECTIVE,

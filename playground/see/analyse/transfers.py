@@ -15,7 +15,7 @@ from playground.algorithms.auto import choose
 from playground.algorithms.cost_model import ELEMENT, Counts, Task
 from playground.algorithms.pipelined_ring import IN_FLIGHT
 from playground.algorithms.ring import ring_cost
-from playground.see.analyse.timeline import BLOCKING, CollectiveCall, Edge, Ref, Timeline, match_collectives, ref_of
+from playground.see.analyse import BLOCKING, CollectiveCall, Edge, Ref, Timeline, match_collectives, ref_of
 from playground.see.analyse.waits import Wait, Waits
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, Event, Recording
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.see.analyse.timeline import (
+from playground.see.analyse import (
     CollectiveCall,
     Interval,
     Lane,

@@ -19,7 +19,7 @@ from statistics import median
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine, Task
-from playground.see.analyse.timeline import Edge, Lane, Ref, Timeline, in_order, ref_of
+from playground.see.analyse import Edge, Lane, Ref, Timeline, in_order, ref_of
 from playground.see.analyse.transfers import MESSAGES, Dependency, Link, Transfers, Volume, algorithm_of, volumes
 from playground.see.analyse.waits import Waits
 from playground.see.record import COMPUTE, MAIN, Event, Recording

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import TypedDict
 
-from playground.see.analyse.timeline import match_messages
+from playground.see.analyse import match_messages
 from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
 
 SENT = 1e-6

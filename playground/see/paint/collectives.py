@@ -12,9 +12,8 @@ from math import cos, hypot, pi, sin
 from typing import Any
 
 from playground.measurement import format_bytes
-from playground.see.analyse.timeline import Message, ref_of, to_logical_time
-from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
-from playground.see.paint.scene import (
+from playground.see.analyse import Message, ref_of, to_logical_time
+from playground.see.paint import (
     ALPHA,
     ARROW,
     BOX,
@@ -31,6 +30,7 @@ from playground.see.paint.scene import (
     panels_drawing,
     rows_drawing,
 )
+from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.timeline import format_values, lay_out, message_title
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."

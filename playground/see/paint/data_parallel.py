@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement import format_bytes
-from playground.see.paint.results import DataParallelStep, Evidence
-from playground.see.paint.scene import (
+from playground.see.paint import (
     Bar,
     Cell,
     Drawing,
@@ -23,6 +22,7 @@ from playground.see.paint.scene import (
     add_key,
     panels_drawing,
 )
+from playground.see.paint.results import DataParallelStep, Evidence
 from playground.see.paint.timeline import title_of, when
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 

@@ -11,7 +11,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint.scene import (
+from playground.see.paint import (
     ARROW,
     BAR,
     BOX,

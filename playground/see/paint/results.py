@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from playground.runtime.rank import Event as Report
-from playground.see.analyse.timeline import Message, match_messages
+from playground.see.analyse import Message, match_messages
 from playground.see.record import Recording
 
 Held = tuple[float, ...]

@@ -9,8 +9,8 @@ from math import inf, isfinite
 
 import playground.see.record as record
 from playground.measurement import format_bytes
-from playground.see.analyse.timeline import Lane, Message, Ref, match_messages, ref_of
-from playground.see.paint.scene import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, add_key, shorten
+from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
+from playground.see.paint import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, add_key, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]

@@ -11,9 +11,7 @@ from math import ceil
 from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
 from playground.measurement import format_bytes
-from playground.see.paint.collectives import DASHED
-from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
-from playground.see.paint.scene import (
+from playground.see.paint import (
     ALPHA,
     BAR,
     BOX,
@@ -34,6 +32,8 @@ from playground.see.paint.scene import (
     rows_drawing,
     shorten,
 )
+from playground.see.paint.collectives import DASHED
+from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
 from playground.see.paint.timeline import LABELS, ROW, lay_out
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE
 from playground.training.settings import TrainingSettings

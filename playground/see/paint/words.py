@@ -9,8 +9,8 @@ from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, good, heading, prose
 from playground.measurement import format_bytes, format_digits, format_seconds
+from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.timeline import Lane, Timeline, match_messages
 from playground.see.analyse.transfers import Link, Volume, volumes
 from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
 from playground.see.analyse.what_if import Scaling, WhatIfs, more_ranks, what_if

@@ -23,9 +23,9 @@ from math import inf, isfinite, isnan
 from pathlib import Path
 from string import Template
 
-from playground.see.analyse.timeline import Ref, Timeline, logical_times, match_messages, ref_of
+from playground.see.analyse import Ref, Timeline, logical_times, match_messages, ref_of
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
-from playground.see.paint.scene import INK, PAPER, STYLES, Drawing
+from playground.see.paint import INK, PAPER, STYLES, Drawing
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
 

@@ -8,7 +8,7 @@ from drawn_programs import few, recordings
 from hypothesis import given, strategies as st
 from recordings import Call, Receive, Send, Wait, play, recording_of, ring
 
-from playground.see.analyse.timeline import match_collectives, match_messages
+from playground.see.analyse import match_collectives, match_messages
 from playground.see.record import RECEIVE, SEND, Recording
 
 

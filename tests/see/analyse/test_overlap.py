@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 from recordings import on_gpus, recording_of, ring, training
 
+from playground.see.analyse import clip, subtract, total, union
 from playground.see.analyse.overlap import overlaps, passes_of
-from playground.see.analyse.timeline import clip, subtract, total, union
 from playground.see.record import DEVICE, Event
 
 moments = st.floats(0, 10)

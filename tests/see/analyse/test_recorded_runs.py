@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse.timeline import match_messages
+from playground.see.analyse import match_messages
 from playground.see.analyse.transfers import volumes
 from playground.see.analyse.waits import Blamer, Waits
 from playground.see.analyse.what_if import Replay

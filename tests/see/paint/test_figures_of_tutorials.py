@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import pytest
 
 from playground.runtime.remote import ROOT
-from playground.see.analyse.timeline import ref_of
+from playground.see.analyse import ref_of
 from playground.see.atlas import ALL, FIGURES, RUNS, all_files, chapter_files
+from playground.see.paint import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
 from playground.see.paint.results import Evidence
-from playground.see.paint.scene import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.training import steps_of_attempts
 from playground.see.record import COMPUTE, MOVE
 

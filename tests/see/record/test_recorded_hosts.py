@@ -10,7 +10,7 @@ import pytest
 from hosts import Network
 
 from playground.see.record import RECEIVE, SEND
-from playground.see.record.merge import read_recording
+from playground.see.record.run import read_recording
 
 
 @pytest.mark.stress
