@@ -1,5 +1,4 @@
-"""Timing and the environment of measurements; here, amounts as text with few digits and a unit. Does not import
-torch."""
+"""Measurements: timing, environment and, here, amounts as text with few digits. Does not import torch."""
 
 from __future__ import annotations
 

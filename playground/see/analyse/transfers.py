@@ -128,8 +128,7 @@ class Link:
     beta: float
     """Seconds per byte: the inverse of the bandwidth."""
     nbytes: int | None = None
-    """The size of all transfers if they were about equal: then alpha and beta cannot be told apart, and alpha has
-    all."""
+    """The size of all transfers if they were about equal: then alpha has all, as it cannot be told apart from beta."""
 
     def seconds(self, nbytes: int) -> float:
         return self.alpha + nbytes * self.beta

@@ -142,8 +142,7 @@ class Busy:
     start: float
     end: float
     event: Event
-    """The computation of most of the time, if one is recorded; otherwise the event that it took the longest time to
-    reach."""
+    """The computation of most of the time, if recorded; otherwise the event that took the longest time to reach."""
 
     @property
     def seconds(self) -> float:
@@ -224,8 +223,7 @@ class Blamer:
         return Busy(rank, start, end, computed[-1] if computed else self.longest_awaited(lane, start, end, until))
 
     def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:
-        """The event of this lane, up to the first after `end`, that began the longest time after the events before
-        it."""
+        """The event of this lane, up to the first after `end`, that began longest after the events before it."""
         following = self.events[lane].after(end) or until
         events = [event for event in self.events[lane].during(start, end) if event.start > start]
         last, found = start, []

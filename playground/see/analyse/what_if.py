@@ -19,7 +19,7 @@ from statistics import median
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine, Task
-from playground.see.analyse import Edge, Lane, Ref, Timeline, in_order, ref_of
+from playground.see.analyse import Edge, Lane, Timeline, in_order, ref_of
 from playground.see.analyse.transfers import MESSAGES, Dependency, Link, Transfers, Volume, algorithm_of, volumes
 from playground.see.analyse.waits import Waits
 from playground.see.record import COMPUTE, MAIN, Event, Recording
@@ -99,57 +99,34 @@ class Replay:
 
     def times(self, change: Change) -> dict[Lane, list[float]]:
         """The times of all points of every lane with this change."""
-        run = Run(self, change)
+        times: dict[Lane, list[float]] = {lane: [] for lane in self.lanes}
+        known: dict[Edge, float] = {}
+        needs, overhead = self.transfers.needs, self.transfers.overhead
         for edge, lane in self.order.items():
-            run.advance(lane, edge)
-        return run.times
+            place, (ref, is_end) = len(times[lane]), edge
+            point, previous = self.lanes[lane][place], times[lane][-1] if place else None
+            if is_end and ref in needs:  # a wait ends when all its transfers are over
+                over = [max(known[source] for source in need.sources) + takes(need, change) for need in needs[ref]]
+                time = max([known[ref, False] + overhead[ref], *over])
+            elif edge in self.handed_over:  # given as long after a point of the main lane as it was
+                last = self.handed_over[edge]
+                given = point.time if last is None else known[last.edge] + point.time - last.time
+                time = max(previous or 0.0, given)
+            elif previous is None:
+                time = point.time
+            else:
+                time = previous + change.work(point, point.time - self.lanes[lane][place - 1].time)
+            times[lane].append(time)
+            known[edge] = time
+        return times
 
 
-class Run:
-    """The state of one replay."""
-
-    def __init__(self, replay: Replay, change: Change) -> None:
-        self.replay, self.change = replay, change
-        self.times: dict[Lane, list[float]] = {lane: [] for lane in replay.lanes}
-        self.known: dict[Edge, float] = {}
-        """The times of the edges so far."""
-
-    def advance(self, lane: Lane, edge: Edge) -> None:
-        """Advance to the next point of a lane, which is this edge."""
-        times, points = self.times[lane], self.replay.lanes[lane]
-        place = len(times)
-        point, previous = points[place], times[-1] if times else None
-        if edge[1] and edge[0] in self.replay.transfers.needs:
-            time = self.end_of_wait(edge[0])
-        elif edge in self.replay.handed_over:
-            time = max(previous or 0.0, self.handed_over_at(point))
-        elif previous is None:
-            time = point.time
-        else:
-            time = previous + self.change.work(point, point.time - points[place - 1].time)
-        times.append(time)
-        self.known[edge] = time
-
-    def end_of_wait(self, ref: Ref) -> float:
-        """The time at which all its transfers are over."""
-        transfers = self.replay.transfers
-        begin = self.known[ref, False] + transfers.overhead[ref]
-        return max([begin, *(self.arrival(need) for need in transfers.needs[ref])])
-
-    def arrival(self, need: Dependency) -> float:
-        """The time at which this transfer, which begins with the last of its sources, is over."""
-        begins, took = max([self.known[source] for source in need.sources]), need.seconds
-        if need.link is None:
-            return begins + took
-        if self.change.by_links:
-            took = need.link.seconds(need.nbytes)
-        return begins + max(0.0, took - need.link.change(self.change.latency, self.change.bandwidth, need.nbytes))
-
-    def handed_over_at(self, point: Point) -> float:
-        """The time at which the main thread gives a background thread this work: as long after the same point as it
-        did. (The thread begins with it when it is done with its work before.)"""
-        last = self.replay.handed_over[point.edge]
-        return point.time if last is None else self.known[last.edge] + point.time - last.time
+def takes(need: Dependency, change: Change) -> float:
+    """The seconds of a transfer with this change."""
+    if need.link is None:
+        return need.seconds
+    took = need.link.seconds(need.nbytes) if change.by_links else need.seconds
+    return max(0.0, took - need.link.change(change.latency, change.bandwidth, need.nbytes))
 
 
 def points_of(events: Sequence[Event], timeline: Timeline) -> Iterator[Point]:
@@ -316,14 +293,8 @@ def more_ranks(recording: Recording, link: Link) -> list[Scaling]:
             shared={} if cores is None else predict(name, nbytes, size, machines[1]),
         )
         for (name, nbytes, size), calls in found.items()
-        if has_cost(name)
+        if name in ALGORITHMS and ALGORITHMS[name].cost and not ALGORITHMS[name].needs_hosts
     ]
-
-
-def has_cost(algorithm: str) -> bool:
-    """Whether the cost model predicts more ranks: not where hosts matter, as the number of further hosts is unknown."""
-    spec = ALGORITHMS.get(algorithm)
-    return spec is not None and spec.cost is not None and not spec.needs_hosts
 
 
 def predict(name: str, nbytes: int, size: int, machine: Machine) -> dict[int, float]:

@@ -215,8 +215,7 @@ COLLECTIVES = {
     "barrier": CollectiveArguments("", ""),
     "monitored_barrier": CollectiveArguments("", ""),
 }
-"""The functions of torch.distributed that are recorded, if this torch has them (two were renamed in 2.14). All others
-call these."""
+"""The functions of torch.distributed that are recorded, if this torch has them: two were renamed in 2.14."""
 
 
 @contextlib.contextmanager
@@ -302,8 +301,7 @@ class DistributedHooks:
         self.recorder.note_sender(number, peer, message)
 
     def record_work(self, work: Any, pending: Pending) -> RecordedWork | None:
-        """The recorded work; None if the call returned none: `send` is done, and a batch may have one work for all its
-        messages."""
+        """The recorded work; None if the call returned none: `send` is done, and a batch may have one work for all."""
         batch = self.thread.batch
         if batch is not None:
             batch.append(pending)
@@ -312,8 +310,7 @@ class DistributedHooks:
         return None if work is None else RecordedWork(self.recorder, work, [pending])
 
     def wrap_batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Record a batch. Its messages record themselves; if the backend returns one work for all, that has them
-        all."""
+        """Record a batch. Its messages record themselves; a backend may return one work for all of them."""
 
         @functools.wraps(real)
         def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:

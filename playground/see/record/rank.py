@@ -69,8 +69,7 @@ ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
 """Kinds that have an event on the device, too, whose parent is the rank's. (A collective of our own has one; its
 messages have none.)"""
 PATIENCE = 1.0
-"""Seconds that the end of a recording waits for a GPU. Work not done by then is left out: it may wait for a rank that
-is gone."""
+"""Seconds that the end of a recording waits for a GPU, which may wait for a rank that is gone."""
 NEAR = 1000.0
 """Maximum distance, in milliseconds, to the mark from which others are measured. CUDA's times are float32: their
 resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
@@ -144,8 +143,7 @@ class DeviceRecorder(Recorder):
             self.mark_end(number)
 
     def mark_end(self, number: int) -> None:
-        """Mark the end of an event. The last mark counts: a call that returned at once ends again when its work is
-        done."""
+        """Mark the end of an event. The last mark counts: a call that returned at once ends again with its work."""
         if number in self.begun:
             self.ended[number] = self.gpu.mark(self.begun[number][0])
 

@@ -295,8 +295,7 @@ class Recorder:
         self.values_lock, self.growing = threading.Lock(), threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
-        """Numbers of the running backward passes, in order: autograd has a thread for each GPU, and calls hooks in
-        it."""
+        """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
         self.is_full = False
         self.files: list[MappedFile] = []
         self.write_nowhere()
@@ -375,14 +374,22 @@ class Recorder:
     def make_room(self, number: int) -> bool:
         """Allocate room for the records up to this number. Returns whether there is room."""
         with self.growing:
-            while self.capacity <= number and self.capacity < self.max_capacity:
-                try:
-                    self.files[0].allocate_next()
-                except OSError as error:
-                    self.give_up(str(error.strerror), self.capacity)
-                    break
-                self.capacity = min(self.max_capacity, (self.files[0].allocated - HEADER.size) // RECORD.size)
+            while self.capacity < min(number + 1, self.max_capacity) and self.grow(self.files[0], self.capacity):
+                self.capacity = min(self.max_capacity, self.allocated_records)
         return number < self.capacity
+
+    @property
+    def allocated_records(self) -> int:
+        return (self.files[0].allocated - HEADER.size) // RECORD.size
+
+    def grow(self, file: MappedFile, end: int | None = None) -> bool:
+        """Allocate the next piece of a file. If there is no room, give up, with records before the number `end`."""
+        try:
+            file.allocate_next()
+        except OSError as error:
+            self.give_up(str(error.strerror), end)
+            return False
+        return True
 
     def use_reserve(self) -> int:
         """Open the reserve. Other events find no room from here on. Returns the number of its first record."""
@@ -393,21 +400,13 @@ class Recorder:
 
     def make_reserve_room(self, number: int) -> bool:
         """Allocate room for a record in the reserve. Returns whether there is room."""
-        while not self.is_full and (self.files[0].allocated - HEADER.size) // RECORD.size <= number:
-            try:
-                self.files[0].allocate_next()
-            except OSError as error:
-                self.give_up(str(error.strerror), number)
+        while not self.is_full and self.allocated_records <= number:
+            self.grow(self.files[0], number)
         return not self.is_full
 
     def make_value_room(self, count: int) -> bool:
         """Allocate room for this many values. Returns whether there is room."""
-        while self.value_capacity < min(count, self.max_value_capacity):
-            try:
-                self.files[1].allocate_next()
-            except OSError as error:
-                self.give_up(str(error.strerror))
-                break
+        while self.value_capacity < min(count, self.max_value_capacity) and self.grow(self.files[1]):
             self.value_capacity = self.files[1].allocated // 8
         return count <= self.value_capacity
 
@@ -504,8 +503,7 @@ class Recorder:
         return number == self.thread.parent or number in self.thread.spans
 
     def around(self) -> int:
-        """The span that a hook of autograd is called in: this thread's or, in a thread of autograd's, the backward
-        pass."""
+        """The span around a hook of autograd: this thread's or, in a thread of autograd's, the backward pass."""
         parent = self.thread.parent
         return parent if parent != NONE or not self.backwards else self.backwards[-1]
 

@@ -399,8 +399,7 @@ def describe_run(command: Sequence[str], backend: str, size: int) -> str:
 
 
 def collect(folder: Path) -> Members:
-    """The ranks' files in their folder, together with the program's files that they refer to. Raises `UsageError` for
-    what no rank writes."""
+    """The ranks' files, with the program's files that they refer to. Raises `UsageError` for damaged ones."""
     members = read_folder(folder)
     paths: dict[str, Path] = {}
     with refused_if_damaged(folder):

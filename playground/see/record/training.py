@@ -100,8 +100,7 @@ class BucketHooks:
         return average_together
 
     def listen(self, group: Any) -> None:
-        """Record calls in C++, as DistributedDataParallel makes them. (Older versions of torch have no hooks for
-        it.)"""
+        """Record calls in C++, as by DistributedDataParallel. (Older versions of torch have no hooks for them.)"""
         if group in self.listened_to or not hasattr(group, "register_pre_hook"):
             return
         self.listened_to.append(group)
