@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from math import inf, isfinite
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from playground.see.record import (
     COLLECTIVE,
@@ -219,16 +219,6 @@ def in_order(lanes: Mapping[Where, Iterable[Edge]], needs: Callable[[Edge], Iter
     return order
 
 
-class Key(NamedTuple):
-    """The fields that a send and its receive have in common."""
-
-    group: tuple[int, ...]
-    sender: int
-    receiver: int
-    tag: int
-    message: int
-
-
 @dataclass(frozen=True)
 class Message:
     """A send and its receive."""
@@ -266,13 +256,13 @@ class CollectiveCall:
 
 def match_messages(recording: Recording) -> Messages:
     """Pair every send with its receive."""
-    sends: dict[Key, Event] = {}
-    receives: dict[Key, Event] = {}
+    sends: dict[object, Event] = {}
+    receives: dict[object, Event] = {}
     unmatched: list[Event] = []
     for event in recording.events(SEND, RECEIVE):
-        key = key_of(event)
-        ends = sends if event.kind == SEND else receives
-        if key is None or key in ends:
+        ends, way = (sends, (event.rank, event.peer)) if event.kind == SEND else (receives, (event.peer, event.rank))
+        key = event.group, way, event.tag, event.message
+        if event.message is None or event.peer is None or key in ends:  # None: from anyone, and never ended
             unmatched.append(event)
         else:
             ends[key] = event
@@ -282,14 +272,6 @@ def match_messages(recording: Recording) -> Messages:
     return Messages(
         tuple(sorted(matched, key=lambda message: moment(message.send))), tuple(sorted(unmatched, key=moment))
     )
-
-
-def key_of(event: Event) -> Key | None:
-    """The key of one end of a message; None for a receive from anyone that never ended."""
-    if event.peer is None or event.message is None:
-        return None
-    sender, receiver = (event.rank, event.peer) if event.kind == SEND else (event.peer, event.rank)
-    return Key(event.group, sender, receiver, event.tag, event.message)
 
 
 def match_collectives(recording: Recording) -> list[CollectiveCall]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from playground.see.analyse import Ref
 
@@ -194,6 +195,17 @@ class Cell:
     meant: bool = False
 
 
+class When(NamedTuple):
+    """The time in which a mark is lit, and its event: fields of `Mark`."""
+
+    start: float = 0.0
+    end: float = FOREVER
+    event: Ref | None = None
+
+
+ALWAYS = When()
+
+
 @dataclass(frozen=True)
 class Move:
     """An arrow from a cell of one row to a cell of the next."""
@@ -203,9 +215,7 @@ class Move:
     text: str = ""
     title: str = ""
     style: str = "message"
-    start: float = 0.0
-    end: float = FOREVER
-    event: Ref | None = None
+    when: When = ALWAYS
     meant: bool = False
 
 
@@ -263,9 +273,9 @@ def add_panel(drawing: Drawing, panel: Panel, x: float, y: float, width: float) 
         for number, move in enumerate(row.moves):
             (from_x, from_y), to_x = above[move.source], middles[move.target]
             label_at = 0.5 if move.source == move.target else (0.35, 0.65)[number % 2]  # texts must not overlap
-            more = {name: getattr(move, name) for name in ("text", "style", "start", "end", "event", "meant")}
-            title = move.title or move.text
-            drawing.add(ARROW, from_x, from_y, to_x - from_x, y - from_y, title=title, label_at=label_at, **more)
+            look = {"style": move.style, "text": move.text, "title": move.title or move.text, "meant": move.meant}
+            when = move.when._asdict()
+            drawing.add(ARROW, from_x, from_y, to_x - from_x, y - from_y, label_at=label_at, **look, **when)
         above = [(middle, y + height) for middle in middles]
         y += height
 

@@ -12,7 +12,7 @@ from math import cos, hypot, pi, sin
 from typing import Any
 
 from playground.measurement import format_bytes
-from playground.see.analyse import Message, ref_of, to_logical_time
+from playground.see.analyse import Message, to_logical_time
 from playground.see.paint import (
     ALPHA,
     ARROW,
@@ -31,7 +31,7 @@ from playground.see.paint import (
     rows_drawing,
 )
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
-from playground.see.paint.timeline import format_values, lay_out, message_title
+from playground.see.paint.timeline import format_values, lay_out, message_title, when_sent
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
@@ -61,16 +61,7 @@ def cells_after(changes: Sequence[Change], styles: Mapping[int, str] | None = No
 def moves_of(messages: Sequence[Message], text: str = "") -> list[Move]:
     """The arrows of recorded messages."""
     return [
-        Move(
-            each.send.rank,
-            each.receive.rank,
-            text,
-            message_title(each),
-            start=each.send.start,
-            end=each.receive.end,
-            event=ref_of(each.send),
-        )
-        for each in messages
+        Move(each.send.rank, each.receive.rank, text, message_title(each), when=when_sent(each)) for each in messages
     ]
 
 
@@ -193,20 +184,11 @@ def add_hop(
     across, down = (to_x - x) / length, (to_y - y) / length
     aside = CELL[1] if is_collected else -CELL[1]
     cut = (RING_BOX[0] * abs(across) + RING_BOX[1] * abs(down)) / 2 + 4
-    drawing.add(
-        ARROW,
-        x + across * cut + down * aside,
-        y + down * cut - across * aside,
-        across * (length - 2 * cut),
-        down * (length - 2 * cut),
-        style="chunk" if is_collected else "message",
-        text=f"{number}: {numbers(hop.send.values)}",
-        title=f"hop {number}: {message_title(hop)}",
-        start=hop.send.start,
-        end=hop.receive.end,
-        event=ref_of(hop.send),
-        label_at=0.35 if is_collected else 0.65,
-    )
+    x, y, length = x + across * cut + down * aside, y + down * cut - across * aside, length - 2 * cut
+    style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
+    words = {"text": f"{number}: {numbers(hop.send.values)}", "title": f"hop {number}: {message_title(hop)}"}
+    when = when_sent(hop)._asdict()
+    drawing.add(ARROW, x, y, across * length, down * length, style=style, label_at=label_at, **words, **when)
 
 
 def step_everywhere(run: Evidence) -> Scene:

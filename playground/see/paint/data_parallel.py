@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement import format_bytes
+from playground.see.analyse import ref_of
 from playground.see.paint import (
     Bar,
     Cell,
@@ -18,12 +19,13 @@ from playground.see.paint import (
     Piece,
     Row,
     Scene,
+    When,
     add_bars,
     add_key,
     panels_drawing,
 )
 from playground.see.paint.results import DataParallelStep, Evidence
-from playground.see.paint.timeline import title_of, when
+from playground.see.paint.timeline import title_of
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 
 HOST = "cpu"
@@ -82,22 +84,19 @@ class Devices:
         moves = []
         for place, ((source, target), events) in enumerate(found.items(), 1):
             nbytes = format_bytes(sum(event.nbytes for event in events))
-            moves.append(
-                Move(
-                    0 if from_host else device_number(source),
-                    device_number(target),
-                    nbytes if place == len(found) else "",
-                    f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}",
-                    **when(events[0]) | {"end": events[-1].end},  # type: ignore[arg-type]
-                )
-            )
+            text = nbytes if place == len(found) else ""
+            title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
+            when = When(events[0].start, events[-1].end, ref_of(events[0]))
+            first = 0 if from_host else device_number(source)
+            moves.append(Move(first, device_number(target), text, title, when=when))
         return moves
 
     def computed(self, events: Sequence[Event]) -> list[Move]:
         """An arrow from each device to itself, for a recorded event."""
+        whens = (When(event.start, event.end, ref_of(event)) for event in events)
         return [
-            Move(number, number, style="muted", title=title_of(event), **when(event))  # type: ignore[arg-type]
-            for number, event in enumerate(events)
+            Move(number, number, title=title_of(event), style="muted", when=when)
+            for number, (event, when) in enumerate(zip(events, whens, strict=True))
         ]
 
     def forwards(self, turn: int = 0) -> list[Move]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -134,25 +135,13 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
         optimizer.step()
 
 
-class FourParameters(nn.Module):
-    """Two layers of a weight and a bias each: parameters 0 to 3."""
-
-    WIDTH = 64
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(self.WIDTH, self.WIDTH), nn.Linear(self.WIDTH, self.WIDTH)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(inputs)))
-
-
 def ddp_backward(rank: int, size: int, model_name: str) -> Backward:
     """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters."""
     if model_name == "four":
         torch.manual_seed(SEED)
-        model: nn.Module = FourParameters().to(device())
-        inputs, cap = torch.randn(8, FourParameters.WIDTH, device=device()), model.first.weight.nbytes
+        layers = OrderedDict(first=nn.Linear(64, 64), relu=nn.ReLU(), second=nn.Linear(64, 64))
+        model: nn.Module = nn.Sequential(layers).to(device())
+        inputs, cap = torch.randn(8, 64, device=device()), layers["first"].weight.nbytes
     else:
         model, inputs, _ = new_net(rank, size, 256)
         cap = 52_428

@@ -10,7 +10,7 @@ from math import inf, isfinite
 import playground.see.record as record
 from playground.measurement import format_bytes
 from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
-from playground.see.paint import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, add_key, shorten
+from playground.see.paint import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, When, add_key, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
@@ -165,12 +165,8 @@ def add_bar(drawing: Drawing, event: Event, left: float, right: float, lanes: La
     """Add the bar of an event, with its name where there is room."""
     width = right - left
     look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
-    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), **when(event))
-
-
-def when(event: Event) -> dict[str, object]:
-    """The event that a mark shows, and its time, as fields of `Mark`."""
-    return {"start": event.start, "end": event.end, "event": ref_of(event)}
+    when = {"start": event.start, "end": event.end, "event": ref_of(event)}
+    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), **when)
 
 
 def title_of(event: Event) -> str:
@@ -187,7 +183,12 @@ def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes
     height = lanes.heights[send.rank, MAIN]
     y, to_y = (y + height, to_y) if to_y > y else (y, to_y + height)
     look = {"style": "message", "title": message_title(message)}
-    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look, start=send.start, end=receive.end, event=ref_of(send))
+    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look, **when_sent(message)._asdict())
+
+
+def when_sent(message: Message) -> When:
+    """The time of a message, and its send."""
+    return When(message.send.start, message.receive.end, ref_of(message.send))
 
 
 def message_title(message: Message) -> str:
