@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from playground.lessons.pipeline.page import BLOCKS
-from playground.remote.agents import AGENTS
+from playground.remote import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
 from playground.runtime.errors import UsageError

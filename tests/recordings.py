@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from playground.see.record.recording import (
+from playground.see.record import (
     COLLECTIVE,
     COMPUTE,
     GRADIENT,

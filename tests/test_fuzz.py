@@ -63,9 +63,7 @@ class Format:
 
 def make_recording() -> Files:
     """What two ranks on two hosts have recorded: a ring, a step of training with a bucket, a GPU's lane."""
-    from playground.see.record.layout import LANE_CODES, RUN
-    from playground.see.record.recorder import Recorder
-    from playground.see.record.recording import (
+    from playground.see.record import (
         BUCKET,
         COLLECTIVE,
         COMPUTE,
@@ -77,8 +75,9 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
+    from playground.see.record.layout import CLOCK, LANE_CODES, RUN
+    from playground.see.record.recorder import Recorder
     from playground.see.record.run import describe_run
-    from playground.see.record.tables import CLOCK
 
     with tempfile.TemporaryDirectory() as name:
         folder, group = Path(name), (0, 1)

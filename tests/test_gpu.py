@@ -31,14 +31,12 @@ from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.remote.agents import AGENTS
+from playground.remote import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse.transfers import volumes
-from playground.see.record.merge import read_recording
-from playground.see.record.rank import compare_clocks
-from playground.see.record.recording import (
+from playground.see.record import (
     BACKGROUND,
     BUCKET,
     COLLECTIVE,
@@ -49,7 +47,8 @@ from playground.see.record.recording import (
     Event,
     RankRecording,
 )
-from playground.see.record.run import Recorded
+from playground.see.record.rank import compare_clocks
+from playground.see.record.run import Recorded, read_recording
 from playground.survival.buffers import Buffers, restore
 from playground.survival.compare import compare
 from playground.survival.comparison import Comparison, last_snapshot

@@ -1,7 +1,4 @@
-"""The machine and the software that figures were measured with: without them figures say nothing.
-
-Importing this does not import torch.
-"""
+"""The machine and the software of a measurement. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -17,21 +14,21 @@ from playground.runtime.host import cores
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One host, as one of its ranks sees it."""
+    """The environment of one rank."""
 
     hardware: str
     """The name of the processor."""
     cores: int
-    """CPU cores that the rank may use."""
+    """Number of CPU cores that the rank may use."""
     memory: int
     """Bytes of main memory."""
     gpus: list[str]
-    """Their names; empty where the backend uses none."""
+    """Names of the GPUs; empty if the backend uses none."""
     os: str
     python: str
     torch: str
     cuda: str | None = None
-    """The CUDA that torch was built for. Like those of NCCL and the driver, None where the backend uses no GPU."""
+    """Version of CUDA that torch was built for. None, like those of NCCL and the driver, if the backend uses no GPU."""
     nccl: str | None = None
     driver: str | None = None
 
@@ -43,7 +40,7 @@ class Environment:
 
 
 def describe() -> Environment:
-    """The environment of this rank. Must be called inside a world: its backend says which devices it uses."""
+    """The environment of this rank. Must be called inside a world, whose backend determines the devices."""
     import torch
 
     libraries = backend_of().libraries().items()
@@ -61,7 +58,7 @@ def describe() -> Environment:
 
 
 def processor() -> str:
-    """The name of the processor, as its maker gives it where the system knows it."""
+    """The name of the processor: the vendor's, if the system knows it."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -70,9 +67,9 @@ def processor() -> str:
 
 
 def memory(which: str) -> int:
-    """Bytes of memory: "MemTotal", or "MemAvailable", in a container no more than it may still take.
+    """Bytes of memory: "MemTotal", or "MemAvailable", which a container may limit.
 
-    Where the system does not tell them apart, all of it.
+    All of the memory, if the system does not distinguish them.
     """
     try:
         found = re.search(rf"^{which}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -85,14 +82,12 @@ def memory(which: str) -> int:
 
 
 def container_headroom(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """The bytes that this process's container may still take; empty where there is no limit.
+    """The bytes that this process's container may still allocate; empty if there is no limit.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)
     """
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    v1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+    for limit, usage in (("memory.max", "memory.current"), v1):
         try:
             return [max(0, int((root / limit).read_text()) - int((root / usage).read_text()))]
         except (OSError, ValueError):  # no such file, or "max": no limit

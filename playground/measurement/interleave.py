@@ -1,6 +1,6 @@
-"""Timing side by side: in every round each call has one turn, in an order that changes.
+"""Interleaved timing: in every round each call has one turn, in random order.
 
-So whatever else the machine does meets all of them, and their ratio survives.
+So other load on the machine affects all calls alike, and their ratio is not biased.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from playground.runtime import device, report
 from playground.runtime.backends import backend_for
 
 REPORT_EVERY = 1.0
-"""Seconds between two signs of life: whoever hears them takes time from a core."""
+"""Seconds between two reports, which take time from a core."""
 
 Outcome = TypeVar("Outcome")
 
 
 def interleave(calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object], order: Random) -> list[list[Outcome]]:
-    """What each call returned in each round: [call][round].
+    """Call each of `calls` once in every round. Returns their results: [call][round].
 
-    `order` must be in the same state on every rank, and `rounds` yield equally often there.
+    `order` must be in the same state on every rank, and `rounds` must yield equally often there.
     """
     outcomes: list[list[Outcome]] = [[] for _ in calls]
     heartbeat = Heartbeat()
@@ -40,10 +40,10 @@ def interleave(calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object],
 def timed(
     call: Callable[[], object], times: int = 1, devices: Sequence[torch.device] = (), group: Any = None
 ) -> Callable[[], float]:
-    """A call that returns the seconds one of `times` calls in a row takes on this rank, all ranks starting together.
+    """A function that returns the seconds of one of `times` calls in a row on this rank, all ranks starting together.
 
-    One call alone may be shorter than what comes between the clock and it. What GPUs among `devices` (by default this
-    rank's own) still do is waited for.
+    A single call may be shorter than the overhead of timing it. Work of GPUs among `devices` (by default this rank's
+    own) is included.
     """
 
     def seconds() -> float:
@@ -59,20 +59,20 @@ def timed(
 
 
 def synchronize(devices: Sequence[torch.device] = ()) -> None:
-    """Wait until the GPUs among `devices` (by default this rank's own) have done what they were given."""
+    """Wait for the work of the GPUs among `devices` (by default this rank's own)."""
     for each in devices or (device(),):
         backend_for(each.type).synchronize(each)
 
 
 def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:
-    """Each figure's largest among all ranks of the group. All of them must call this."""
+    """The maximum of each figure over all ranks of the group. All of them must call this."""
     largest = torch.tensor(seconds, dtype=torch.float64, device=device())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return list(largest.tolist())
 
 
 def gather_by_rank(seconds: Sequence[float]) -> list[list[float]]:
-    """Every rank's figures, in rank order, on every rank: [rank][figure]. All must call this, with equally many."""
+    """All ranks' figures, on every rank: [rank][figure]. All must call this, with the same number of figures."""
     own = torch.tensor(seconds, dtype=torch.float64, device=device())
     by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(by_rank, own)
@@ -80,20 +80,20 @@ def gather_by_rank(seconds: Sequence[float]) -> list[list[float]]:
 
 
 class Heartbeat:
-    """Tells whoever listens, now and then, that this rank is alive."""
+    """Reports from time to time that this rank makes progress."""
 
     def __init__(self) -> None:
         self.reported = time.monotonic()
 
     def beat(self, **progress: object) -> None:
-        """Report `progress`, if the last report was long enough ago."""
+        """Report `progress`, if the last report is older than `REPORT_EVERY`."""
         if time.monotonic() - self.reported > REPORT_EVERY:
             self.reported = time.monotonic()
             report(**(progress or {"measuring": True}))
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value below which `percent` of them lie, on the line between the two nearest."""
+    """The value below which `percent` of the values lie, interpolated linearly."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

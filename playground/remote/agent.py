@@ -4,14 +4,15 @@
         if rank == 0:
             total = agent.call(1, torch.add, one, other)
 
-Every request has a number. The function runs on the other rank, in a thread that has listened for requests; the reply
-travels with the number in its tag, so that the caller receives it itself, and nobody has to hand it over. An exception
-comes back as an exception, with its traceback, and so does the failure to send or receive arguments or a result: every
-request gets a reply. All this happens on a process group of its own: nothing else that the program sends can be taken
-for a request.
+Every request has a number. The function runs on the other rank, in a thread that listens for requests; the reply has
+the number in its tag, so that the caller receives it itself. An exception is returned as an exception, with its
+traceback, and so is a failure to send or receive arguments or a result: every request gets a reply. Agents have a
+process group of their own, so that no other message of the program can be taken for a request.
 
-A rank that dies breaks its own connections and no others. Whoever listens to it or waits for its reply gets an error at
-once; calls among the others go on.
+A rank that dies breaks its own connections and no others. Threads that listen to it or wait for its reply get an error
+at once; calls among the others continue.
+
+Objects that must not move stay with their owner, and others refer to them: see `RemoteReference`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import itertools
 import pickle
 import threading
 import traceback
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,51 +33,49 @@ import torch
 import torch.distributed as dist
 
 from playground.remote.messages import Envelope, Messages, decode, encode
-from playground.remote.references import References, RemoteReference, owners
 from playground.runtime.errors import UsageError
 
 REQUEST = 0
-"""The tag of the envelopes that threads listen for. What else a request has travels with its number as a tag."""
+"""Tag of the envelopes that threads listen for. The rest of a request has its number as the tag."""
 REPLY = 2**30
-"""The tag of a reply is this plus the number: the other rank may be sending a request of its own with that number."""
+"""Added to the number in the tag of a reply: the other rank may send a request of its own with this number."""
 NUMBERS = range(1, REPLY)
 STOP = 0
-"""In place of a number: there will be no more requests. The reply is how many threads still listen for some."""
+"""Number of a request that is the last one. The reply is the number of threads that still listen."""
 MAX_SENDING = 16
-"""Threads that wait until a reply has left. The memory of further ones waits in a queue."""
+"""Maximum number of threads that wait until a reply has left. Further replies wait in a queue."""
 END_TIMEOUT = 5.0
-"""Seconds for a thread to end. One whose caller had no memory for the reply waits on."""
+"""Seconds for a thread to end. One whose caller had no memory for the reply continues to wait."""
 NO_LIMIT = timedelta(days=1000)
-"""A rank may listen for as long as it takes: a receive of gloo's that times out breaks the connection for good. Whoever
-watches over the ranks ends what hangs."""
+"""Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
 Reply = tuple[bool, Any]
 """(True, what the function returned), or (False, (the exception, its traceback))."""
 Works = list[tuple[Any, torch.Tensor]]
-"""Of messages that are sent or received, with their memory."""
+"""Works of messages, with their memory."""
 agents: list[Agent] = []
-"""This process's, while it is open."""
+"""The open agents of this process."""
 
 
 class RemoteTraceback(Exception):
-    """Where a remote exception was raised: the `__cause__` of the exception that the caller gets."""
+    """The traceback of a remote exception: the `__cause__` of the exception that the caller gets."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Future:
-    """The reply that is to come from `rank`."""
+    """The reply to a request to `rank`."""
 
     def __init__(self, agent: Agent, rank: int, number: int) -> None:
         self.agent, self.rank, self.number = agent, rank, number
         self.lock = threading.Lock()
         self.kept: Any = None
-        """What must stay in memory until the reply is there: the arguments, and the works that send them."""
+        """Objects kept in memory until the reply is there: the arguments, and the works that send them."""
         self.outcome: tuple[bool, Any] | None = None
         """(True, what the function returned), or (False, what `wait` raises)."""
 
     def wait(self) -> Any:
-        """What the function returned. Raises what it raised, and `DistNetworkError` if the rank is lost."""
+        """Wait for the function's result. Raises its exception, or `DistNetworkError` if the rank is lost."""
         with self.lock:
             if self.outcome is None:
                 self.agent.outstanding.discard(self)
@@ -88,10 +88,10 @@ class Future:
 
 
 class Agent:
-    """This rank's end of all remote calls. Every rank makes one, at the same point, and leaves it when all do.
+    """This rank's end of all remote calls. Every rank creates one at the same point, and closes it when all do.
 
-    At any time one thread listens to each rank. Each request is answered in a thread of its own, however many there
-    are: a function may make calls of its own, also to the rank that called it.
+    At any time one thread listens to each rank. Each request is answered in a thread of its own, so a function may make
+    calls of its own, also to the rank that called it.
     """
 
     def __init__(self) -> None:
@@ -103,22 +103,21 @@ class Agent:
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.threads: list[threading.Thread] = []
         self.listening: Counter[int] = Counter()
-        """How many threads listen to each rank."""
+        """Number of threads that listen to each rank."""
         self.sending: deque[tuple[int, Works]] = deque()
-        """(caller, works) of replies that have not left yet, as far as anybody knows, and that no thread waits for."""
+        """(caller, works) of replies that may not have left yet, and that no thread waits for."""
         self.senders = threading.Semaphore(MAX_SENDING)
         self.changed = threading.Condition()
         self.stopped: set[int] = set()
-        """Ranks that make no more requests: they have said so, or they are lost."""
+        """Ranks that make no more requests: they have closed their agent, or are lost."""
         self.lost: list[int] = []
         """Ranks to which the connection broke."""
         self.arrived: Counter[int] = Counter()
-        """On rank 0: how often each rank has come to the barrier."""
+        """On rank 0: the number of times that each rank has come to the barrier."""
         self.report_loss: Callable[[int], None] = lambda rank: None
 
     def __enter__(self) -> Agent:
         agents.append(self)
-        owners.append(self.references)
         for rank in self.others:
             self.start_thread(rank)
         return self
@@ -127,21 +126,20 @@ class Agent:
         if kind is None:
             self.close()
         agents.remove(self)
-        owners.remove(self.references)
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
-        """What `function(*args)` returns on that rank. Raises what it raises there.
+        """Run `function(*args)` on that rank. Returns its result, or raises its exception.
 
         Arguments and result are copied as pickle copies, also where `rank` is this one. Tensors are CPU tensors; they
-        arrive contiguous, and leave their autograd graph behind. Raises `TypeError` for what cannot be sent:
-        arguments before anything was sent, a result after the function has run. What the function raises arrives
-        as a `RuntimeError` that says the same if it is no `Exception`, as `SystemExit`, or does not survive pickling.
+        arrive contiguous and without their autograd graph. Raises `TypeError` for what cannot be sent: arguments
+        before anything was sent, a result after the function has run. An exception that is not an `Exception`, as
+        `SystemExit`, or does not survive pickling, arrives as a `RuntimeError` with the same text.
         """
         return self.call_async(rank, function, *args).wait()
 
     def call_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Future:
-        """The same, without waiting for the reply: `wait()` returns it. Tensors and arrays of more than 1 KiB are read
-        when they are sent, arguments and result alike: leave them as they are until the reply is there."""
+        """Like `call`, but returns a future, whose `wait()` returns the result. Tensors and arrays of more than 1 KiB
+        are read when they are sent, arguments and result alike: do not change them until the reply is there."""
         if not 0 <= rank < self.size:
             raise UsageError(f"a remote call to rank {rank}: there are ranks 0 to {self.size - 1}")
         self.references.give_back()
@@ -155,22 +153,22 @@ class Agent:
         return future
 
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
-        """Run `function(*args)` on that rank, leave the result there, and return a reference to it."""
+        """Run `function(*args)` on that rank, and keep the result there. Returns a reference to it."""
         return self.references.create(rank, function, *args)
 
     def on_loss(self, callback: Callable[[int], None]) -> None:
-        """From now on, have `callback(rank)` called for each rank that is lost, in another thread; here and now for
-        those that are lost already. It may be called twice for the same rank."""
+        """Call `callback(rank)` for each rank that is lost: now for those already lost, later ones in another thread.
+        It may be called twice for the same rank."""
         self.report_loss = callback
         for rank in list(self.lost):
             callback(rank)
 
     def barrier(self) -> None:
-        """Wait until every rank that is not lost has come as often as this one. All of them must call this."""
+        """Wait until every rank that is not lost has called this as often as this one. All must call it."""
         self.call(0, arrive, self.rank)
 
     def close(self) -> None:
-        """Wait until no rank calls any more, and stop answering. All ranks must call this, but for those lost."""
+        """Wait until no rank makes calls any more, and stop answering. All ranks that are not lost must call this."""
         for future in list(self.outstanding):
             future.wait()
         self.references.give_back()
@@ -178,29 +176,29 @@ class Agent:
         for rank in self.others:
             with contextlib.suppress(dist.DistNetworkError):  # it is lost
                 while self.stop_thread(rank):
-                    """There are more."""
+                    pass
         for thread in self.threads:
             thread.join(END_TIMEOUT)
 
     def stop_thread(self, rank: int) -> int:
-        """Have a thread end that listens to this rank over there. Returns how many are left."""
+        """End a thread of that rank that listens to this one. Returns the number of those left."""
         works = self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end"))
         listeners = Future(self, rank, STOP).wait()
         wait_for(rank, works)
         return listeners
 
     def start_thread(self, rank: int) -> None:
-        """Have one more thread listen to that rank. Raises `RuntimeError` if none can be started."""
+        """Start a thread that listens to that rank. Raises `RuntimeError` if none can be started."""
         name = f"remote calls {len(self.threads)}"
         thread = threading.Thread(target=self.answer_requests, args=(rank,), name=name, daemon=True)
         thread.start()
         self.threads.append(thread)
 
     def answer_requests(self, rank: int) -> None:
-        """What each thread does: listen to a rank, and answer its requests.
+        """The body of each thread: listen to a rank, and answer its requests.
 
-        While it answers, another one listens, and is started if there is none. Then this one listens again: so there
-        are two, and the next request finds one that waits for it, instead of one that has to be woken up first.
+        While it answers, another thread listens, which is started if there is none. Then this one listens again: so
+        there are two, and the next request finds one that already waits for it.
         """
         while self.begin_listening(rank):
             try:
@@ -218,13 +216,13 @@ class Agent:
                 try:
                     if not listeners:
                         self.start_thread(rank)
-                except RuntimeError as error:  # there are too many: this one has to listen
+                except RuntimeError as error:  # too many threads: this one has to listen
                     self.reply(rank, envelope.number, failure(error))
                 else:
                     self.answer(rank, envelope)
 
     def begin_listening(self, rank: int) -> bool:
-        """Whether there may be more requests: if so, this thread counts as one that listens."""
+        """Count this thread as listening. Returns False if there will be no more requests."""
         with self.changed:
             if rank in self.stopped:
                 return False
@@ -232,7 +230,7 @@ class Agent:
             return True
 
     def end_listening(self, rank: int, number: int) -> int:
-        """The envelope with this number has come: how many threads listen besides."""
+        """An envelope with this number has come: this thread listens no more. Returns the number of those that do."""
         with self.changed:
             self.listening[rank] -= 1
             if number == STOP:
@@ -240,7 +238,7 @@ class Agent:
             return self.listening[rank]
 
     def lose(self, rank: int) -> None:
-        """This rank is lost. Each thread that listened to it finds that out."""
+        """Record that a rank is lost, as each thread that listened to it finds out."""
         with self.changed:
             if rank in self.lost:
                 return
@@ -250,11 +248,11 @@ class Agent:
         self.report_loss(rank)
 
     def answer(self, caller: int, envelope: Envelope) -> None:
-        """Receive the rest of the request, run the function, and send the reply. By then the request is gone, and its
-        references are given back: after the last reply nobody calls."""
+        """Receive the rest of the request, run the function, and send the reply. The request's references are given
+        back before the reply: after the last reply there are no calls."""
         try:
             reply = True, run(*envelope.receive_rest(partial(self.receive, caller, envelope.number)))
-        except BaseException as error:  # SystemExit included: the caller must hear of it
+        except BaseException as error:  # SystemExit included: the caller must get it
             reply = failure(error)
         self.references.give_back()
         self.reply(caller, envelope.number, reply)
@@ -262,23 +260,23 @@ class Agent:
         self.finish_sending()
 
     def finish_sending(self) -> None:
-        """Wait until replies have left, unless `MAX_SENDING` threads do so: they wait for all there are."""
+        """Wait until all replies have left, unless `MAX_SENDING` threads do so already."""
         while self.sending and self.senders.acquire(blocking=False):
-            with contextlib.suppress(IndexError, dist.DistNetworkError):  # another thread has taken it; or it is lost
+            with contextlib.suppress(IndexError, dist.DistNetworkError):  # taken by another thread; or it is lost
                 wait_for(*self.sending.popleft())
             self.senders.release()
 
     def reply(self, caller: int, number: int, reply: Reply) -> None:
-        """Start sending a reply, or why it cannot be sent."""
+        """Start sending a reply, or the error if it cannot be sent."""
         try:
             messages = self.pack(caller, number, reply, "the result")
         except BaseException as error:  # pickling may run anything
             messages = self.pack(caller, number, failure(error), "the error")
-        with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as whoever listens to it hears
+        with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
             self.sending.append((caller, self.send(caller, REPLY + number, number, messages)))
 
     def receive_reply(self, rank: int, number: int) -> tuple[bool, Any]:
-        """(True, what the function returned), or (False, what `wait` is to raise)."""
+        """(True, the result), or (False, the exception for `wait` to raise)."""
         receive = partial(self.receive, rank, REPLY + number)
         try:
             envelope = Envelope(receive)
@@ -294,15 +292,15 @@ class Agent:
             return False, error
 
     def run_here(self, request: Messages) -> tuple[bool, Any]:
-        """The same for a request to this rank itself."""
+        """The outcome of a request to this rank itself."""
         try:
             return True, decode(self.pack(self.rank, REPLY, run(*decode(request)), "the result"))
         except Exception as error:
             return False, error
 
     def pack(self, rank: int, number: int, obj: Any, what: str) -> Messages:
-        """The messages that carry `obj` to that rank. Raises `TypeError` if it cannot be sent, `UsageError` if it holds
-        a tensor on an accelerator."""
+        """The messages with `obj` for that rank. Raises `TypeError` if it cannot be sent, `UsageError` if it has a
+        tensor on an accelerator."""
         lent: list[tuple[int, int]] = []
         try:
             return encode(number, obj, lambda part: self.references.lend(part, rank, lent))
@@ -314,10 +312,10 @@ class Agent:
             raise TypeError(f"{what} cannot be sent: {type(error).__name__}: {error}") from error
 
     def send(self, rank: int, tag: int, number: int, messages: Messages) -> Works:
-        """Start sending the envelope with this tag and the rest, where that is `REQUEST`, with the number. Returns each
-        message's work, with the memory that must last as long. Raises `DistNetworkError` if the rank is lost.
+        """Start sending the envelope with this tag and the rest with it or, after a `REQUEST`, with the number. Returns
+        the works with their memory, which must last as long. Raises `DistNetworkError` if the rank is lost.
 
-        These are `dist.isend` and `dist.irecv`, called on the group itself, which takes less time.
+        This is `dist.isend`, called on the group itself, which takes less time.
         """
         envelope, *rest = messages
         try:
@@ -345,17 +343,17 @@ def wait_for(rank: int, works: Works) -> None:
 
 
 def loss(rank: int, error: RuntimeError) -> dist.DistNetworkError:
-    """What to raise when gloo raises this."""
+    """The exception for an error of gloo's."""
     return dist.DistNetworkError(f"rank {rank} is lost: {error}")
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What a request asks for."""
+    """Run a request."""
     return function(*args)
 
 
 def failure(error: BaseException) -> Reply:
-    """The reply that has the caller raise this error, with its traceback from where our own part in it ends."""
+    """The reply with this error for the caller to raise, and its traceback without our own frames."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -363,8 +361,7 @@ def failure(error: BaseException) -> Reply:
 
 
 def portable(error: BaseException) -> Exception:
-    """The exception; if it does not survive pickling, or is none that a program is to go on after, a `RuntimeError`
-    that says the same."""
+    """The exception; a `RuntimeError` with the same text if it does not survive pickling or is not an `Exception`."""
     if isinstance(error, Exception):
         with contextlib.suppress(BaseException):  # pickling may run anything
             copy = pickle.loads(pickle.dumps(error))
@@ -375,7 +372,7 @@ def portable(error: BaseException) -> Exception:
 
 
 def arrive(rank: int) -> None:
-    """Runs on rank 0: return when all ranks but those lost have come to the barrier as often as `rank`."""
+    """On rank 0: wait until all ranks that are not lost have come to the barrier as often as `rank`."""
     agent = current_agent()
     with agent.changed:
         agent.arrived[rank] += 1
@@ -387,5 +384,125 @@ def arrive(rank: int) -> None:
 
 
 def current_agent() -> Agent:
-    """This process's agent: a function that was called from afar makes calls of its own with it."""
+    """The agent of this process, with which a function that was called remotely makes calls of its own."""
     return agents[-1]
+
+
+class RemoteReference:
+    """A reference to an object on rank `owner`, by a number that the owner gave it.
+
+    The owner counts references. A reference is counted for a rank before it is sent there, so that no count reaches
+    zero while it is under way. A rank that drops one tells the owner with its next call or answer.
+    """
+
+    def __init__(self, references: References, owner: int, number: int) -> None:
+        self.references, self.owner, self.number = references, owner, number
+        weakref.finalize(self, references.drop, owner, number).atexit = False
+
+    def to_here(self) -> Any:
+        """A copy of the object."""
+        return self.references.call(self.owner, read, self)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the object on the owner's rank. Returns its result."""
+        return self.references.call(self.owner, call_method, self, method, args)
+
+    def local_value(self) -> Any:
+        """The object itself, on the owner."""
+        return self.references.objects[self.number]
+
+
+class References:
+    """The objects that this rank owns, their reference counts, and the references that were dropped here."""
+
+    def __init__(self, rank: int, size: int, call: Callable[..., Any]) -> None:
+        """`call(rank, function, *args)` runs the function on that rank."""
+        self.rank, self.size, self.call = rank, size, call
+        self.numbers, self.lock = itertools.count(), threading.RLock()
+        self.objects: dict[int, Any] = {}
+        self.counts: dict[int, int] = {}
+        self.dropped: deque[tuple[int, int]] = deque()
+        """(owner, number) of dropped references that the owner has not been told of yet."""
+
+    def create(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
+        """A reference to the function's result on that rank."""
+        return RemoteReference(self, rank, self.call(rank, keep, function, args))
+
+    def keep(self, value: Any) -> int:
+        """Keep an object with one reference. Returns its number."""
+        number = next(self.numbers)
+        self.objects[number] = value
+        self.count(number, 1)
+        return number
+
+    def count(self, number: int, change: int) -> None:
+        """Adjust the reference count of an object, which is dropped at zero."""
+        with self.lock:
+            self.counts[number] = self.counts.get(number, 0) + change
+            if self.counts[number] > 0:
+                return
+            del self.counts[number]
+            self.objects.pop(number, None)
+
+    def lend(self, obj: Any, rank: int, lent: list[tuple[int, int]]) -> Any:
+        """Count a reference for `rank`, and add it to `lent`. Returns how to rebuild it there, as `__reduce__` does;
+        `NotImplemented` for other objects.
+
+        It is not counted for its owner: the caller's own reference lives until the reply has come.
+        """
+        if not isinstance(obj, RemoteReference):
+            return NotImplemented
+        if rank != obj.owner:
+            if obj.owner == self.rank:
+                self.count(obj.number, 1)
+            else:
+                self.call(obj.owner, count, obj.number, 1)
+            lent.append((obj.owner, obj.number))
+        return borrow, (obj.owner, obj.number)
+
+    def drop(self, owner: int, number: int) -> None:
+        """Drop a reference. This may happen in the middle of anything, so another owner is told later."""
+        if owner == self.rank:
+            self.count(number, -1)
+        else:
+            self.dropped.append((owner, number))
+
+    def give_back(self) -> None:
+        """Tell the owners which references were dropped here."""
+        while self.dropped:
+            try:
+                owner, number = self.dropped.popleft()
+            except IndexError:  # taken by another thread
+                return
+            with contextlib.suppress(dist.DistNetworkError):  # the owner is lost, and the object with it
+                self.call(owner, count, number, -1)
+
+
+def keep(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
+    """On the owner: run the function, and keep its result. Returns its number."""
+    return current_agent().references.keep(function(*args))
+
+
+def count(number: int, change: int) -> None:
+    """On the owner: adjust a reference count."""
+    current_agent().references.count(number, change)
+
+
+def read(reference: RemoteReference) -> Any:
+    """On the owner: the object."""
+    return reference.local_value()
+
+
+def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) -> Any:
+    """On the owner: call a method of the object."""
+    return getattr(reference.local_value(), method)(*args)
+
+
+def borrow(owner: int, number: int) -> RemoteReference:
+    """On any rank: rebuild a reference that has arrived."""
+    references = current_agent().references
+    if owner not in range(references.size):
+        raise ValueError(f"a reference to an object on rank {owner}: there are ranks 0 to {references.size - 1}")
+    if owner == references.rank:
+        references.count(number, 1)
+    return RemoteReference(references, owner, number)

@@ -1,11 +1,11 @@
 """Distributed autograd: a graph that spans ranks, by remote references.
 
     output = apply_remotely(agent, 1, function, input)
-    output.sum().backward()      # goes on through the function on rank 1, and comes back with the input's gradient
+    output.sum().backward()      # runs the backward on rank 1, too, and returns the input's gradient
 
-The part of the graph that belongs to a remote call stays where it was computed, and the caller's part holds a reference
-to it. Backward sends the gradient of the output there and receives those of the inputs, where forward sent the inputs
-and received the output. What the function uses on its own rank, parameters say, finds its gradient in `.grad` there.
+The part of the graph inside a remote call stays where it was computed, and the caller's part holds a reference to it.
+Where forward sends the inputs and receives the output, backward sends the gradient of the output and receives those of
+the inputs. Gradients of tensors on the other rank, such as parameters, are accumulated in their `.grad` there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from playground.remote.agent import Agent
 
 
 def apply_remotely(agent: Agent, rank: int, function: Callable[..., Any], *inputs: torch.Tensor) -> torch.Tensor:
-    """The tensor that `function(*inputs)` returns on that rank, as part of a graph that reaches there."""
-    always = torch.empty(0, requires_grad=True)  # also where no input has a gradient, the function's parameters do
+    """Run `function(*inputs)` on that rank. Returns its tensor, as part of a graph that extends to there."""
+    always = torch.empty(0, requires_grad=True)  # even if no input needs a gradient, the parameters do
     return SendAndReceive.apply(agent, rank, function, always, *inputs)
 
 
 class RemoteGraph:
-    """The part of a graph that was computed here for a caller elsewhere. It goes when the caller's part goes."""
+    """The part of a graph that was computed here for a remote caller. It lives as long as the caller's part."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
         self.inputs = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in inputs]
@@ -36,13 +36,13 @@ class RemoteGraph:
         return self.output.detach()
 
     def backward(self, gradient: torch.Tensor) -> list[torch.Tensor | None]:
-        """Go on with the backward pass here. Returns the inputs' gradients."""
+        """Run the backward pass here. Returns the inputs' gradients."""
         self.output.backward(gradient)
         return [tensor.grad for tensor in self.inputs]
 
 
 class SendAndReceive(torch.autograd.Function):
-    """The caller's part: forward sends the inputs and receives the output, backward does so with their gradients."""
+    """The caller's part: forward sends inputs and receives the output, backward does the same with gradients."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
-"""What a remote call sends: any object that pickles, its tensors and arrays beside it, straight from memory to memory.
+"""The messages of a remote call: any object that pickles, with its tensors and arrays sent from memory to memory.
 
-An object travels as an envelope of fixed size, so that a rank that knows nothing of it yet can receive it. The envelope
-holds the number of the call, how long the pickle is and how many buffers follow; then the pickle and the sizes of the
-buffers, if there is room; else they are the next message. The buffers follow last, one message each: the memory of
-tensors and arrays, which a pickle would copy twice. Small ones travel in the pickle. It is read when all have arrived.
+The first message is an envelope of fixed size, so that a rank that knows nothing of the object can receive it. It has
+the number of the call, the length of the pickle and the number of buffers; then the pickle and the sizes of the
+buffers, if there is room; otherwise they are the next message. The buffers follow, one message each: the memory of
+tensors and arrays, which a pickle would copy twice. Small ones are in the pickle, which is read when all have arrived.
 Source: pickle protocol 5 with out-of-band data, https://peps.python.org/pep-0574/
 """
 
@@ -20,26 +20,26 @@ import torch
 from playground.runtime.errors import UsageError
 
 ENVELOPE = 4096
-"""Bytes: gloo takes as long for one of 64."""
+"""Size in bytes; one of 64 would take gloo as long."""
 SMALL = 1024
-"""Bytes up to which a buffer travels in the pickle."""
+"""Bytes up to which a buffer is in the pickle."""
 HEADER = struct.Struct("<qQQ")
 """Number of the call, number of buffers, bytes of the pickle and of the sizes behind it."""
 ROOM = ENVELOPE - HEADER.size
 SIZE = struct.calcsize("<Q")
 EMPTY = bytes(ENVELOPE)
 TENSOR = bytearray(1)
-"""In the pickle, in place of a larger tensor's memory: a tensor is no buffer."""
+"""Replaces a larger tensor's memory in the pickle, as a tensor is not a buffer."""
 
 Messages = list[torch.Tensor]
 Receive = Callable[[Messages], Any]
-"""Fills memory with the messages that come next."""
+"""Fills memory with the next messages."""
 Lend = Callable[[Any], Any]
-"""Reduces an object that must not be copied, as `__reduce__` does; `NotImplemented` for any other."""
+"""Reduces an object that must not be copied, as `__reduce__` does; returns `NotImplemented` for any other."""
 
 
 class Encoder(pickle.Pickler):
-    """Pickles into `file`, and keeps larger buffers in `buffers`. Tensors and what `lend` lends it pickles its own way.
+    """Pickles into `file`, and appends larger buffers to `buffers`; tensors and lent objects in its own way.
 
     Raises `UsageError` for a tensor on an accelerator, and what pickle raises for what cannot be pickled.
     """
@@ -49,12 +49,12 @@ class Encoder(pickle.Pickler):
         self.buffers, self.lend = buffers, lend
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to rebuild `obj`, which is asked for once per object; `NotImplemented` leaves it to pickle."""
+        """How to rebuild `obj`; `NotImplemented` leaves it to pickle."""
         return reduce_tensor(obj, self.buffers) if isinstance(obj, torch.Tensor) else self.lend(obj)
 
 
 def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
-    """Whether a buffer travels in the pickle; else it is in `buffers`. (torch takes no memory that is read-only.)"""
+    """Whether a buffer is pickled; otherwise append it to `buffers`. (torch accepts no read-only memory.)"""
     memory = buffer.raw()
     if memory.obj is TENSOR:
         return False
@@ -65,7 +65,7 @@ def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
 
 
 def encode(number: int, obj: Any, lend: Lend) -> Messages:
-    """The messages that carry `obj`, in order: the envelope first. Large buffers are not copied.
+    """The messages with `obj`, the envelope first. Large buffers are not copied.
 
     Raises what `Encoder` raises.
     """
@@ -84,7 +84,7 @@ def encode(number: int, obj: Any, lend: Lend) -> Messages:
 
 
 class Envelope:
-    """What arrives first: the call's `number`, and what is needed to receive the rest."""
+    """The first message: the call's `number`, and the sizes of the rest."""
 
     def __init__(self, receive: Receive) -> None:
         inside = bytearray(ENVELOPE)
@@ -93,10 +93,10 @@ class Envelope:
         self.body = memoryview(inside)[HEADER.size :]
 
     def receive_rest(self, receive: Receive) -> Any:
-        """The object. `receive` fills memory with the messages that follow, in order.
+        """Receive the object. `receive` fills memory with the following messages, in order.
 
-        Raises `ValueError` if the envelope contradicts itself, `RuntimeError` if there is too little memory, and
-        whatever it raises to unpickle the object.
+        Raises `ValueError` if the envelope is inconsistent, `RuntimeError` if there is too little memory, and any
+        exception of unpickling the object.
         """
         if self.count * SIZE > self.length:
             raise ValueError(f"no envelope: the sizes of {self.count} buffers in {self.length} bytes")
@@ -114,7 +114,7 @@ class Envelope:
 
 
 def decode(messages: Messages) -> Any:
-    """A copy of the object that they carry."""
+    """A copy of the object in the messages."""
     coming = iter(messages)
 
     def receive(memories: Messages) -> None:
@@ -125,11 +125,11 @@ def decode(messages: Messages) -> Any:
 
 
 def reduce_tensor(tensor: torch.Tensor, buffers: Messages) -> Any:
-    """How to rebuild a plain tensor, or a parameter: from its elements, in order.
+    """How to rebuild a plain tensor, or a parameter, from its elements: without its graph, but a leaf still requires a
+    gradient if it did.
 
-    Without the graph it is part of; a leaf still requires a gradient if it did. All others (sparse, quantized, nested,
-    on the meta device, of a subclass, with attributes of its own) are left to torch's `__reduce_ex__`, which comes to
-    plain ones, or copies.
+    All others (sparse, quantized, nested, on the meta device, of a subclass, with attributes of their own) are left to
+    torch's `__reduce_ex__`, which reduces them to plain ones, or copies.
     """
     if not (tensor.is_cpu or tensor.is_meta):
         raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")

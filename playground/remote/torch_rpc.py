@@ -1,7 +1,7 @@
-"""torch.distributed.rpc, to be called as our own agent is.
+"""torch.distributed.rpc with the interface of our own agent.
 
-It meets at the store that the world meets at, and binds to the network interface that gloo does. Upstream it is in
-maintenance mode. Source: https://docs.pytorch.org/docs/stable/rpc.html
+It uses the store of the world for its rendezvous, and the network interface of gloo. Upstream it is in maintenance
+mode. Source: https://docs.pytorch.org/docs/stable/rpc.html
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.distributed import rpc
 from playground.runtime.errors import UsageError
 
 FEWEST_THREADS = 16
-"""That answer requests: torch's own default. More ranks need more (pytorch/pytorch#85607)."""
+"""Minimum number of threads that answer requests: torch's default. More ranks need more (pytorch/pytorch#85607)."""
 SPARE_THREADS = 4
 OUR_STORE = "playground"
-"""The scheme of the init method with which `init_rpc` takes the store that the world has met at."""
+"""Scheme of the init method with which `init_rpc` uses the store of the world."""
 NO_LIMIT = 0.0
-"""Seconds that a call may take: whoever watches over the ranks ends what hangs."""
+"""Timeout of a call, in seconds, where 0 is none: the launcher ends hung ranks."""
 DEPRECATED_INSIDE = "You are using a Backend .* as a ProcessGroup"
-"""What torch warns of in a call that it makes itself (pytorch/pytorch#149393)."""
+"""A warning of torch about its own call (pytorch/pytorch#149393)."""
 
 
 class TorchAgent:
-    """This rank's end of all remote calls, as `Agent` is. Every rank makes one, and leaves it with the others.
+    """This rank's end of all remote calls, as `Agent`. Every rank creates one, and leaves it with the others.
 
-    Raises `UsageError` where torch has no RPC.
+    Raises `UsageError` if torch has no RPC.
     """
 
     def __init__(self) -> None:
@@ -55,23 +55,23 @@ class TorchAgent:
             rpc.shutdown()
 
     def on_loss(self, callback: Callable[[int], None]) -> None:
-        """Does nothing: torch's RPC tells nobody which rank is lost."""
+        """Does nothing: torch's RPC does not report lost ranks."""
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         dist.barrier()
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
-        """What `function(*args)` returns on that rank. Raises what it raises there."""
+        """Run `function(*args)` on that rank. Returns its result, or raises its exception."""
         return rpc.rpc_sync(worker_name(rank), function, args, timeout=NO_LIMIT)
 
     def call_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
-        """The same, without waiting: a `torch.futures.Future`."""
+        """Like `call`, but returns a `torch.futures.Future`."""
         return rpc.rpc_async(worker_name(rank), function, args, timeout=NO_LIMIT)
 
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(*args)` on that rank, leave the result there: an `RRef`. They work in a process's first RPC
-        only: what counts them goes on asking the first agent (RRefContext::getInstance, in C++)."""
+        """Run `function(*args)` on that rank, and keep the result there. Returns an `RRef`. They work only in a
+        process's first RPC, as their counts stay with the first agent (RRefContext::getInstance, in C++)."""
         return rpc.remote(worker_name(rank), function, args, timeout=NO_LIMIT)
 
 
@@ -80,8 +80,8 @@ def worker_name(rank: int) -> str:
 
 
 def meet_at_our_store(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """torch's rendezvous: the store, and this rank's place. To connect to the store once more would be in vain: in a
-    world that we have launched, it takes no connection any more."""
+    """A rendezvous handler: the store, rank and size of the world. A new connection to the store would fail: in a world
+    that we have launched, it accepts no more."""
     yield dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
 
 

@@ -1,11 +1,11 @@
 """The figures of the field's tutorials, each drawn from a run on this machine. Does not import torch.
 
-A run is what figures are drawn from: it is made once, whatever is drawn from it.
+A run is made once, however many figures are drawn from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,45 +17,36 @@ from playground.runtime.launch import launch
 from playground.runtime.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
 from playground.runtime.temporary_folder import temporary_folder
-from playground.see.paint import collectives, data_parallel, training
+from playground.see import SEE
+from playground.see.paint import Scene, collectives, data_parallel as dp, training
 from playground.see.paint.painters import paint_scene
 from playground.see.paint.results import Evidence
-from playground.see.paint.scene import Scene
 from playground.see.record.run import record_run
 from playground.survival.settings import SnapshotSettings
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
 
-DEVICES = tuple(f"cpu:{number}" for number in range(4))
 IMAGES, TEST_IMAGES = 1280, 128
-"""Digits that are drawn for those who train on them, and for the test set that goes with them."""
-WAYS = DataParallelSettings(
-    devices=DEVICES,
-    output_device=DEVICES[0],
-    batch_size=32,
-    steps=2,
-    ways=tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss")),
-)
+"""Numbers of digits that are drawn for training and for its test set."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Run:
     """A function that ranks run."""
 
-    name: str
     work: Remote
     size: int
     arguments: Callable[[Path], tuple[object, ...]] = lambda folder: ()
-    """What it gets besides rank and size; the folder is for what it needs on the disk."""
+    """Its arguments besides rank and size; the folder is for its files."""
     recorded: bool = False
     restarts: int = 0
-    """How often new ranks may take the place of a world that failed."""
+    """How often new ranks may replace a world that failed."""
 
-    def make(self, folder: Path) -> Evidence:
+    def make(self, name: str, folder: Path) -> Evidence:
         """Run it. Raises what `launch` raises."""
         arguments = self.arguments(folder)
         if self.recorded:
-            results, recording = record_run(self.work, self.size, *arguments, command=(self.name, "-n", str(self.size)))
+            results, recording = record_run(self.work, self.size, *arguments, command=(name, "-n", str(self.size)))
             return Evidence(results=results, recording=recording, arguments=arguments)
         reports: list[tuple[int, Report]] = []
         results = launch(
@@ -69,13 +60,13 @@ class Run:
         return Evidence(results=results, arguments=arguments, reports=tuple(reports))
 
 
-def with_name(name: str) -> Callable[[Path], tuple[object, ...]]:
-    """Arguments that are a name alone."""
-    return lambda folder: (name,)
+def given(*arguments: object) -> Callable[[Path], tuple[object, ...]]:
+    """Arguments that need no folder."""
+    return lambda folder: arguments
 
 
 def draw_digits(folder: Path) -> Path:
-    """Digits, drawn into the folder if they are not there. Returns where they are."""
+    """Draw digits into the folder if they are not there. Returns their folder."""
     prepare.find_or_draw_digits(folder, "for the figures", lambda line: None, IMAGES, TEST_IMAGES)
     return prepare.raw_folder(folder, "digits")
 
@@ -97,196 +88,132 @@ def pipeline_settings(folder: Path) -> tuple[PipelineSettings]:
     return (PipelineSettings(size=2, folder=draw_digits(folder), microbatches=4, steps=3),)
 
 
-SIX = remote("playground.see.paint.ranks:six_collectives")
+DEVICES = tuple(f"cpu:{number}" for number in range(4))
+WAYS = DataParallelSettings(
+    devices=DEVICES,
+    output_device=DEVICES[0],
+    batch_size=32,
+    steps=2,
+    ways=tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss")),
+)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
-SEND = remote("playground.see.paint.ranks:send_to_last")
-SGD = remote("playground.see.paint.ranks:sgd_step")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
-DATA_PARALLEL = remote("playground.see.paint.ranks:data_parallel_steps")
+SGD = remote("playground.see.paint.ranks:sgd_step")
 RUNS = {
-    run.name: run
-    for run in (
-        Run(name="collectives", work=SIX, size=4, recorded=True),
-        Run(name="send", work=SEND, size=4, recorded=True),
-        *(
-            Run(name=name, work=ALL_REDUCE, size=4, arguments=with_name(name), recorded=True)
-            for name in ("reduce-broadcast", "all-to-all", "ring")
-        ),
-        Run(name="sgd", work=SGD, size=4),
-        Run(name="sgd on three", work=SGD, size=3),
-        *(
-            Run(name=name, work=STEPS, size=2, arguments=with_name(name), recorded=True)
-            for name in ("flat", "overlapped")
-        ),
-        Run(
-            name="ladder", work=remote("playground.lessons.ladder.lesson:run"), size=2, arguments=ladder_settings
-        ),
-        Run(name="hello", work=remote("playground.lessons.hello.lesson:who_am_i"), size=3),
-        Run(name="bert", work=remote("playground.see.paint.ranks:bert_steps"), size=2, recorded=True),
-        Run(
-            name="elastic", work=remote("playground.lessons.elastic.lesson:run"), size=3, restarts=2,
-            arguments=elastic_settings,
-        ),
-        Run(
-            name="pipeline", work=remote("playground.lessons.pipeline.experiment:run"), size=2,
-            arguments=pipeline_settings,
-        ),
-        Run(name="ddp", work=BACKWARD, size=2, arguments=with_name("net")),
-        Run(name="ddp, four parameters", work=BACKWARD, size=2, arguments=with_name("four")),
-        Run(name="data-parallel", work=DATA_PARALLEL, size=1, arguments=lambda folder: (WAYS,), recorded=True),
-        Run(
-            name="data-parallel, memory", work=remote("playground.lessons.data_parallel.experiment:ways"), size=1,
-            arguments=lambda folder: (WAYS,),
-        ),
-    )
-}  # fmt: skip
+    "collectives": Run(remote("playground.see.paint.ranks:six_collectives"), 4, recorded=True),
+    "send": Run(remote("playground.see.paint.ranks:send_to_last"), 4, recorded=True),
+    "reduce-broadcast": Run(ALL_REDUCE, 4, given("reduce-broadcast"), recorded=True),
+    "all-to-all": Run(ALL_REDUCE, 4, given("all-to-all"), recorded=True),
+    "ring": Run(ALL_REDUCE, 4, given("ring"), recorded=True),
+    "sgd": Run(SGD, 4),
+    "sgd on three": Run(SGD, 3),
+    "flat": Run(STEPS, 2, given("flat"), recorded=True),
+    "overlapped": Run(STEPS, 2, given("overlapped"), recorded=True),
+    "ladder": Run(remote("playground.lessons.ladder.lesson:run"), 2, ladder_settings),
+    "hello": Run(remote("playground.lessons.hello.lesson:who_am_i"), 3),
+    "bert": Run(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
+    "elastic": Run(remote("playground.lessons.elastic.lesson:run"), 3, elastic_settings, restarts=2),
+    "pipeline": Run(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_settings),
+    "ddp": Run(BACKWARD, 2, given("net")),
+    "ddp, four parameters": Run(BACKWARD, 2, given("four")),
+    "data-parallel": Run(remote("playground.see.paint.ranks:data_parallel_steps"), 1, given(WAYS), recorded=True),
+    "data-parallel, memory": Run(remote("playground.lessons.data_parallel.experiment:ways"), 1, given(WAYS)),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
-    name: str
-    """What it is asked for by: F1 to F21, or its chapter's name."""
-    file: str
-    """What its file is called, without the ending."""
-    shows: str
-    """In one line."""
+    path: str
+    """The chapter whose README shows it, a lesson or `see`, and the name of its file, without the ending."""
     run: str
-    """What it is drawn from: a name of `RUNS`."""
+    """The run that it is drawn from: a name of `RUNS`."""
     draw: Callable[[Evidence], Scene]
-    chapter: str
-    """The folder of the chapter whose README shows it, seen from the top of the repository."""
-
-
-def lesson(folder: str) -> str:
-    return f"playground/lessons/{folder}"
+    shows: str
+    """A description in one line."""
 
 
 FIGURES = {
-    figure.name: figure
-    for figure in (
-        Figure(
-            name="F1", file="dp_forward", shows="DataParallel: forward, in five panels",
-            run="data-parallel", draw=data_parallel.forward, chapter=lesson("data_parallel"),
-        ),
-        Figure(
-            name="F2", file="dp_backward", shows="DataParallel: backward and step",
-            run="data-parallel", draw=data_parallel.backward, chapter=lesson("data_parallel"),
-        ),
-        Figure(
-            name="F3", file="backward_step", shows="backward computes the gradient, step applies it: what each costs",
-            run="ladder", draw=training.backward_and_step, chapter=lesson("ladder"),
-        ),
-        Figure(
-            name="F4", file="dp_training", shows="DataParallel: memory and utilisation of each device",
-            run="data-parallel, memory", draw=data_parallel.memory_and_utilisation, chapter=lesson("data_parallel"),
-        ),
-        Figure(
-            name="F5", file="dp_forward_2", shows="DataParallel with the loss inside forward: reduced twice",
-            run="data-parallel", draw=data_parallel.loss_in_forward, chapter=lesson("data_parallel"),
-        ),
-        Figure(
-            name="F6", file="allreduce", shows="all-reduce: the same sum on every rank",
-            run="collectives", draw=collectives.all_reduce_sum, chapter=lesson("all_reduce"),
-        ),
-        Figure(
-            name="F7", file="allreduce_1", shows="all-reduce as reduce, then broadcast",
-            run="reduce-broadcast", draw=collectives.reduce_broadcast, chapter=lesson("all_reduce"),
-        ),
-        Figure(
-            name="F8", file="allreduce_2", shows="all-reduce as all to all",
-            run="all-to-all", draw=collectives.all_to_all, chapter=lesson("all_reduce"),
-        ),
-        Figure(
-            name="F9", file="ring", shows="ring all-reduce: the way of one chunk",
-            run="ring", draw=collectives.ring_chunk, chapter=lesson("all_reduce"),
-        ),
-        Figure(
-            name="F10", file="ring_end", shows="the end of an all-reduce: the same step everywhere",
-            run="sgd", draw=collectives.step_everywhere, chapter=lesson("prove"),
-        ),
-        Figure(
-            name="F11", file="ddp", shows="synchronous SGD in five phases",
-            run="sgd on three", draw=training.five_phases, chapter=lesson("sgd"),
-        ),
-        Figure(
-            name="F12", file="after_backward", shows="all-reduce after backward",
-            run="flat", draw=training.after_backward, chapter=lesson("ladder"),
-        ),
-        Figure(
-            name="F13", file="inside_backward", shows="all-reduce inside backward",
-            run="overlapped", draw=training.inside_backward, chapter=lesson("ladder"),
-        ),
-        Figure(
-            name="F14", file="step_parts", shows="what a training step's time goes into, rung by rung",
-            run="ladder", draw=training.normalised_parts, chapter=lesson("ladder"),
-        ),
-        Figure(
-            name="F15", file="overlap", shows="a step without and with overlap",
-            run="ladder", draw=training.with_and_without_overlap, chapter=lesson("ladder"),
-        ),
-        Figure(
-            name="F16", file="buckets", shows="DistributedDataParallel's buckets fill and leave",
-            run="ddp", draw=training.filling, chapter=lesson("ddp"),
-        ),
-        Figure(
-            name="F17", file="dp_criterion", shows="DataParallelModel and DataParallelCriterion, in eight panels",
-            run="data-parallel", draw=data_parallel.parallel_criterion, chapter=lesson("data_parallel"),
-        ),
-        Figure(
-            name="F18", file="dp_memory", shows="DataParallel: memory per device where logits are gathered",
-            run="data-parallel, memory", draw=data_parallel.imbalance, chapter=lesson("data_parallel"),
-        ),
-        Figure(
-            name="F19", file="bucket", shows="the same buckets on every rank",
-            run="ddp, four parameters", draw=training.same_on_both, chapter=lesson("ddp"),
-        ),
-        Figure(
-            name="F20", file="p2p", shows="point to point: one rank sends, another receives",
-            run="send", draw=collectives.point_to_point, chapter=lesson("p2p"),
-        ),
-        Figure(
-            name="F21", file="communication", shows="six collectives: before and after",
-            run="collectives", draw=collectives.six_collectives, chapter=lesson("collectives"),
-        ),
-    )
-}  # fmt: skip
+    "F1": Figure("data_parallel/dp_forward", "data-parallel", dp.forward, "DataParallel: forward, in five panels"),
+    "F2": Figure("data_parallel/dp_backward", "data-parallel", dp.backward, "DataParallel: backward and step"),
+    "F3": Figure(
+        "ladder/backward_step",
+        "ladder",
+        training.backward_and_step,
+        "backward computes the gradient, step applies it: what each costs",
+    ),
+    "F4": Figure(
+        "data_parallel/dp_training",
+        "data-parallel, memory",
+        dp.memory_and_utilisation,
+        "DataParallel: memory and utilisation of each device",
+    ),
+    "F5": Figure(
+        "data_parallel/dp_forward_2",
+        "data-parallel",
+        dp.loss_in_forward,
+        "DataParallel with the loss inside forward: reduced twice",
+    ),
+    "F6": Figure(
+        "all_reduce/allreduce", "collectives", collectives.all_reduce_sum, "all-reduce: the same sum on every rank"
+    ),
+    "F7": Figure(
+        "all_reduce/allreduce_1",
+        "reduce-broadcast",
+        collectives.reduce_broadcast,
+        "all-reduce as reduce, then broadcast",
+    ),
+    "F8": Figure("all_reduce/allreduce_2", "all-to-all", collectives.all_to_all, "all-reduce as all to all"),
+    "F9": Figure("all_reduce/ring", "ring", collectives.ring_chunk, "ring all-reduce: the way of one chunk"),
+    "F10": Figure(
+        "prove/ring_end", "sgd", collectives.step_everywhere, "the end of an all-reduce: the same step everywhere"
+    ),
+    "F11": Figure("sgd/ddp", "sgd on three", training.five_phases, "synchronous SGD in five phases"),
+    "F12": Figure("ladder/after_backward", "flat", training.after_backward, "all-reduce after backward"),
+    "F13": Figure("ladder/inside_backward", "overlapped", training.inside_backward, "all-reduce inside backward"),
+    "F14": Figure(
+        "ladder/step_parts", "ladder", training.normalised_parts, "what a training step's time goes into, rung by rung"
+    ),
+    "F15": Figure("ladder/overlap", "ladder", training.with_and_without_overlap, "a step without and with overlap"),
+    "F16": Figure("ddp/buckets", "ddp", training.filling, "DistributedDataParallel's buckets fill and leave"),
+    "F17": Figure(
+        "data_parallel/dp_criterion",
+        "data-parallel",
+        dp.parallel_criterion,
+        "DataParallelModel and DataParallelCriterion, in eight panels",
+    ),
+    "F18": Figure(
+        "data_parallel/dp_memory",
+        "data-parallel, memory",
+        dp.imbalance,
+        "DataParallel: memory per device where logits are gathered",
+    ),
+    "F19": Figure("ddp/bucket", "ddp, four parameters", training.same_on_both, "the same buckets on every rank"),
+    "F20": Figure("p2p/p2p", "send", collectives.point_to_point, "point to point: one rank sends, another receives"),
+    "F21": Figure(
+        "collectives/communication", "collectives", collectives.six_collectives, "six collectives: before and after"
+    ),
+}
 CHAPTERS = {
-    figure.name: figure
-    for figure in (
-        Figure(
-            name="hello", file="one_world", shows="processes meet at the master, and are one world",
-            run="hello", draw=collectives.one_world, chapter=lesson("hello"),
-        ),
-        Figure(
-            name="bert", file="step", shows="a step of BERT: buckets leave while backward goes on",
-            run="bert", draw=training.bert_step, chapter=lesson("bert"),
-        ),
-        Figure(
-            name="elastic", file="attempts", shows="ranks are killed, and the training goes on from a snapshot",
-            run="elastic", draw=training.attempts, chapter=lesson("elastic"),
-        ),
-        Figure(
-            name="pipeline", file="schedules", shows="a pipeline's stages at work, by three schedules",
-            run="pipeline", draw=training.schedules, chapter=lesson("pipeline"),
-        ),
-        Figure(
-            name="see", file="ring", shows="a recorded ring all-reduce: ranks, waits and messages",
-            run="ring", draw=collectives.ring, chapter="playground/see",
-        ),
-    )
-}  # fmt: skip
-"""Of chapters that none of the tutorials' figures is about."""
+    "hello": Figure(
+        "hello/one_world", "hello", collectives.one_world, "processes meet at the master, and are one world"
+    ),
+    "bert": Figure("bert/step", "bert", training.bert_step, "a step of BERT: buckets leave while backward goes on"),
+    "elastic": Figure(
+        "elastic/attempts", "elastic", training.attempts, "ranks are killed, and the training goes on from a snapshot"
+    ),
+    "pipeline": Figure(
+        "pipeline/schedules", "pipeline", training.schedules, "a pipeline's stages at work, by three schedules"
+    ),
+    "see": Figure("see/ring", "ring", collectives.ring, "a recorded ring all-reduce: ranks, waits and messages"),
+}
+"""Figures of chapters that none of the tutorials' figures is about."""
 ALL = FIGURES | CHAPTERS
-
-
-Show = Callable[[str, int, int], None]
-"""Is called with what is being done, how many runs are done, and of how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaintedFigure:
-    """A figure that is on the disk."""
+    """A figure on the disk."""
 
     name: str
     shows: str
@@ -294,34 +221,35 @@ class PaintedFigure:
     file: Path
 
 
-def paint_figures(files: dict[str, Path], show: Show) -> list[PaintedFigure]:
+def paint_figures(files: dict[str, Path], show: Callable[[str, int, int], None]) -> list[PaintedFigure]:
     """Paint figures, given by name, into these files, in the order of the runs they are drawn from.
 
-    Raises `UsageError` for a file that cannot be written, and what `launch` raises.
+    `show` is called with the current activity, the number of runs done, and their total. Raises `UsageError` for a file
+    that cannot be written, and what `launch` raises.
     """
-    chosen = [ALL[name] for name in files]
-    runs = [*dict.fromkeys(figure.run for figure in chosen)]
+    runs = [*dict.fromkeys(ALL[name].run for name in files)]
     with temporary_folder("figures") as folder:
         for number, run in enumerate(runs):
             show(f"running {run}", number, len(runs))
-            evidence = RUNS[run].make(folder)
-            paint_from(evidence, [figure for figure in chosen if figure.run == run], files)
+            evidence = RUNS[run].make(run, folder)
+            for name, file in files.items():
+                if ALL[name].run == run:
+                    paint_scene(ALL[name].draw(evidence), file)
     return [
-        PaintedFigure(name=figure.name, shows=figure.shows, run=figure.run, file=files[figure.name])
-        for figure in chosen
+        PaintedFigure(name=name, shows=ALL[name].shows, run=ALL[name].run, file=file) for name, file in files.items()
     ]
 
 
-def paint_from(evidence: Evidence, figures: Sequence[Figure], files: dict[str, Path]) -> None:
-    for figure in figures:
-        paint_scene(figure.draw(evidence), files[figure.name])
-
-
 def all_files(folder: Path) -> dict[str, Path]:
-    """Where all figures of the tutorials go to in a folder, as SVG."""
-    return {figure.name: folder / f"{figure.name}_{figure.file}.svg" for figure in FIGURES.values()}
+    """The SVG files of all figures of the tutorials in a folder, by the figure's name."""
+    return {name: folder / f"{name}_{Path(figure.path).name}.svg" for name, figure in FIGURES.items()}
 
 
 def chapter_files(root: Path = ROOT) -> dict[str, Path]:
-    """Where the pictures of the chapters' READMEs are, by the figure's name."""
-    return {figure.name: root / figure.chapter / "figures" / f"{figure.file}.svg" for figure in ALL.values()}
+    """The pictures of the chapters' READMEs, by the figure's name."""
+    files = {}
+    for name, figure in ALL.items():
+        chapter, file = figure.path.split("/")
+        folder = root / "playground" / ("" if chapter == SEE.name else "lessons") / chapter
+        files[name] = folder / "figures" / f"{file}.svg"
+    return files

@@ -1,4 +1,4 @@
-"""The command that looks at a recorded run, and draws the figures of tutorials from runs of its own."""
+"""The command `see`: it shows a recorded run, and draws the figures of tutorials from runs of its own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.transfers import volumes
 from playground.see.analyse.waits import Waits, seconds_by_cause
-from playground.see.atlas import ALL, RUNS, PaintedFigure, all_files, chapter_files, paint_figures
+from playground.see.atlas import ALL, RUNS, all_files, chapter_files, paint_figures
 from playground.see.files import PAGE, PAINTED, amount, paint, paint_steps, write_page
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending
 from playground.see.paint.words import plural, recording_texts
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import Recording
-from playground.see.record.run import RECORD
+from playground.see.record import Recording
+from playground.see.record.run import RECORDED, read_recording
 
 
 @click.command(SEE.name, short_help=SEE.purpose)
@@ -50,9 +49,16 @@ from playground.see.record.run import RECORD
 @click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand.")
 @flags(RunOptions, "wide", "as_json")
 def command(
-    file: Path | None, output: Path | None, race: Path | None, steps: bool, figures: tuple[tuple[str, Path], ...],
-    folder: Path | None, chapters: bool, wide: bool, as_json: bool,
-) -> None:  # fmt: skip
+    file: Path | None,
+    output: Path | None,
+    race: Path | None,
+    steps: bool,
+    figures: tuple[tuple[str, Path], ...],
+    folder: Path | None,
+    chapters: bool,
+    wide: bool,
+    as_json: bool,
+) -> None:
     """Look at a run that was recorded with --see, or draw every figure of the tutorials from runs on this machine.
 
     \b
@@ -63,11 +69,8 @@ def command(
         python -m playground see --figure F9 ring.svg
         python -m playground see --all figures
     """
-    asked = [
-        name
-        for name, value in (("FILE", file), ("--figure", figures), ("--all", folder), ("--chapters", chapters))
-        if value
-    ]
+    choices = {"FILE": file, "--figure": figures, "--all": folder, "--chapters": chapters}
+    asked = [name for name, value in choices.items() if value]
     if len(asked) != 1:
         given = " and ".join(asked) if asked else "nothing"
         raise UsageError(f"{given} to be seen: name one of a FILE, --figure NAME OUT, --all DIR and --chapters")
@@ -82,7 +85,7 @@ def command(
 
 
 def see_file(session: Session, file: Path, output: Path | None, race: Path | None, steps: bool) -> None:
-    """Say what a recording shows, or paint it."""
+    """Print a recording in words, or paint it."""
     check_output(output, race, steps)
     recording = read(file)
     session.say(f"{SEE.name}: {file}" + (f", beside {race}" if race else ""), "")
@@ -100,7 +103,7 @@ def see_file(session: Session, file: Path, output: Path | None, race: Path | Non
 
 
 def check_output(output: Path | None, race: Path | None, steps: bool) -> None:
-    """Raise `UsageError` if it could not be painted, before anything is read."""
+    """Raise `UsageError`, before anything is read, for an output that could not be painted."""
     if race and (output is None or output.suffix != PAGE):
         raise UsageError(f"--race {race}: two runs are raced on a page, so -o must name one that ends in {PAGE}")
     if steps and (output is None or output.suffix not in SCENE_PAINTERS):
@@ -111,7 +114,7 @@ def check_output(output: Path | None, race: Path | None, steps: bool) -> None:
 
 
 def read(file: Path) -> Recording:
-    """Raises `UsageError` for what is no recording."""
+    """Read a recording. Raises `UsageError` if it is none, or cannot be read."""
     try:
         return read_recording(file)
     except OSError as error:
@@ -119,28 +122,34 @@ def read(file: Path) -> Recording:
 
 
 def document_of(recording: Recording) -> dict[str, object]:
-    """What a recording shows, as JSON has it."""
+    """The recording as JSON."""
     waits = Waits(recording)
-    by_rank = {
-        rank.rank: seconds_by_cause([wait for wait in waits.all if wait.event.rank == rank.rank])
+    ranks = [
+        {
+            "rank": rank.rank,
+            "host": rank.host,
+            "events": len(rank.events),
+            "dropped": rank.dropped,
+            "is_cut_off": rank.is_cut_off,
+            "clock_bound": rank.clock_bound,
+            "waits": None
+            if rank.runs_ahead
+            else seconds_by_cause([wait for wait in waits.all if wait.event.rank == rank.rank]),
+        }
         for rank in recording.ranks
-    }
+    ]
     return {
-        "command": recording.command, "versions": recording.versions, "seconds_recorded": recording.end,
-        "ranks": [
-            {
-                "rank": rank.rank, "host": rank.host, "events": len(rank.events), "dropped": rank.dropped,
-                "is_cut_off": rank.is_cut_off, "clock_bound": rank.clock_bound,
-                "waits": None if rank.runs_ahead else by_rank[rank.rank],
-            }
-            for rank in recording.ranks
-        ],
-        "overlap": overlaps(recording), "volumes": volumes(recording),
-    }  # fmt: skip
+        "command": recording.command,
+        "versions": recording.versions,
+        "seconds_recorded": recording.end,
+        "ranks": ranks,
+        "overlap": overlaps(recording),
+        "volumes": volumes(recording),
+    }
 
 
 def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> dict[str, Path]:
-    """Which figures are asked for, and into which files. Raises `UsageError` if one cannot be written."""
+    """The files of the figures that were asked for. Raises `UsageError` if one cannot be written."""
     if folder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -156,22 +165,18 @@ def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> d
 
 
 def see_figures(session: Session, files: dict[str, Path]) -> None:
-    """Run what these figures need, paint them, and say where they are. Raises `UsageError` in a joined world."""
+    """Make the runs of these figures, paint them, and print their files. Raises `UsageError` in a joined world."""
     if session.world.rank_env:
         raise UsageError("figures are drawn from worlds of their own: start this as one process, not as a rank")
     runs = {ALL[name].run for name in files}
     session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {plural(len(files), 'figure')}", "")
-    session.world.warm_up(RECORD, *(RUNS[run].work for run in runs))
+    session.world.warm_up(RECORDED, *(RUNS[run].work for run in runs))
     with session.bar() as bar:
         painted = paint_figures(files, bar.show)
     folder = Path(os.path.commonpath([figure.file.parent for figure in painted]))
-    session.say(figures_table(painted, folder), "")
-    session.say(f"Shown: {plural(len(painted), 'figure')}, in {folder}.")
-    session.print_document({}, figures=painted)
-
-
-def figures_table(painted: list[PaintedFigure], folder: Path) -> Table:
     table = Table(Column("figure"), Column("shows", wraps=True), Column("file"))
     for figure in painted:
         table.add(figure.name, figure.shows, str(figure.file.relative_to(folder)))
-    return table
+    session.say(table, "")
+    session.say(f"Shown: {plural(len(painted), 'figure')}, in {folder}.")
+    session.print_document({}, figures=painted)

@@ -14,14 +14,17 @@ Installing the package is enough; the fixture `world` is then there:
 A rank that fails, also by an assert, fails its test with its own traceback; a rank that hangs, with the stacks of all.
 No other test is affected.
 
-The fork server that the ranks come from lives as long as the session (under pytest-xdist, as its worker), so a first
-world is up in tens of milliseconds. A world whose function returned on every rank, and left each process as it had
-found it, serves the next run too, with a new process group: that takes milliseconds. What a function writes into
-modules, as a monkeypatch does, is then still there; `world(3, fresh=True)` has new processes for every run.
+The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its worker), so a first world
+starts in tens of milliseconds. A world whose function returned on every rank, and left each process as it had found it,
+is reused for the next run, with a new process group: that takes milliseconds. Changes that a function makes to modules,
+as a monkeypatch does, are then still there; `world(3, fresh=True)` has new processes for every run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +39,7 @@ class World:
     size: int
     backend: str = "gloo"
     timeout: float = 30.0
-    """Seconds without a sign of life after which a run counts as hung."""
+    """Seconds without a report of any rank after which a run counts as hung."""
     fresh: bool = False
     """Whether every run gets new processes."""
     config: pytest.Config = field(repr=False)
@@ -51,17 +54,14 @@ class World:
         """
         __tracebackhide__ = True
         from playground.runtime.launch import launch
-        from playground.testing.ranks import as_pytest_imports
 
-        return launch(
-            as_pytest_imports(fn, self.config), self.size, backend=self.backend, args=args, timeout=self.timeout,
-            fresh=self.fresh,
-        )  # fmt: skip
+        imported = ImportedAsByPytest(fn=fn, settings=read_settings(self.config))
+        return launch(imported, self.size, backend=self.backend, args=args, timeout=self.timeout, fresh=self.fresh)
 
 
 @dataclass(frozen=True)
 class WorldFactory:
-    """What the fixture `world` is: called with a size, it returns a world of that many ranks."""
+    """The fixture `world`: called with a size, it returns a world of that many ranks."""
 
     config: pytest.Config = field(repr=False)
 
@@ -74,22 +74,92 @@ def world(pytestconfig: pytest.Config) -> Iterator[WorldFactory]:
     """Real ranks: `world(3).run(fn, *args)` runs `fn(rank, size, *args)` on three processes that form one process group
     of torch.distributed, and returns their results in rank order.
 
-    `world(size, backend="gloo", timeout=30.0, fresh=False)`: `backend="nccl"` takes a GPU per rank; `timeout`, in
-    seconds, bounds the time without a sign of life from any rank; `fresh` asks for new processes at every run, where
-    otherwise those of a run that left them as it found them serve the next, with a new process group. `fn` stands at
-    the top of a module; a function without parameters, written for torchrun, works too. A failed assert or another
-    exception in a rank fails the test with that rank's traceback. What ranks print is captured as the test's own
-    output is.
+    `world(size, backend="gloo", timeout=30.0, fresh=False)`: `backend="nccl"` takes a GPU per rank; `timeout` is the
+    maximum time in seconds without a report of any rank; `fresh` starts new processes for every run, where otherwise
+    those of a run that left them as it found them are reused, with a new process group. `fn` is defined at the top of a
+    module; a function without parameters, written for torchrun, works too. A failed assert or another exception in a
+    rank fails the test with that rank's traceback. The output of ranks is captured like that of the test.
     """
     from playground.runtime.kept import are_kept, end_worlds, keep_worlds
     from playground.runtime.server import preload
-    from playground.testing import ranks, rewriting
+    from playground.testing import rewriting
 
     # Where pytest is the program, every rank imports it again.
-    preload("pytest", ranks.__name__, rewriting.__name__)
+    preload("pytest", __name__, rewriting.__name__)
     kept_before = are_kept()  # by a session that this one, of pytester, runs in
     keep_worlds()
     yield WorldFactory(pytestconfig)
     end_worlds()
     if kept_before:
         keep_worlds()
+
+
+OPTIONS = (
+    "python_files",
+    "enable_assertion_pass_hook",
+    "truncation_limit_lines",
+    "truncation_limit_chars",
+    "assertion_text_diff_style",
+)
+"""Options of pytest's configuration file that concern asserts. Not every version has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PytestSettings:
+    """The configuration of this run of pytest, as far as ranks need it.
+
+    pytest rewrites the asserts of a test module when it imports it, and ranks import the module again. So a function is
+    sent to them together with these settings, and its module is imported after they have been applied.
+    """
+
+    folders: tuple[str, ...]
+    """Folders in which pytest finds modules, besides `sys.path`."""
+    rewritten: frozenset[str]
+    """Names of the modules whose asserts are rewritten, and of packages with all their modules."""
+    options: dict[str, object]
+    verbosity: int
+    """Verbosity of assertions: pytest's -v and `verbosity_assertions`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedAsByPytest:
+    """`fn`, whose module is imported as by pytest where it is unpickled."""
+
+    fn: Callable[..., Any]
+    settings: PytestSettings
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+    def __repr__(self) -> str:
+        return repr(self.fn)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[PytestSettings, bytes]]:
+        return load, (self.settings, pickle.dumps(self.fn))  # bytes: to be unpickled after the settings are applied
+
+
+def load(settings: PytestSettings, pickled: bytes) -> Callable[..., Any]:
+    """In a rank: apply `settings`, then import the function."""
+    sys.path += settings.folders
+    if settings.rewritten:
+        with contextlib.suppress(Exception):  # an unknown version of pytest: asserts stay plain
+            from playground.testing.rewriting import install
+
+            install(settings)
+    return pickle.loads(pickled)
+
+
+def read_settings(config: pytest.Config) -> PytestSettings:
+    options = {}
+    for name in OPTIONS:
+        with contextlib.suppress(KeyError, ValueError):
+            options[name] = config.getini(name)
+    rewritten: frozenset[str] = frozenset()  # as with --assert=plain
+    with contextlib.suppress(Exception):  # an unknown version of pytest
+        from playground.testing.rewriting import rewritten_modules
+
+        rewritten = rewritten_modules(config)
+    # With --import-mode=importlib, pytest names modules from its root folder, without adding that to `sys.path`.
+    folders = (str(config.rootpath),) if config.getoption("importmode", "") == "importlib" else ()
+    verbosity = config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS)
+    return PytestSettings(folders=folders, rewritten=rewritten, options=options, verbosity=verbosity)

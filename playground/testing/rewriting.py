@@ -1,7 +1,7 @@
-"""pytest's rewriting of asserts, in a process that has no configuration of pytest: a rank.
+"""pytest's rewriting of asserts, in a process without pytest's configuration: a rank.
 
-Everything here leans on parts of pytest that are not public; written for 8.0 to 9.2. Whoever imports this module must
-expect any exception, and go on without.
+This uses private parts of pytest, of versions 8.0 to 9.2. Callers must expect any exception, also from the import of
+this module, and continue without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from _pytest.assertion import rewrite, util
 
 
 class Settings(Protocol):
-    """What is needed of the configuration of the run of pytest: see `PytestSettings`."""
+    """The settings that are needed here: see `PytestSettings`."""
 
     @property
     def rewritten(self) -> frozenset[str]: ...
@@ -32,16 +32,13 @@ class Settings(Protocol):
 
 
 def rewritten_modules(config: pytest.Config) -> frozenset[str]:
-    """The names of the modules that this run of pytest has rewritten or is to rewrite when they are imported."""
+    """The names of the modules that this run of pytest has rewritten, or will rewrite when they are imported."""
     hook = config.stash[rewrite.assertstate_key].hook if rewrite.assertstate_key in config.stash else None
     return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
 
 
 def install(settings: Settings) -> None:
-    """From now on, rewrite the asserts of the modules that `settings` names as they are imported.
-
-    In a process that has done so before, only add the names.
-    """
+    """Rewrite the asserts of the modules that `settings` names when they are imported. A later call only adds names."""
     hook = next((finder for finder in sys.meta_path if isinstance(finder, RankHook)), None)
     if hook is None:
         config = RankConfig(settings)
@@ -52,11 +49,11 @@ def install(settings: Settings) -> None:
 
 
 class RankHook(rewrite.AssertionRewritingHook):
-    """pytest's import hook; where it breaks down, modules are imported as they are."""
+    """pytest's import hook; if it fails, modules are imported as they are."""
 
     def add(self, names: Iterable[str]) -> None:
-        """Rewrite these, too. (`mark_rewrite` would compare them with all of `sys.modules`, for milliseconds: in a
-        forked process, each page that is only looked at is copied.)"""
+        """Rewrite these, too. (`mark_rewrite` would compare them with all of `sys.modules`, which takes milliseconds:
+        in a forked process, reading an object copies its page.)"""
         self._must_rewrite.update(names)
         self._marked_for_rewrite_cache.clear()
 
@@ -71,14 +68,14 @@ class RankHook(rewrite.AssertionRewritingHook):
         try:
             super().exec_module(module)
         except Exception:
-            if "__builtins__" in vars(module):  # its code has begun: the exception is the module's own
+            if "__builtins__" in vars(module):  # its code has started: the exception is its own
                 raise
             assert module.__file__
             SourceFileLoader(module.__name__, module.__file__).exec_module(module)
 
 
 class RankConfig:
-    """As much of pytest's `Config` as the rewriting and the comparing of values ask for."""
+    """The parts of pytest's `Config` that rewriting and comparing need."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -87,7 +84,7 @@ class RankConfig:
         self.stash = pytest.Stash()
         self.stash[rewrite.assertstate_key] = assertion.AssertionState(self, "rewrite")  # type: ignore[arg-type]
         self.writer = TerminalWriter(io.StringIO())
-        self.writer.hasmarkup = False  # whatever FORCE_COLOR says: the text ends up in an exception
+        self.writer.hasmarkup = False  # even with FORCE_COLOR: the text is part of an exception
 
     def getini(self, name: str) -> object:
         if name not in self.settings.options:
@@ -104,13 +101,13 @@ class RankConfig:
         return self.writer
 
     def explain_comparisons(self) -> None:
-        """Have failing comparisons explained, as pytest does while a test runs."""
+        """Explain failing comparisons, as pytest does while a test runs."""
         hooks = SimpleNamespace(
             pytest_assertrepr_compare=lambda **values: [assertion.pytest_assertrepr_compare(**values)],
             pytest_assertion_pass=SimpleNamespace(get_hookimpls=list),
         )
         item: Any = SimpleNamespace(config=self, ihook=hooks)
-        self.test = assertion.pytest_runtest_protocol(item)  # kept: at its end, comparisons are no longer explained
+        self.test = assertion.pytest_runtest_protocol(item)  # kept, as its end would end the explanations
         next(self.test)
         compare = util._reprcompare
         assert compare is not None
@@ -118,11 +115,11 @@ class RankConfig:
 
 
 def ignore(*message: object) -> None:
-    """Takes pytest's debugging messages."""
+    """Ignore pytest's debugging messages."""
 
 
 def call_or_none(explain: Callable[..., str | None], *values: object) -> str | None:
-    """What `explain` says of these values, if it can: the failed assert is what the user must hear of."""
+    """The result of `explain`, or None if it fails: the failed assert is more important."""
     try:
         return explain(*values)
     except Exception:

@@ -36,8 +36,8 @@ from playground.lessons.parameter_server.page import (
     steps_verdict,
 )
 from playground.lessons.sgd.lesson import average_gradients
+from playground.remote import AGENTS
 from playground.remote.agent import agents
-from playground.remote.agents import AGENTS
 from playground.runtime import PlaygroundError, RankFailed, UsageError, launch
 from playground.testing import World
 from playground.training.replicas import flat

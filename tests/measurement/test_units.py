@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.measurement.units import format_bytes, format_digits, format_seconds
+from playground.measurement import format_bytes, format_digits, format_seconds
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from playground.remote import AGENTS
 from playground.remote.agent import REPLY, REQUEST, Agent, Future, current_agent, wait_for
-from playground.remote.agents import AGENTS
 from playground.remote.autograd import apply_remotely
 from playground.remote.messages import ENVELOPE, HEADER, encode
 from playground.runtime import RankFailed, launch

@@ -10,7 +10,7 @@ from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, t
 
 from playground.console.rendering import render
 from playground.see.paint.words import recording_texts
-from playground.see.record.recording import Recording
+from playground.see.record import Recording
 
 
 def text_of(recording: Recording) -> str:

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch  # noqa: F401  (pytester forgets what its modules import, and torch can be imported only once)
 
-from playground.testing.ranks import PytestSettings, load
+from playground.testing import PytestSettings, load
 from playground.testing.rewriting import RankConfig, RankHook
 
 pytest_plugins = ["pytester"]

@@ -35,7 +35,7 @@ from playground.lessons.bert.settings import (
     Use,
     compare_losses,
 )
-from playground.measurement.units import format_bytes
+from playground.measurement import format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.entry import World

@@ -29,7 +29,7 @@ from playground.lessons.parameter_server.lesson import (
 from playground.lessons.parameter_server.mistake import repeat_the_mistake
 from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ModeResult, Point, ServerResult, ServerSettings
 from playground.measurement.interleave import Heartbeat
-from playground.remote.agents import AGENTS
+from playground.remote import AGENTS
 from playground.runtime import PeerDisconnected, device
 from playground.runtime.agreement import require_same_on_all_ranks
 from playground.training.data import Images

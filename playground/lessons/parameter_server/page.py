@@ -17,7 +17,7 @@ from playground.console.text import Prose, good, heading, prose
 from playground.console.training import echo_loss
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.remote.agents import AGENTS
+from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_choice, flag, like
 from playground.runtime.remote import remote

@@ -19,7 +19,7 @@ from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.measurement.units import format_seconds
+from playground.measurement import format_seconds
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag

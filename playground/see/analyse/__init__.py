@@ -1,4 +1,346 @@
-"""What a recording says: who waited for whom, what was hidden, how many bytes were sent, and what would be if.
+"""Look-ups in a recording: events by number, by time, by the event around them; which events of different ranks belong
+together, a send and its receive or the calls of one collective; and the logical time that follows from it.
 
-Pure functions of a `Recording`; nothing here imports torch.
+In logical time every step of a recording takes one unit. A rank's events follow each other, nothing arrives before it
+was sent, and no collective is over before all have come. Every moment is as early as these allow; a transfer and a
+computation take one unit, a wait as long as it has to.
+Source: Lamport: Time, Clocks, and the Ordering of Events in a Distributed System (1978)
 """
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
+from math import inf, isfinite
+from typing import TypeVar
+
+from playground.see.record import (
+    COLLECTIVE,
+    COMPUTE,
+    DEVICE,
+    MOVE,
+    RECEIVE,
+    SEND,
+    VALUES,
+    WAIT,
+    Event,
+    RankRecording,
+    Recording,
+    Source,
+)
+
+BLOCKING = (SEND, RECEIVE, COLLECTIVE)
+"""Kinds whose call itself waits until it is done, unless a `wait()` follows."""
+POSTS = ("isend", "irecv")
+"""Calls that never wait."""
+Ref = tuple[int, int]
+"""An event: its rank, and its number there."""
+Edge = tuple[Ref, bool]
+"""The beginning of an event, or its end."""
+Lane = tuple[int, str]
+"""A rank and a lane of it."""
+Interval = tuple[float, float]
+
+
+class Timeline:
+    """The events of a recording, by rank and number, by lane, and by the event around them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.by_ref: dict[Ref, Event] = {ref_of(event): event for event in recording.events()}
+        self.inside: dict[Ref, list[Event]] = defaultdict(list)
+        self.lanes: dict[Lane, list[Event]] = defaultdict(list)
+        self.on_device: dict[Ref, Event] = {}
+        """The device's event of an event."""
+        self.waited_for: set[Ref] = set()
+        self.ahead = {rank.rank for rank in recording.ranks if rank.runs_ahead}
+        """Ranks whose device alone knows when something was done."""
+        for event in recording.events():
+            if event.parent is not None:
+                if event.lane == DEVICE:
+                    self.on_device[event.rank, event.parent] = event
+                else:
+                    self.inside[event.rank, event.parent].append(event)
+            self.lanes[event.rank, event.lane].append(event)
+            self.waited_for |= {(event.rank, number) for number in event.awaits}
+        for lane in self.lanes.values():
+            lane.sort(key=lambda event: (event.start, event.number))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start of the first event to the end of the last one."""
+        return self.recording.end - min((event.start for event in self.by_ref.values()), default=0.0)
+
+    def as_done(self, event: Event) -> Event | None:
+        """The device's event of an event; the event itself on a CPU; None if it was only issued to a device."""
+        return self.on_device.get(ref_of(event), None if event.rank in self.ahead else event)
+
+    def awaited(self, wait: Event) -> list[Event]:
+        """The events that a wait waits for; a call that blocks waits for itself."""
+        if wait.kind != WAIT:
+            return [wait]
+        found = (self.by_ref.get((wait.rank, number)) for number in wait.awaits)
+        return [event for event in found if event is not None]
+
+    def waits(self) -> Iterator[Event]:
+        """The `wait()`s that ended, and the calls that blocked until they were done; the innermost ones only.
+
+        Events that neither ended nor were waited for are no waits: their duration is unknown. Ranks that run ahead of
+        their device have none: their waits end when the work is issued.
+        """
+        waiting = {
+            ref_of(event)
+            for (rank, _), lane in self.lanes.items()
+            if rank not in self.ahead
+            for place, event in enumerate(lane)
+            if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event, lane, place)
+        }
+        around = {outer for ref in waiting for outer in self.around(ref)}
+        innermost = waiting - around
+        return (event for ref, event in self.by_ref.items() if ref in innermost)
+
+    def around(self, ref: Ref) -> Iterator[Ref]:
+        """The events around this one, from the innermost on."""
+        rank, _ = ref
+        event: Event | None = self.by_ref[ref]
+        while event is not None and event.parent is not None:
+            yield rank, event.parent
+            event = self.by_ref.get((rank, event.parent))
+
+    def blocks(self, event: Event, lane: Sequence[Event], place: int) -> bool:
+        """Whether the rank stands still in this call, `lane[place]`, until it is done.
+
+        It does not if a wait for it follows, or if the lane continues before it is done.
+        """
+        ref = ref_of(event)
+        if event.kind not in BLOCKING or event.name in POSTS or event.lane == DEVICE:
+            return False
+        if not isfinite(event.end) or ref in self.waited_for:
+            return False
+        following = (lane[next_one] for next_one in range(place + 1, len(lane)))
+        later = takewhile(lambda other: other.start < event.end, following)
+        return all(ref in self.around(ref_of(other)) for other in later)
+
+    def is_made_of_messages(self, event: Event) -> bool:
+        """Whether it is a collective of ours: the messages inside the backend's are not recorded."""
+        return event.kind == COLLECTIVE and any(inner.kind != VALUES for inner in self.inside.get(ref_of(event), []))
+
+    def source(self, event: Event) -> Source | None:
+        """The line of the program of an event."""
+        return None if event.source is None else self.recording.sources[event.source]
+
+
+class Lookup:
+    """Events by time."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = sorted(events, key=lambda event: (event.start, event.number))
+        self.starts = [event.start for event in self.events]
+        self.ends = [*accumulate((event.end for event in self.events), max)]
+        """The times at which all events up to each one were over."""
+
+    def during(self, start: float, end: float) -> Sequence[Event]:
+        """The events that overlap the time from `start` to `end`."""
+        near = self.events[bisect_right(self.ends, start) : bisect_left(self.starts, end)]
+        return [event for event in near if event.end > start]
+
+    def after(self, time: float) -> Event | None:
+        """The first event that began then or later."""
+        place = bisect_left(self.starts, time)
+        return self.events[place] if place < len(self.events) else None
+
+
+def ref_of(event: Event) -> Ref:
+    return event.rank, event.number
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as intervals that neither overlap nor touch, in order."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """The sum of their lengths."""
+    return sum(end - start for start, end in intervals)
+
+
+def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
+    """Their parts between `start` and `end`."""
+    clipped = ((max(first, start), min(last, end)) for first, last in intervals)
+    return [(first, last) for first, last in clipped if first < last]
+
+
+def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """Their parts that lie in none of the others."""
+    taken, left, place = union(others), list[Interval](), 0
+    for start, end in union(intervals):
+        while place < len(taken) and taken[place][1] <= start:
+            place += 1
+        for first, last in taken[place : bisect_left(taken, (end,), lo=place)]:
+            left.append((start, first))
+            start = last
+        left.append((start, end))
+    return [(start, end) for start, end in left if start < end]
+
+
+Where = TypeVar("Where")
+
+
+def in_order(lanes: Mapping[Where, Iterable[Edge]], needs: Callable[[Edge], Iterable[Edge]]) -> dict[Edge, Where]:
+    """All edges with their lanes, each after those before it on its lane and after all that it needs.
+
+    An edge that needs one that never comes is left out, with all behind it on its lane. Takes time linear in the number
+    of edges and of their needs.
+    """
+    order: dict[Edge, Where] = {}
+    held_up: dict[Edge, list[Iterator[Edge]]] = defaultdict(list)
+
+    def go_along(lane: Where) -> Iterator[Edge]:
+        """Yields the edges that have to come before it can continue."""
+        for edge in lanes[lane]:
+            yield from (need for need in needs(edge) if need not in order)
+            order[edge] = lane
+            free.extend(held_up.pop(edge, ()))
+
+    free = [go_along(lane) for lane in lanes]
+    while free:
+        walk = free.pop()
+        if (missing := next(walk, None)) is not None:
+            held_up[missing].append(walk)
+    return order
+
+
+@dataclass(frozen=True)
+class Message:
+    """A send and its receive."""
+
+    send: Event
+    receive: Event
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of a recording."""
+
+    matched: tuple[Message, ...]
+    """In the order in which they were sent."""
+    unmatched: tuple[Event, ...]
+    """Sends without a receive and receives without a send, in the order in which they began."""
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective operation: the calls of all recorded ranks."""
+
+    name: str
+    group: tuple[int, ...]
+    place: int
+    """Its index among those of this name in this group."""
+    by_rank: dict[int, Event]
+    """The call of each rank; one that never called it is missing."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the group called it."""
+        return set(self.by_rank) == set(self.group)
+
+
+def match_messages(recording: Recording) -> Messages:
+    """Pair every send with its receive."""
+    sends: dict[object, Event] = {}
+    receives: dict[object, Event] = {}
+    unmatched: list[Event] = []
+    for event in recording.events(SEND, RECEIVE):
+        ends, way = (sends, (event.rank, event.peer)) if event.kind == SEND else (receives, (event.peer, event.rank))
+        key = event.group, way, event.tag, event.message
+        if event.message is None or event.peer is None or key in ends:  # None: from anyone, and never ended
+            unmatched.append(event)
+        else:
+            ends[key] = event
+    matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
+    unmatched += [send for key, send in sends.items() if key not in receives]
+    unmatched += [receive for key, receive in receives.items() if key not in sends]
+    return Messages(
+        tuple(sorted(matched, key=lambda message: moment(message.send))), tuple(sorted(unmatched, key=moment))
+    )
+
+
+def match_collectives(recording: Recording) -> list[CollectiveCall]:
+    """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks must call the same in
+    the same order. In the order in which they began. (The device's part of one is not a call.)"""
+    counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
+    calls: dict[tuple[str, tuple[int, ...], int], dict[int, Event]] = defaultdict(dict)
+    for event in recording.events(COLLECTIVE):
+        if event.lane != DEVICE:
+            of_rank = (event.rank, event.name, event.group)
+            calls[event.name, event.group, counts[of_rank]][event.rank] = event
+            counts[of_rank] += 1
+    whole = [CollectiveCall(*key, by_rank) for key, by_rank in calls.items()]
+    return sorted(whole, key=lambda call: min(map(moment, call.by_rank.values())))
+
+
+def moment(event: Event) -> tuple[float, int, int]:
+    """A sort key: the start of an event, with ties in a fixed order."""
+    return event.start, event.rank, event.number
+
+
+def to_logical_time(recording: Recording) -> Recording:
+    """The recording with units in place of seconds. Events that wait for what never came are left out."""
+    times = logical_times(recording)
+
+    def retime(events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if (start := times.get((ref_of(event), False))) is not None:
+                yield replace(event, start=start, end=times.get((ref_of(event), True), inf))
+
+    return replace(recording, ranks=tuple(replace(rank, events=tuple(retime(rank.events))) for rank in recording.ranks))
+
+
+def logical_times(recording: Recording) -> dict[Edge, float]:
+    """The start and end of every event, in units. Those that wait for what never came have none."""
+    comes_after = causes(recording)
+    edges = {rank.rank: edges_of(rank) for rank in recording.ranks}
+    now = dict.fromkeys(edges, 0.0)
+    times: dict[Edge, float] = {}
+    for edge, rank in in_order(edges, lambda edge: comes_after.get(edge, ())).items():
+        if edge in comes_after:
+            now[rank] = max(now[rank], 1 + max(times[cause] for cause in comes_after[edge]))
+        times[edge] = now[rank]
+    return times
+
+
+def causes(recording: Recording) -> dict[Edge, list[Edge]]:
+    """The edges that must come at least a unit before an edge, besides those before it on its own rank."""
+    found: dict[Edge, list[Edge]] = defaultdict(list)
+    for event in recording.events(COMPUTE, MOVE):
+        found[ref_of(event), True].append((ref_of(event), False))
+    for message in match_messages(recording).matched:
+        found[ref_of(message.receive), True].append((ref_of(message.send), False))
+    with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
+    for call in match_collectives(recording):
+        refs = [ref_of(event) for event in call.by_rank.values()]
+        if with_messages.isdisjoint(refs):
+            for ref in refs:
+                found[ref, True] += [(each, False) for each in refs]
+    return found
+
+
+def edges_of(rank: RankRecording) -> list[Edge]:
+    """A rank's edges in the order of time. At the same time, starts come before ends, and ends from the inside out,
+    with waits last."""
+    timed = [(event.start, 0, event.number, (ref_of(event), False)) for event in rank.events]
+    timed += [
+        (event.end, 2 if event.kind == WAIT else 1, -event.number, (ref_of(event), True))
+        for event in rank.events
+        if isfinite(event.end)
+    ]
+    return [edge for *_, edge in sorted(timed)]

@@ -1,9 +1,9 @@
-"""How much of the communication happened beside computation: two definitions, side by side.
+"""The overlap of communication with computation, by two definitions.
 
 - As torchtitan logs it: overlap = computation + communication - union, the seconds in which a rank did both.
 - As the ladder has it: hidden = 1 - exposed / alone. Exposed is the time from the last gradient of a step until all of
-  its communication is done; alone is what the same communication takes with no backward beside it. The ladder measures
-  that; in a recording of any other run it is taken to be what the communication took here.
+  its communication is done; alone is the time of the same communication with no backward beside it. The ladder
+  measures that; in a recording of any other run it is taken to be the time of the communication there.
 
 Source: https://github.com/pytorch/torchtitan, its metrics
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 
-from playground.see.analyse.timeline import Interval, Lookup, Ref, Timeline, clip, ref_of, subtract, total, union
-from playground.see.record.recording import (
+from playground.see.analyse import Interval, Lookup, Timeline, clip, ref_of, subtract, total, union
+from playground.see.record import (
     BUCKET,
     COLLECTIVE,
     COMPUTE,
@@ -30,42 +30,42 @@ from playground.see.record.recording import (
 )
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
-"""Names of what is computed in a training step."""
+"""Names of computations in a training step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Of one training step on one rank. In seconds."""
+    """The overlap in one training step on one rank. Times are in seconds."""
 
     rank: int
     step: int
-    """From 0 on."""
+    """Index of the step, from 0 on."""
     compute: float
-    """What is recorded as computed, without the waits in it."""
+    """Time of computation, without the waits in it."""
     communication: float
-    """From when a message, collective or bucket is posted until it is over."""
+    """Time in which a message, collective or bucket was posted and not yet over."""
     union: float
-    """In which the rank did either."""
+    """Time in which the rank did either."""
     exposed: float
-    """From the last gradient until all communication is over."""
+    """Time from the last gradient until all communication is over."""
     sent: int
     """Number of buckets and collectives."""
     early: int
-    """Of those, how many left before the last gradient was ready: no others can be hidden."""
+    """Number of those that left before the last gradient was ready: only they can be hidden."""
 
     @property
     def overlap(self) -> float:
-        """As torchtitan has it."""
+        """The overlap by torchtitan's definition, in seconds."""
         return max(0.0, self.compute + self.communication - self.union)
 
     def hidden(self, alone: float | None = None) -> float:
-        """As the ladder has it: the share, 0 to 1, of the communication. `alone` is what that takes by itself."""
+        """The hidden share, 0 to 1, by the ladder's definition. `alone` is the time of the communication by itself."""
         alone = self.communication if alone is None else alone
         return max(0.0, 1 - self.exposed / alone) if alone and self.early else 0.0
 
 
 def overlaps(recording: Recording) -> list[Overlap]:
-    """Of every training step of every rank that communicated in it, rank by rank."""
+    """The overlap in every training step with communication, rank by rank."""
     timeline = Timeline(recording)
     waits = [*timeline.waits()]
     found = []
@@ -79,12 +79,12 @@ def overlaps(recording: Recording) -> list[Overlap]:
 def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
     """The events of each forward and backward pass: from a forward that follows a backward up to the next such.
 
-    Where gradients are accumulated, or only averaged, a pass is not a whole training step. What the device tells is
-    left out: it may do the work of a pass while the rank issues that of the next.
+    Where gradients are accumulated, or only averaged, a pass is not a whole training step. The device's events are left
+    out: it may do the work of a pass while the rank issues that of the next.
     """
     issued = (event for event in recording.events if event.lane != DEVICE)
     events = sorted(issued, key=lambda event: (event.start, event.number))
-    turns = [place for place, event in enumerate(events) if is_turn(event)]
+    turns = [place for place, event in enumerate(events) if event.kind == COMPUTE and event.name in (FORWARD, BACKWARD)]
     names = [events[place].name for place in turns]
     starts = [turns[0]] if turns else []
     starts += [turns[number] for number, pair in enumerate(pairwise(names), 1) if pair == (BACKWARD, FORWARD)]
@@ -92,13 +92,8 @@ def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
         yield events[start:end]
 
 
-def is_turn(event: Event) -> bool:
-    """Whether it is a forward or a backward."""
-    return event.kind == COMPUTE and event.name in (FORWARD, BACKWARD)
-
-
 def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, timeline: Timeline) -> Overlap:
-    """Of a training step: until the optimizer is done, and the averaging of parameters where that comes after it."""
+    """The overlap in a step: until the optimizer is done, and the averaging of parameters if that comes after it."""
     done = {ref_of(event): as_done for event in step if (as_done := timeline.as_done(event)) is not None}
     end = max((event.end for event in done.values() if is_part_to_the_end(event)), default=step[0].start)
     messages = {ref: event for ref, event in done.items() if is_communication(event) and event.start < end}
@@ -106,9 +101,11 @@ def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, ti
     compute = subtract(clip(intervals(event for event in done.values() if event.kind == COMPUTE), 0.0, end), waits)
     communication = union(intervals(messages.values()))
     last = max((event.end for event in done.values() if event.kind == GRADIENT), default=step[0].start)
-    sent = [
-        event for ref, event in messages.items() if event.kind in (BUCKET, COLLECTIVE) and not is_inside(ref, timeline)
-    ]
+    calls = (BUCKET, COLLECTIVE)
+    outermost = {
+        ref for ref in messages if all(timeline.by_ref[outer].kind not in calls for outer in timeline.around(ref))
+    }
+    sent = [event for ref, event in messages.items() if event.kind in calls and ref in outermost]
     return Overlap(
         rank=rank,
         step=number,
@@ -122,21 +119,15 @@ def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, ti
 
 
 def is_part_to_the_end(event: Event) -> bool:
-    """Whether a training step is not over before this is."""
+    """Whether a training step lasts until the end of this event."""
     return isfinite(event.end) and (event.kind == BUCKET or (event.kind == COMPUTE and event.name == STEP))
 
 
 def is_communication(event: Event) -> bool:
-    """Whether bytes move in it: not in a barrier."""
+    """Whether the event moves bytes, as a barrier does not."""
     return event.kind in (SEND, RECEIVE, COLLECTIVE, BUCKET) and event.nbytes > 0 and isfinite(event.end)
 
 
-def is_inside(ref: Ref, timeline: Timeline) -> bool:
-    """Whether that event is part of another bucket or collective."""
-    around = (timeline.by_ref.get(outer) for outer in timeline.around(ref))
-    return any(outer is not None and outer.kind in (BUCKET, COLLECTIVE) for outer in around)
-
-
 def intervals(events: Iterable[Event]) -> list[Interval]:
-    """When those of them happened that are over."""
+    """The intervals of the events that are over."""
     return [(event.start, event.end) for event in events if isfinite(event.end)]

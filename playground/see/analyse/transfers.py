@@ -1,10 +1,10 @@
-"""What was sent: the bytes of our algorithms, beside what their closed forms say; the latency and the bandwidth that
-transfers show; and what every wait needed before it could end, which a replay is made of.
+"""Transfers: messages and bytes of our algorithms beside their closed forms; latency and bandwidth of the links; and
+those that every wait depends on, from which a run is replayed.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -15,118 +15,93 @@ from playground.algorithms.auto import choose
 from playground.algorithms.cost_model import ELEMENT, Counts, Task
 from playground.algorithms.pipelined_ring import IN_FLIGHT
 from playground.algorithms.ring import ring_cost
-from playground.see.analyse.messages import CollectiveCall, match_collectives
-from playground.see.analyse.timeline import BLOCKING, Edge, Ref, Timeline, ref_of
+from playground.see.analyse import BLOCKING, CollectiveCall, Edge, Ref, Timeline, match_collectives, ref_of
 from playground.see.analyse.waits import Wait, Waits
-from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, Event, Recording
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, Event, Recording
 
 FEW = IN_FLIGHT
-"""Elements for each rank: with fewer, some piece of a chunk may have none."""
+"""Elements per rank below which some pieces of a chunk may be empty."""
 HALVES = ("reduce-scatter", "all-gather")
 """Our collectives that are one half of the ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """What one collective of ours sent."""
+    """The messages of one collective of ours."""
 
     call: CollectiveCall
     nbytes: int
-    """Of the whole tensor."""
+    """Bytes of the whole tensor."""
     messages: tuple[int, ...]
-    """Sent, by rank of the group."""
+    """Number of messages sent, by rank of the group."""
     sent: tuple[int, ...]
     """Bytes of these messages, by rank of the group."""
     expected: Counts
-    """Messages and bytes of all ranks together."""
+    """Messages and bytes of all ranks together, by the closed form."""
 
     @property
     def agrees(self) -> bool:
-        """Whether as many messages and bytes were sent as the closed form says."""
+        """Whether messages and bytes are those of the closed form."""
         return (sum(self.messages), sum(self.sent)) == (self.expected.messages, self.expected.bytes)
 
 
 def volumes(recording: Recording) -> list[Volume]:
-    """Of every collective of ours that all its ranks went through, in the order in which they began.
+    """The volume of every collective of ours that all its ranks called, in the order in which they began.
 
-    One without a closed form is left out: the hierarchical one where hosts have different numbers of ranks.
+    Those without a closed form are left out, such as the hierarchical one on hosts with different numbers of ranks.
     """
-    sent = sent_inside(recording)
-    calls = [call for call in match_collectives(recording) if call.is_whole and is_ours(call, sent)]
-    measured = ((call, expected_of(call, recording)) for call in calls)
-    return [volume_of(call, expected, sent) for call, expected in measured if expected is not None]
-
-
-def sent_inside(recording: Recording) -> dict[Ref, list[Event]]:
-    """The messages of a rank, by the events that they lie in."""
     timeline, inside = Timeline(recording), dict[Ref, list[Event]]()
     for event in recording.events(SEND, RECEIVE):
         for outer in timeline.around(ref_of(event)):
             inside.setdefault(outer, []).append(event)
-    return inside
-
-
-def is_ours(call: CollectiveCall, messages: dict[Ref, list[Event]]) -> bool:
-    """Whether it is made of messages that were recorded: the backend's are not."""
-    name = algorithm_of(call)
-    return (name in ALGORITHMS or name in HALVES) and any(ref_of(event) in messages for event in call.by_rank.values())
+    found = []
+    for call in match_collectives(recording):
+        is_ours = algorithm_of(call) in (*ALGORITHMS, *HALVES)
+        if not is_ours or not call.is_whole or inside.keys().isdisjoint(map(ref_of, call.by_rank.values())):
+            continue
+        expected = expected_of(call, recording)
+        if expected is not None:
+            its = (inside.get(ref_of(call.by_rank[rank]), []) for rank in call.group)
+            sends = [[event.nbytes for event in messages if event.kind == SEND] for messages in its]
+            messages, sent = tuple(map(len, sends)), tuple(map(sum, sends))
+            found.append(Volume(call=call, nbytes=whole(call)[0], messages=messages, sent=sent, expected=expected))
+    return found
 
 
 def algorithm_of(call: CollectiveCall) -> str:
-    """The name of its algorithm in the table: of `all_reduce (binary_tree)` that is binary-tree."""
+    """The name of its algorithm in the table: binary-tree for `all_reduce (binary_tree)`."""
     return call.name.removeprefix("all_reduce (").removesuffix(")").replace("_", "-")
-
-
-def volume_of(call: CollectiveCall, expected: Counts, inside: dict[Ref, list[Event]]) -> Volume:
-    sends = [
-        [event.nbytes for event in inside.get(ref_of(call.by_rank[rank]), []) if event.kind == SEND]
-        for rank in call.group
-    ]
-    return Volume(
-        call=call,
-        nbytes=whole_bytes(call),
-        messages=tuple(map(len, sends)),
-        sent=tuple(map(sum, sends)),
-        expected=expected,
-    )
 
 
 def expected_of(call: CollectiveCall, recording: Recording) -> Counts | None:
     """The closed form, for the ranks and the tensor of this call; None if there is none."""
-    size, nbytes = len(call.group), whole_bytes(call)
-    itemsize = nbytes // max(1, elements_of(call))
-    few = elements_of(call) < FEW * size  # then some messages have no elements, and the number of elements counts
+    size, (nbytes, elements) = len(call.group), whole(call)
+    few = elements < FEW * size  # then some messages have no elements, and the number of elements counts
     ranks_per_host = ranks_per_host_of(call.group, recording)
-    whole = elements_of(call) * ELEMENT if few else nbytes
-    task = Task(size, whole, ranks_per_host or 1, recording.batches_messages)
+    task = Task(size, elements * ELEMENT if few else nbytes, ranks_per_host or 1, recording.batches_messages)
     name = algorithm_of(call)
     if name in HALVES:
         counts = ring_cost(task).total.times(1 / 2)
     else:
         if ALGORITHMS[name].chooses:
-            name = chosen_by_auto(call, recording)
+            code = choose(nbytes, size, len(set(hosts_of(call.group, recording))))
+            name = next(each for each, spec in ALGORITHMS.items() if spec.code.load() is code)
         cost = ALGORITHMS[name].cost
         if cost is None or (ALGORITHMS[name].needs_hosts and ranks_per_host is None):
             return None
         counts = cost.load()(task).total
+    itemsize = nbytes // max(1, elements)
     return Counts(counts.messages, counts.bytes * itemsize / ELEMENT if few else counts.bytes)
 
 
-def chosen_by_auto(call: CollectiveCall, recording: Recording) -> str:
-    """The name of the algorithm that `auto` takes."""
-    hosts = Counter(hosts_of(call.group, recording))
-    code = choose(whole_bytes(call), len(call.group), len(hosts))
-    return next(name for name, spec in ALGORITHMS.items() if spec.code.load() is code)
-
-
 def hosts_of(group: Sequence[int], recording: Recording) -> list[str]:
-    """Where these ranks ran."""
+    """The hosts of these ranks."""
     hosts = {rank.rank: rank.host for rank in recording.ranks}
     return [hosts[rank] for rank in group]
 
 
 def ranks_per_host_of(group: Sequence[int], recording: Recording) -> int | None:
-    """How many ranks of the group every host has, the last one as many or fewer; None if that is not so."""
+    """The number of ranks of the group on every host; the last may have fewer. None if hosts differ otherwise."""
     hosts = hosts_of(group, recording)
     first = hosts.count(hosts[0])
     blocks = [hosts[begin : begin + first] for begin in range(0, len(hosts), first)]
@@ -134,23 +109,14 @@ def ranks_per_host_of(group: Sequence[int], recording: Recording) -> int | None:
     return first if whole and len({block[0] for block in blocks}) == len(blocks) else None
 
 
-def whole_bytes(call: CollectiveCall) -> int:
-    """Of the tensor that all ranks hold together. What is recorded is what a rank gives: to an all-gather its share."""
-    return shares(call) * max(event.nbytes for event in call.by_rank.values())
-
-
-def elements_of(call: CollectiveCall) -> int:
-    """Of the same tensor."""
-    return shares(call) * max(prod(event.shape) for event in call.by_rank.values())
-
-
-def shares(call: CollectiveCall) -> int:
-    """How many times what a rank gives is the whole tensor."""
-    return len(call.group) if algorithm_of(call) == "all-gather" else 1
+def whole(call: CollectiveCall) -> tuple[int, int]:
+    """Bytes and elements of the whole tensor. A rank's input is recorded: to an all-gather that is its share."""
+    shares, events = len(call.group) if algorithm_of(call) == "all-gather" else 1, call.by_rank.values()
+    return shares * max(event.nbytes for event in events), shares * max(prod(event.shape) for event in events)
 
 
 SPREAD = 2
-"""The largest transfers must have so many times the bytes of the smallest."""
+"""Minimum ratio of the largest to the smallest transfer, in bytes, for a line to be fitted."""
 
 
 @dataclass(frozen=True)
@@ -162,17 +128,15 @@ class Link:
     beta: float
     """Seconds per byte: the inverse of the bandwidth."""
     nbytes: int | None = None
-    """Where all transfers were of about one size, what that was: then nobody can tell alpha from beta, and all is in
-    alpha."""
+    """The size of all transfers if they were about equal: then alpha has all, as it cannot be told apart from beta."""
 
     def seconds(self, nbytes: int) -> float:
         return self.alpha + nbytes * self.beta
 
     def change(self, latency: float, bandwidth: float, nbytes: int) -> float:
-        """By how many seconds a transfer becomes shorter (or, negative, longer) with so many times the latency and the
-        bandwidth.
+        """Seconds that a transfer saves (or, negative, loses) with these multiples of the latency and the bandwidth.
 
-        Where alpha is not to be told from beta, all is taken for whichever would make it shorter: so it is a bound.
+        If alpha and beta cannot be told apart, the larger change is taken: it is a bound.
         """
         if self.nbytes is not None:
             return self.alpha * max(1 - latency, 1 - 1 / bandwidth, key=abs)
@@ -180,13 +144,13 @@ class Link:
 
 
 Transfer = tuple[int, float]
-"""Bytes, and the seconds that they took."""
+"""Bytes and seconds."""
 
 
 def fit_link(transfers: Sequence[Transfer]) -> Link:
-    """alpha and beta, neither below 0, with the smallest relative errors over the sizes that were seen.
+    """Fit alpha and beta, neither below 0, with the smallest sum of squared relative errors over the sizes.
 
-    Of each size the median counts: what else the machine does adds to some transfers and not to others.
+    The median of each size is taken: other load on the machine delays some transfers and not others.
     """
     by_size: dict[int, list[float]] = defaultdict(list)
     for nbytes, seconds in transfers:
@@ -196,73 +160,59 @@ def fit_link(transfers: Sequence[Transfer]) -> Link:
         return Link(0.0, 0.0, nbytes=0)
     if points[-1][0] < SPREAD * max(1, points[0][0]):
         return Link(median(seconds for _, seconds in transfers), 0.0, nbytes=points[-1][0])
-    return best([weighted_line(points), alpha_only(points), beta_only(points)], points)
-
-
-def best(links: Sequence[Link], points: Sequence[Transfer]) -> Link:
-    """Of those without anything below 0, the one with the smallest sum of squared relative errors."""
-    allowed = [link for link in links if link.alpha >= 0 and link.beta >= 0]
-    return min(allowed, key=lambda link: sum((link.seconds(nbytes) / seconds - 1) ** 2 for nbytes, seconds in points))
+    alpha_only = Link(sum(1 / y for _, y in points) / sum(y**-2 for _, y in points), 0.0)
+    beta_only = Link(0.0, sum(x / y for x, y in points) / sum((x / y) ** 2 for x, y in points))
+    allowed = [each for each in (weighted_line(points), alpha_only, beta_only) if each.alpha >= 0 and each.beta >= 0]
+    return min(allowed, key=lambda link: sum((link.seconds(x) / y - 1) ** 2 for x, y in points))
 
 
 def weighted_line(points: Sequence[Transfer]) -> Link:
-    """The line with the smallest squared relative errors: every point weighs 1 / seconds squared."""
-    weights = [seconds**-2 for _, seconds in points]
-    whole = sum(weights)
-    mean_x = sum(weight * nbytes for weight, (nbytes, _) in zip(weights, points, strict=True)) / whole
-    mean_y = sum(weight * seconds for weight, (_, seconds) in zip(weights, points, strict=True)) / whole
-    above = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
-    below = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    beta = above / below
+    """The line with the smallest sum of squared relative errors: the weight of a point is 1 / seconds squared."""
+    weighted = [(y**-2, x, y) for x, y in points]
+    total = sum(w for w, _, _ in weighted)
+    mean_x = sum(w * x for w, x, _ in weighted) / total
+    mean_y = sum(w * y for w, _, y in weighted) / total
+    beta = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in weighted) / sum(
+        w * (x - mean_x) ** 2 for w, x, _ in weighted
+    )
     return Link(mean_y - beta * mean_x, beta)
 
 
-def alpha_only(points: Sequence[Transfer]) -> Link:
-    """The latency alone, as near to all as can be."""
-    return Link(sum(1 / seconds for _, seconds in points) / sum(seconds**-2 for _, seconds in points), 0.0)
-
-
-def beta_only(points: Sequence[Transfer]) -> Link:
-    """The bandwidth alone, as near to all as can be."""
-    return Link(0.0, sum(x / y for x, y in points) / sum((x / y) ** 2 for x, y in points))
-
-
 MESSAGES = "messages"
-"""Sends and receives, as a kind of transfer. Every collective of the backend is one, by its name."""
+"""The kind of transfers that are sends and receives. Each collective of the backend is a kind, by its name."""
 
 
 @dataclass(frozen=True)
 class Dependency:
-    """Something that a wait waited for."""
+    """A transfer that a wait waited for."""
 
     sources: tuple[Edge, ...]
-    """What has to have been before its transfer can begin."""
+    """The edges that must come before it can begin."""
     begins: float
-    """When the last of them was."""
+    """The time of the last of them, in seconds."""
     seconds: float
-    """What the transfer took."""
+    """Its duration."""
     nbytes: int
     link: Link | None
-    """None where what is waited for is another thread of the same rank."""
+    """None if the wait was for another thread of the same rank."""
 
 
 class Transfers:
-    """All waits of a recording as dependencies."""
+    """The dependencies of all waits of a recording."""
 
     def __init__(self, waits: Waits) -> None:
         self.waits = waits
         self.links = self.fit()
-        """By kind."""
+        """The links by kind of transfer."""
         self.needs: dict[Ref, list[Dependency]] = {}
-        """Of every wait."""
+        """The dependencies of every wait."""
         self.overhead: dict[Ref, float] = {}
-        """What a wait takes if everything is there."""
+        """Seconds that a wait takes if all its transfers are over."""
         for wait in waits.all:
             self.resolve(wait)
 
     def fit(self) -> dict[str, Link]:
-        """The links that the transfers show which somebody waited for from their beginning; of a kind of which there
-        are none, all."""
+        """Fit the links to transfers that were waited for from their beginning or, if a kind has none, to all of it."""
         sure: dict[str, list[Transfer]] = defaultdict(list)
         others: dict[str, list[Transfer]] = defaultdict(list)
         for wait in self.waits.all:
@@ -273,7 +223,7 @@ class Transfers:
         return {kind: fit_link(sure[kind] or others[kind]) for kind in sorted(sure.keys() | others.keys())}
 
     def resolve(self, wait: Wait) -> None:
-        """Find what this wait needed. If nothing can have held it up, all of it is overhead."""
+        """Find the dependencies of this wait. If none can have delayed it, all of it is overhead."""
         event = wait.event
         found = [self.dependency(awaited, event) for awaited in self.waits.timeline.awaited(event)]
         needs = [need for need in found if need is not None]
@@ -285,7 +235,7 @@ class Transfers:
         ]
 
     def dependency(self, awaited: Event, wait: Event) -> Dependency | None:
-        """What `wait` needs of this. The transfer takes what the link says, unless that would be too long."""
+        """The dependency of `wait` on this event. Its duration is the link's, limited by the end of the wait."""
         if self.waits.timeline.is_made_of_messages(awaited):
             over = ((ref_of(awaited), True),)
             return Dependency(over, awaited.end, 0.0, 0, None) if awaited.end <= wait.end else None
@@ -298,11 +248,11 @@ class Transfers:
         return Dependency(tuple(edge for edge, _ in sources), begins, seconds, awaited.nbytes, link)
 
     def sources(self, awaited: Event, wait: Event) -> list[tuple[Edge, float]]:
-        """The beginnings of this event and of its peers that came before the wait was over, and when they were."""
+        """The starts of this event and of its peers that came before the wait was over, with their times."""
         events = [awaited, *(peer for peer in self.waits.peers(awaited) if peer.start <= wait.end)]
         return [((ref_of(event), False), event.start) for event in events]
 
 
 def kind_of(event: Event) -> str:
-    """Which transfers it is one of."""
+    """The kind of transfer."""
     return event.name if event.kind == COLLECTIVE else MESSAGES

@@ -1,7 +1,7 @@
-"""Where ranks stood still, because of whom, and what kept that one: back to a rank that was busy.
+"""Waits of ranks, their causes, and chains of causes that lead back to a rank that was busy.
 
-A wait for a message that had not been sent yet is the sender's doing, up to the moment when it is sent; what remains is
-the transfer. So it is with a receiver that comes late, and with the last rank to come to a collective.
+A wait for a message that had not been sent yet is caused by the sender, up to the moment when it is sent; the remaining
+time is the transfer. The same holds for a receiver that comes late, and for the last rank to come to a collective.
 Source: Geimer et al.: The Scalasca performance toolset architecture (2010), where these wait states are Late Sender,
 Late Receiver and Wait at N x N
 """
@@ -12,34 +12,46 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.see.analyse.messages import CollectiveCall, match_collectives, match_messages
-from playground.see.analyse.timeline import Interval, Lane, Lookup, Ref, Timeline, clip, ref_of, total, union
-from playground.see.record.recording import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
+from playground.see.analyse import (
+    CollectiveCall,
+    Interval,
+    Lane,
+    Lookup,
+    Ref,
+    Timeline,
+    clip,
+    match_collectives,
+    match_messages,
+    ref_of,
+    total,
+    union,
+)
+from playground.see.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
 LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
 TRANSFER = "transfer"
-"""Everyone was there: what was waited for is the messages themselves."""
+"""All ranks were there: the wait is for the messages themselves."""
 UNKNOWN = "unknown"
-"""Nothing is recorded of what it waited for."""
+"""Nothing is recorded of the other end."""
 UNTOLD = "cannot be told on GPUs, where wait() returns once work is issued; the device's lane shows when it was done"
-"""Of waits, and of what is derived from them."""
+"""Reason why there are no waits, nor anything derived from them."""
 CAUSES = (LATE_SENDER, LATE_RECEIVER, LAST_TO_COME, TRANSFER, UNKNOWN)
 LATE = {SEND: LATE_RECEIVER, RECEIVE: LATE_SENDER, COLLECTIVE: LAST_TO_COME}
-"""What keeps an event of this kind waiting, if its peer is late."""
+"""Causes of a wait for an event of this kind whose peer is late."""
 FROM_ROOT = ("broadcast", "scatter")
 """Collectives in which ranks wait for the root alone."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank's standing still."""
+    """A time in which a rank stood still."""
 
     event: Event
     """The wait; or the call, if that waited itself."""
     awaited: Event | None
-    """What it waited for; of several, that whose peer came last. None if of its peers nothing is recorded."""
+    """The event it waited for; of several, the one whose peer came last. None if nothing is recorded of its peers."""
     peer: Event | None
-    """The other end of `awaited`: the event on another rank that had to begin first. None if there was no such."""
+    """The other end of `awaited`: the event on another rank that had to begin first, if there was one."""
     late: float
     """Seconds until `peer` began."""
 
@@ -54,20 +66,20 @@ class Wait:
 
     @property
     def cause(self) -> str:
-        """Of most of the time."""
+        """The cause of most of the time."""
         if self.awaited is None:
             return UNKNOWN
         return LATE[self.awaited.kind] if self.late > self.transfer else TRANSFER
 
     def by_cause(self) -> dict[str, float]:
-        """Its seconds: those of the peer that was late, and the remaining ones."""
+        """Its seconds by cause: until the peer came, and after that."""
         if self.awaited is None:
             return {UNKNOWN: self.seconds}
         return {LATE[self.awaited.kind]: self.late, TRANSFER: self.transfer}
 
 
 class Waits:
-    """All waits of a recording."""
+    """The waits of a recording."""
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
@@ -80,14 +92,14 @@ class Waits:
             ref_of(event): call for call in match_collectives(recording) for event in call.by_rank.values()
         }
         self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]
-        """Rank by rank, in the order in which they began."""
+        """The waits rank by rank, in the order in which they began."""
 
     def longest(self) -> list[Wait]:
-        """The longest first."""
+        """The waits, the longest first."""
         return sorted(self.all, key=lambda wait: (-wait.seconds, ref_of(wait.event)))
 
     def explain(self, event: Event) -> Wait:
-        """Whom it waited for: of all whose coming it could have waited for, the last to come."""
+        """The wait of this event, with the last peer to come among those it could have waited for."""
         known = [awaited for awaited in self.timeline.awaited(event) if self.has_peers(awaited)]
         pairs = [(awaited, peer) for awaited in known for peer in self.peers(awaited)]
         causes = [pair for pair in pairs if pair[1].start <= event.end]
@@ -97,7 +109,7 @@ class Waits:
         return Wait(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
 
     def has_peers(self, event: Event) -> bool:
-        """Whether something is recorded of the other ranks that take part in it, if there are any."""
+        """Whether anything is recorded of the other ranks in it, if there are any."""
         if event.kind != COLLECTIVE:
             return ref_of(event) in self.ends
         return len(self.calls[ref_of(event)].by_rank) > 1 or len(event.group) == 1
@@ -114,7 +126,7 @@ class Waits:
 
 
 def seconds_by_cause(waits: Sequence[Wait]) -> dict[str, float]:
-    """Of these waits together: for every cause, in the order of `CAUSES`."""
+    """The seconds of all these waits by cause, in the order of `CAUSES`."""
     sums = dict.fromkeys(CAUSES, 0.0)
     for wait in waits:
         for cause, seconds in wait.by_cause().items():
@@ -130,8 +142,7 @@ class Busy:
     start: float
     end: float
     event: Event
-    """What was computed for most of the time, if that is recorded; else, of what the rank did then, that for which it
-    took the longest time to come to it."""
+    """The computation of most of the time, if recorded; otherwise the event that took the longest time to reach."""
 
     @property
     def seconds(self) -> float:
@@ -139,21 +150,21 @@ class Busy:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether `event` is what the rank was busy with, and not what came after it."""
+        """Whether `event` is the work itself, and not what came after it."""
         return self.event.kind == COMPUTE and self.event.start < self.end
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Waits, each caused by the next one, and what caused the last."""
+    """Waits, each caused by the next one, and the work that caused the last."""
 
     waits: tuple[Wait, ...]
     busy: Busy | None
-    """None where the last wait was for the transfer itself, or for something that is not recorded."""
+    """None if the last wait was for the transfer itself, or for something that is not recorded."""
 
     @property
     def rank(self) -> int:
-        """Where the chain ends."""
+        """The rank at the end of the chain."""
         return self.waits[-1].event.rank if self.busy is None else self.busy.rank
 
 
@@ -169,10 +180,10 @@ class Blamer:
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
 
     def blame(self, wait: Wait) -> Chain:
-        """From this wait to what caused it.
+        """The chain of causes of this wait.
 
-        While a rank waits for another's event, that one was kept from it by waits of its own, which the chain follows,
-        or by its work, which ends the chain: by the one that took it longest.
+        While a rank waits for another's event, that rank was delayed by waits of its own, which the chain follows, or
+        by its work, which ends the chain: whichever took longest.
         """
         chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
         while wait.peer is not None and wait.cause in LATE.values():
@@ -187,7 +198,7 @@ class Blamer:
         return Chain(tuple(chain), None)
 
     def keeper(self, lane: Lane, start: float, until: Event) -> Wait | Busy | None:
-        """What kept this lane from `until` for the longest time since `start`; None if that is when `until` began."""
+        """The longest wait or work of this lane between `start` and `until`; None if `until` began at `start`."""
         waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
         first, last = max(gaps_between(waits, start, until.start), key=length, default=(start, start))
         longest = max(waits, key=lambda event: length(within(event, start, until.start)), default=None)
@@ -196,10 +207,10 @@ class Blamer:
         return self.work(lane, first, last, until) if first < last else None
 
     def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | Wait | None:
-        """What the rank did between two waits of this lane, before `until`.
+        """The work of this lane between two waits, before `until`.
 
-        A thread beside the main one that did nothing for most of the time had nothing to do yet: then the main one kept
-        it.
+        A background thread that did nothing for most of the time had nothing to do yet: then the main thread
+        delayed it.
         """
         rank, name = lane
         events = self.events[lane].during(start, end)
@@ -212,8 +223,7 @@ class Blamer:
         return Busy(rank, start, end, computed[-1] if computed else self.longest_awaited(lane, start, end, until))
 
     def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:
-        """The event of this lane, up to the first after `end`, whose beginning was the longest time after whatever
-        happened before it."""
+        """The event of this lane, up to the first after `end`, that began longest after the events before it."""
         following = self.events[lane].after(end) or until
         events = [event for event in self.events[lane].during(start, end) if event.start > start]
         last, found = start, []
@@ -224,24 +234,15 @@ class Blamer:
 
 
 def gaps_between(waits: Sequence[Event], start: float, end: float) -> list[Interval]:
-    """What of the time from `start` to `end` lies in none of these."""
+    """The parts of the time from `start` to `end` that lie in none of the waits."""
     edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), end]
     return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]
 
 
 def within(event: Event, start: float, end: float) -> Interval:
-    """What of an event lies between `start` and `end`."""
+    """The part of an event between `start` and `end`."""
     return max(event.start, start), min(event.end, end)
 
 
 def length(interval: Interval) -> float:
     return interval[1] - interval[0]
-
-
-def blame(recording: Recording, wait: Event) -> Chain:
-    """From a wait of this recording to what caused it. For many of them, keep one `Blamer`.
-
-    Raises `KeyError` if this event is none of its waits.
-    """
-    blamer = Blamer(Waits(recording))
-    return blamer.blame(blamer.waits_of[ref_of(wait)])

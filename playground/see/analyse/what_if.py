@@ -1,9 +1,9 @@
-"""What the recorded run would have taken on another machine, and our algorithms on more ranks.
+"""The duration of a recorded run on another machine, and of our algorithms on more ranks.
 
-The run is replayed: every rank does what it did, in its order, and waits for what it waited for. What a rank does
-between two waits takes as long as it did. A wait ends when what it waited for is there: its transfer begins with the
-last of the events that it needs, and takes what it took, less what another latency or bandwidth would save. Replayed
-without a change, a recording takes as long as it did, if its waits tell of all dependencies.
+The run is replayed: every rank does the same in the same order, with the same waits. The work between two waits takes
+as long as it did. A wait ends when its transfers are over: each begins with the last of the events that it needs, and
+takes as long as it did, less what another latency or bandwidth would save. Replayed without a change, a recording takes
+as long as it did, if its waits tell of all dependencies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from statistics import median
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine, Task
-from playground.see.analyse.timeline import Edge, Lane, Ref, Timeline, in_order, ref_of
+from playground.see.analyse import Edge, Lane, Timeline, in_order, ref_of
 from playground.see.analyse.transfers import MESSAGES, Dependency, Link, Transfers, Volume, algorithm_of, volumes
 from playground.see.analyse.waits import Waits
-from playground.see.record.recording import COMPUTE, MAIN, Event, Recording
+from playground.see.record import COMPUTE, MAIN, Event, Recording
 
 
 @dataclass(frozen=True)
@@ -39,50 +39,48 @@ class Point:
 
 
 Work = Callable[[Point, float], float]
-"""What a rank's work up to a point takes, if it took so many seconds."""
+"""The seconds of a rank's work up to a point in the replay, given those of the recording."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is different in a replay."""
+    """The changes in a replay."""
 
     latency: float = 1.0
-    """So many times as long."""
+    """Multiple of the recorded latency."""
     bandwidth: float = 1.0
-    """So many times as much."""
+    """Multiple of the recorded bandwidth."""
     work: Work = lambda point, seconds: seconds
     by_links: bool = False
-    """Whether a transfer takes what its link says, instead of what it took."""
+    """Whether a transfer takes as long as its link says, instead of as long as it did."""
 
 
 class Replay:
-    """A recording, taken apart into what depends on what."""
+    """A recording as points of time and their dependencies."""
 
     def __init__(self, waits: Waits) -> None:
         self.transfers = Transfers(waits)
         self.timeline = timeline = waits.timeline
         self.lanes = {lane: [*points_of(events, timeline)] for lane, events in sorted(timeline.lanes.items())}
         self.handed_over = dict(self.find_handed_over())
-        """What a thread beside the main one has been given to do, from where it begins: with the last point of the main
-        lane before it. None if there is none."""
+        """The edges at which a background thread begins work it was given, each with the last point of the main lane
+        before it, if there is one."""
         edges = {lane: [point.edge for point in points] for lane, points in self.lanes.items()}
         self.order = in_order(edges, self.needs)
 
     def find_handed_over(self) -> Iterator[tuple[Edge, Point | None]]:
+        """The outermost events of every lane beside the main one."""
         for (rank, name), points in self.lanes.items():
             main = self.lanes.get((rank, MAIN), [])
             times = [point.time for point in main]
             for point in points:
-                if name != MAIN and not point.is_end and self.is_outermost(point.event):
+                parent = self.timeline.by_ref.get((rank, point.event.parent))  # type: ignore[arg-type]
+                if name != MAIN and not point.is_end and (parent is None or parent.lane != name):
                     last = bisect_right(times, point.time)
                     yield point.edge, main[last - 1] if last else None
 
-    def is_outermost(self, event: Event) -> bool:
-        """Whether it lies in no other event of its lane."""
-        return event.parent is None or self.timeline.by_ref[event.rank, event.parent].lane != event.lane
-
     def needs(self, edge: Edge) -> Iterator[Edge]:
-        """What has to be known before it, besides what comes before it on its lane."""
+        """The edges that must come before this one, besides those before it on its lane."""
         ref, is_end = edge
         if is_end:
             for need in self.transfers.needs.get(ref, ()):
@@ -96,68 +94,43 @@ class Replay:
         return duration([[point.time for point in points] for points in self.lanes.values()])
 
     def seconds(self, change: Change | None = None) -> float:
-        """What the run would take with this change."""
+        """The duration of the run with this change."""
         return duration([*self.times(change or Change()).values()])
 
     def times(self, change: Change) -> dict[Lane, list[float]]:
-        """When every point of every lane would be."""
-        run = Run(self, change)
+        """The times of all points of every lane with this change."""
+        times: dict[Lane, list[float]] = {lane: [] for lane in self.lanes}
+        known: dict[Edge, float] = {}
+        needs, overhead = self.transfers.needs, self.transfers.overhead
         for edge, lane in self.order.items():
-            run.go_on(lane, edge)
-        return run.times
+            place, (ref, is_end) = len(times[lane]), edge
+            point, previous = self.lanes[lane][place], times[lane][-1] if place else None
+            if is_end and ref in needs:  # a wait ends when all its transfers are over
+                over = [max(known[source] for source in need.sources) + takes(need, change) for need in needs[ref]]
+                time = max([known[ref, False] + overhead[ref], *over])
+            elif edge in self.handed_over:  # given as long after a point of the main lane as it was
+                last = self.handed_over[edge]
+                given = point.time if last is None else known[last.edge] + point.time - last.time
+                time = max(previous or 0.0, given)
+            elif previous is None:
+                time = point.time
+            else:
+                time = previous + change.work(point, point.time - self.lanes[lane][place - 1].time)
+            times[lane].append(time)
+            known[edge] = time
+        return times
 
 
-class Run:
-    """One replay, as far as it has come."""
-
-    def __init__(self, replay: Replay, change: Change) -> None:
-        self.replay, self.change = replay, change
-        self.times: dict[Lane, list[float]] = {lane: [] for lane in replay.lanes}
-        self.known: dict[Edge, float] = {}
-        """When an event begins and ends."""
-
-    def go_on(self, lane: Lane, edge: Edge) -> None:
-        """To the next point of a lane, which is this edge."""
-        times, points = self.times[lane], self.replay.lanes[lane]
-        place = len(times)
-        point, previous = points[place], times[-1] if times else None
-        if edge[1] and edge[0] in self.replay.transfers.needs:
-            time = self.end_of_wait(edge[0])
-        elif edge in self.replay.handed_over:
-            time = max(previous or 0.0, self.handed_over_at(point))
-        elif previous is None:
-            time = point.time
-        else:
-            time = previous + self.change.work(point, point.time - points[place - 1].time)
-        times.append(time)
-        self.known[edge] = time
-
-    def end_of_wait(self, ref: Ref) -> float:
-        """When all it waits for is there."""
-        transfers = self.replay.transfers
-        begin = self.known[ref, False] + transfers.overhead[ref]
-        return max([begin, *(self.arrival(need) for need in transfers.needs[ref])])
-
-    def arrival(self, need: Dependency) -> float:
-        """When this is there: its transfer begins with the last of what it needs."""
-        return max([self.known[source] for source in need.sources]) + self.takes(need)
-
-    def takes(self, need: Dependency) -> float:
-        """What a transfer takes."""
-        if need.link is None:
-            return need.seconds
-        took = need.link.seconds(need.nbytes) if self.change.by_links else need.seconds
-        return max(0.0, took - need.link.change(self.change.latency, self.change.bandwidth, need.nbytes))
-
-    def handed_over_at(self, point: Point) -> float:
-        """When a thread beside the main one is given something to do: when the main one has come as far as it had
-        then. (It begins with it when it is done with what came before.)"""
-        last = self.replay.handed_over[point.edge]
-        return point.time if last is None else self.known[last.edge] + point.time - last.time
+def takes(need: Dependency, change: Change) -> float:
+    """The seconds of a transfer with this change."""
+    if need.link is None:
+        return need.seconds
+    took = need.link.seconds(need.nbytes) if change.by_links else need.seconds
+    return max(0.0, took - need.link.change(change.latency, change.bandwidth, need.nbytes))
 
 
 def points_of(events: Sequence[Event], timeline: Timeline) -> Iterator[Point]:
-    """A lane in its order: of events inside each other, those inside end first."""
+    """The points of a lane in order. Of nested events, the inner ones end first."""
     ends: list[tuple[float, int, Event]] = []
     for event in events:
         while ends and ends[0][0] <= event.start:
@@ -173,51 +146,46 @@ def points_of(events: Sequence[Event], timeline: Timeline) -> Iterator[Point]:
 
 
 def duration(lanes: Sequence[Sequence[float]]) -> float:
-    """From the first moment to the last."""
-    return max((max(times) for times in lanes if times), default=0.0) - min(
-        (min(times) for times in lanes if times), default=0.0
-    )
+    """The time from the first moment to the last."""
+    used = [times for times in lanes if times]
+    return max(map(max, used), default=0.0) - min(map(min, used), default=0.0)
 
 
 DOUBLINGS = 3
-"""How many times the number of ranks is doubled."""
+"""Number of times that the number of ranks is doubled."""
 NEGLIGIBLE = 0.01
-"""Of the run's time: by so much longer some rank's work always takes."""
-ADD = "add"
-"""What adding two chunks is called."""
+"""Share of the run's time by which some rank's work is always longer."""
 Place = tuple[str, str, str, int | None, bool, int]
-"""Where in the program a point is: lane, kind, name, line, whether the event ends, and that for the so-many-th time."""
+"""A point's place in the program: lane, kind, name, line, whether the event ends, and the index among equal ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """What a change would do."""
+    """The effect of a change."""
 
     change: str
     seconds: float
-    """What the run would take."""
+    """Duration of the run with it."""
     is_bound: bool = False
-    """Whether it can only take longer than that: with messages of one size, latency and bandwidth are not told
-    apart."""
+    """Whether `seconds` is a lower bound: with messages of one size, latency and bandwidth cannot be told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfs:
     recorded: float
-    """What the run took."""
+    """Duration of the run."""
     replayed: float
-    """What its replay takes if nothing is changed."""
+    """Duration of its replay without a change."""
     by_links: float
-    """The same, if every transfer takes what the link says of its bytes, whatever the machine did to it."""
+    """The same, if every transfer takes as long as its link says."""
     changes: tuple[WhatIf, ...]
     straggler: int | None
-    """The rank whose work took longer than that of the others by most; None if there is none, or fewer than three ranks
-    to compare."""
+    """The rank whose work exceeds that of the others by most; None if there is none, or fewer than three ranks."""
     link: Link
-    """Of the messages."""
+    """The link of the messages."""
 
     def error(self, seconds: float) -> float:
-        """By how much of what was recorded this is too long (or, negative, too short)."""
+        """The relative error of a duration against the recorded one."""
         return seconds / self.recorded - 1 if self.recorded else 0.0
 
 
@@ -230,11 +198,11 @@ class Scaling:
     size: int
     """Number of ranks when it was recorded."""
     recorded: float
-    """Median seconds from the last rank's coming to the last one's being done."""
+    """Median seconds from the last rank's start to the last one's end."""
     predicted: dict[int, float]
-    """Seconds by the cost model, by number of ranks: `size`, and then more. Every rank has its own core and link."""
+    """Seconds by the cost model, by number of ranks from `size` on, where every rank has its own core and link."""
     shared: dict[int, float]
-    """The same where all ranks share the cores of the one host that was recorded. Empty if there were several."""
+    """The same where all ranks share the cores of the one recorded host. Empty if there were several."""
 
 
 def what_if(waits: Waits) -> WhatIfs:
@@ -260,9 +228,9 @@ def what_if(waits: Waits) -> WhatIfs:
 
 
 class Straggler:
-    """The rank that worked longest beyond what ranks usually took at the same place of the program.
+    """The rank whose work exceeded the median of all ranks, at the same places of the program, by most.
 
-    Called as `Work`: what took it longer there takes the median of all ranks.
+    As `Work`, it limits that rank's work to these medians.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -282,14 +250,14 @@ class Straggler:
             for place, seconds in usual.items()
             if self.rank is not None and self.rank in taken[place]
         }
-        """What its own work up to an edge usually takes."""
+        """Median seconds of the work up to each of its edges."""
 
     def __call__(self, point: Point, seconds: float) -> float:
         return min(seconds, self.usual.get(point.edge, seconds))
 
 
 def work_of(lane: str, points: Sequence[Point], replay: Replay) -> Iterator[tuple[Place, Edge, float]]:
-    """What the work of a rank's lane took up to each edge, and at which place of the program that is."""
+    """The work of a rank's lane: the place in the program of each edge, and the seconds of work up to it."""
     seen: dict[tuple[str, str, int | None, bool], int] = defaultdict(int)
     for before, point in itertools.pairwise(points):
         event, edge = point.event, point.edge
@@ -302,13 +270,16 @@ def work_of(lane: str, points: Sequence[Point], replay: Replay) -> Iterator[tupl
 
 
 def more_ranks(recording: Recording, link: Link) -> list[Scaling]:
-    """Every algorithm of ours that was recorded, by the cost model, on as many ranks and on more.
+    """Predictions of the cost model for every recorded algorithm of ours, on as many ranks and on more.
 
-    Where all messages had one size and so latency and bandwidth are not told apart, these are upper bounds: more ranks
+    If all messages had one size, so that latency and bandwidth cannot be told apart, these are upper bounds: more ranks
     never send larger messages.
     """
-    gamma = seconds_per_byte_added(recording)
-    machines = Machine(link.alpha, link.beta, gamma), Machine(link.alpha, link.beta, gamma, cores_of(recording))
+    added = [event for event in recording.events(COMPUTE) if event.name == "add" and event.nbytes]
+    gamma = sum(event.seconds for event in added) / (sum(event.nbytes for event in added) or 1)
+    is_one_host = len({rank.host for rank in recording.ranks}) == 1
+    cores = recording.ranks[0].cores if is_one_host else None
+    machines = Machine(link.alpha, link.beta, gamma), Machine(link.alpha, link.beta, gamma, cores)
     found: dict[tuple[str, int, int], list[Volume]] = defaultdict(list)
     for volume in volumes(recording):
         found[algorithm_of(volume.call), volume.nbytes, len(volume.call.group)].append(volume)
@@ -319,42 +290,22 @@ def more_ranks(recording: Recording, link: Link) -> list[Scaling]:
             size=size,
             recorded=median(map(seconds_of, calls)),
             predicted=predict(name, nbytes, size, machines[0]),
-            shared={} if machines[1].cores is None else predict(name, nbytes, size, machines[1]),
+            shared={} if cores is None else predict(name, nbytes, size, machines[1]),
         )
         for (name, nbytes, size), calls in found.items()
-        if has_cost(name)
+        if name in ALGORITHMS and ALGORITHMS[name].cost and not ALGORITHMS[name].needs_hosts
     ]
 
 
-def has_cost(algorithm: str) -> bool:
-    """Whether the cost model tells what more ranks take: not where hosts matter, of which it is not known how many more
-    there would be."""
-    spec = ALGORITHMS.get(algorithm)
-    return spec is not None and spec.cost is not None and not spec.needs_hosts
-
-
 def predict(name: str, nbytes: int, size: int, machine: Machine) -> dict[int, float]:
-    """Seconds on `size` ranks and on more."""
+    """Seconds on `size` ranks and on more, by number of ranks."""
     cost = ALGORITHMS[name].cost
     assert cost is not None
     sizes = [size << doubling for doubling in range(DOUBLINGS + 1)]
     return {more: machine.seconds(cost.load()(Task(more, nbytes))) for more in sizes}
 
 
-def cores_of(recording: Recording) -> int | None:
-    """Of the one host that all ranks share; None where there are several, or it is not known."""
-    one_host = len({rank.host for rank in recording.ranks}) == 1
-    return recording.ranks[0].cores if one_host else None
-
-
 def seconds_of(volume: Volume) -> float:
-    """From the last rank's coming to the last one's being done."""
+    """Seconds from the last rank's start to the last one's end."""
     events = volume.call.by_rank.values()
     return max(event.end for event in events) - max(event.start for event in events)
-
-
-def seconds_per_byte_added(recording: Recording) -> float:
-    """What adding a byte takes: 0 if nothing is recorded of that."""
-    added = [event for event in recording.events(COMPUTE) if event.name == ADD and event.nbytes]
-    nbytes = sum(event.nbytes for event in added)
-    return sum(event.seconds for event in added) / nbytes if nbytes else 0.0

@@ -5,22 +5,35 @@ Every copy from one device to another is recorded, and so is what each device's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
-from playground.measurement.units import format_bytes
-from playground.see.analyse.timeline import ref_of
+from playground.measurement import format_bytes
+from playground.see.analyse import ref_of
+from playground.see.paint import (
+    Bar,
+    Cell,
+    Drawing,
+    Move,
+    Panel,
+    Piece,
+    Row,
+    Scene,
+    When,
+    add_bars,
+    add_key,
+    panels_drawing,
+)
 from playground.see.paint.results import DataParallelStep, Evidence
-from playground.see.paint.rows import Bar, Cell, Move, Panel, Piece, Row, add_bars, add_key, add_panels
-from playground.see.paint.scene import Drawing, Scene
 from playground.see.paint.timeline import title_of
-from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Event, Recording, read_move
+from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 
 HOST = "cpu"
-"""Where batches come from."""
+"""The device of the batches."""
 LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
 """Ways to the loss, named after what is gathered, or is not."""
+GRADIENTS = "gradients of outputs"
+"""The part of a step that moves them."""
 RECORDED = "Copies as they were recorded; the bytes at an arrow are those of each in its panel."
 
 
@@ -28,320 +41,234 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-@dataclass
-class Copies:
-    """All that a part of a step copied from one device to another."""
-
-    source: str
-    target: str
-    events: list[Event]
-
-    @property
-    def bytes(self) -> int:
-        return sum(event.nbytes for event in self.events)
-
-    @property
-    def title(self) -> str:
-        part, source, target = read_move(self.events[0].name)
-        return f"{part}: {'host' if source == HOST else source} → {target}, {format_bytes(self.bytes)}"
-
-
-class Devices:
-    """Panels of a step: devices in a row, and below them again, with what was moved between."""
-
-    def __init__(self, step: DataParallelStep, events: Sequence[Event]) -> None:
-        """`events` are those of that step."""
-        self.step, self.events, self.count = step, events, len(step.chunks)
-
-    def row(self, texts: Sequence[str], style: str = "plain", moves: Sequence[Move] = ()) -> Row:
-        """A box for each device; those with nothing to show are idle."""
-        cells = [
-            Cell(text=f"dev {number}\n{text or '-'}", style=style if text else "idle")
-            for number, text in enumerate(texts)
-        ]
-        return Row(label="", cells=cells, moves=moves)
-
-    def only_first(self, text: str) -> list[str]:
-        return [text, *[""] * (self.count - 1)]
-
-    def on_all(self, text: str) -> list[str]:
-        return [text] * self.count
-
-    def chunks(self) -> list[str]:
-        return [shape_text(shape) for shape in self.step.chunks]
-
-    def outputs(self) -> list[str]:
-        return [shape_text(shape) for shape in self.step.outputs]
-
-    def moves(self, part: str) -> list[Event]:
-        """The copies that a part of the step made, in order."""
-        return [event for event in self.events if event.kind == MOVE and read_move(event.name).part == part]
-
-    def moved(self, events: Sequence[Event], *, from_host: bool = False) -> list[Move]:
-        """An arrow for all copies between the same two devices; the last one tells its bytes."""
-        copies = [*gather_copies(events)]
-        return [
-            Move(
-                source=0 if from_host else number_of(each.source),
-                target=number_of(each.target),
-                text=format_bytes(each.bytes) if each is copies[-1] else "",
-                title=each.title,
-                start=each.events[0].start,
-                end=each.events[-1].end,
-                event=ref_of(each.events[0]),
-            )
-            for each in copies
-        ]
-
-    def forwards(self, turn: int = 0) -> list[Event]:
-        """What each device's thread computed when it was called for the first time in the step, or later."""
-        device_of = {each.number: each.name for each in self.events if each.kind == PHASE and each.lane == BACKGROUND}
-        by_device: dict[int, list[Event]] = {}
-        for event in self.events:
-            if event.kind == COMPUTE and event.parent in device_of:
-                by_device.setdefault(number_of(device_of[event.parent]), []).append(event)
-        return [by_device[number][turn] for number in range(self.count)]
-
-    def compute(self, name: str) -> Event:
-        """What the process did for all devices: backward, or the optimizer's step."""
-        return next(event for event in self.events if event.kind == COMPUTE and event.name == name)
-
-    def stay(self, events: Sequence[Event]) -> list[Move]:
-        """What each device computed, by a recorded event, where it lies."""
-        return [
-            Move(
-                source=number, target=number, style="muted", title=title_of(event), start=event.start, end=event.end,
-                event=ref_of(event),
-            )
-            for number, event in enumerate(events)
-        ]  # fmt: skip
-
-    def traffic(self, *parts: str) -> str:
-        """What these parts move in all, in words."""
-        totals = {part: sum(event.nbytes for event in self.moves(part)) for part in parts}
-        return "; ".join(f"{part} {format_bytes(total)}" for part, total in totals.items())
-
-    def scatter(self, what: str = "scatter", copies: int | None = None) -> Panel:
-        """Of the step's first so many copies; None for all."""
-        host = Row(label="", cells=[Cell(text=f"host {shape_text(self.step.batch)}")])
-        moves = self.moved(self.moves("scatter")[:copies], from_host=True)
-        return Panel(title=what, rows=[host, self.row(self.chunks(), "value", moves)])
-
-    def replicate(self) -> Panel:
-        moves = self.moved(self.moves("replicate"))
-        rows = [self.row(self.only_first("model")), self.row(self.on_all("model"), "forward", moves)]
-        return Panel(title="broadcast the model", rows=rows)
-
-    def forward(self, title: str = "forward") -> Panel:
-        rows = [self.row(self.chunks()), self.row(self.outputs(), "forward", self.stay(self.forwards()))]
-        return Panel(title=title, rows=rows)
-
-    def reduce(self) -> Panel:
-        rows = [
-            self.row(self.on_all("grads"), "backward"),
-            self.row(self.only_first("sum"), "communication", self.moved(self.moves("reduce"))),
-        ]
-        return Panel(title="reduce the gradients on device 0", rows=rows)
-
-    def optimizer_step(self) -> Panel:
-        rows = [
-            self.row(self.only_first("grads")),
-            self.row(self.only_first("step"), "optimizer", self.stay([self.compute("step")])),
-        ]
-        return Panel(title="step on device 0 alone", rows=rows)
-
-    def losses_gathered(self, title: str) -> Panel:
-        """A number of each device, and their mean."""
-        rows = [
-            self.row(self.on_all("loss")),
-            self.row(self.only_first("mean"), "value", self.moved(self.moves("gather"))),
-        ]
-        return Panel(title=title, rows=rows)
-
-
-def number_of(device: str) -> int:
-    """cpu:2 is device 2."""
+def device_number(device: str) -> int:
+    """The number of a device: 2 for cpu:2."""
     return int(device.partition(":")[2] or 0)
 
 
-def gather_copies(events: Sequence[Event]) -> Iterator[Copies]:
-    """Those between the same two devices together."""
-    found: dict[tuple[str, str], list[Event]] = {}
-    for event in events:
-        _, source, target = read_move(event.name)
-        found.setdefault((source, target), []).append(event)
-    return (Copies(source, target, its) for (source, target), its in found.items())
+class Devices:
+    """Panels of a step: devices in a row, the same devices below, and what was moved between."""
+
+    def __init__(self, run: Evidence, way: str) -> None:
+        """The step by this way, on the only rank."""
+        steps: Sequence[DataParallelStep] = run.results[0]
+        number = next(number for number, step in enumerate(steps) if step.gather == way)
+        self.step, self.count = steps[number], len(steps[number].chunks)
+        recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's
+        for event in run.recorded.ranks[0].events:
+            recorded[-1].append(event)
+            if event.kind == COMPUTE and event.name == "step":
+                recorded.append([])
+        self.events = recorded[number]
+        self.chunks, self.outputs = ([*map(shape_text, shapes)] for shapes in (self.step.chunks, self.step.outputs))
+
+    def row(self, texts: str | Sequence[str], style: str = "plain", moves: Sequence[Move] = ()) -> Row:
+        """A box for each device, with its own text or the same on all; those without a text are idle."""
+        texts = [texts] * self.count if isinstance(texts, str) else texts
+        cells = [Cell(f"dev {number}\n{text or '-'}", style if text else "idle") for number, text in enumerate(texts)]
+        return Row(cells, moves)
+
+    def first(self, text: str, style: str = "plain", moves: Sequence[Move] = ()) -> Row:
+        """A box for each device, where only the first has a text."""
+        return self.row([text, *[""] * (self.count - 1)], style, moves)
+
+    def copies(self, part: str) -> list[Event]:
+        """The copies that a part of the step made, in order."""
+        return [event for event in self.events if event.kind == MOVE and read_move(event.name).part == part]
+
+    def moved(self, part: str, chosen: slice = slice(None), *, from_host: bool = False) -> list[Move]:
+        """An arrow for all of a part's copies between the same two devices; the last one says how many bytes."""
+        found: dict[tuple[str, str], list[Event]] = {}
+        for event in self.copies(part)[chosen]:
+            found.setdefault(read_move(event.name)[1:], []).append(event)
+        moves = []
+        for place, ((source, target), events) in enumerate(found.items(), 1):
+            nbytes = format_bytes(sum(event.nbytes for event in events))
+            text = nbytes if place == len(found) else ""
+            title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
+            when = When(events[0].start, events[-1].end, ref_of(events[0]))
+            first = 0 if from_host else device_number(source)
+            moves.append(Move(first, device_number(target), text, title, when=when))
+        return moves
+
+    def computed(self, events: Sequence[Event]) -> list[Move]:
+        """An arrow from each device to itself, for a recorded event."""
+        whens = (When(event.start, event.end, ref_of(event)) for event in events)
+        return [
+            Move(number, number, title=title_of(event), style="muted", when=when)
+            for number, (event, when) in enumerate(zip(events, whens, strict=True))
+        ]
+
+    def forwards(self, turn: int = 0) -> list[Move]:
+        """The forward of each device's thread: its first in the step, or a later one."""
+        device_of = {each.number: each.name for each in self.events if each.kind == PHASE and each.lane == BACKGROUND}
+        by_device: dict[int, list[Event]] = {number: [] for number in range(self.count)}
+        for event in self.events:
+            if event.kind == COMPUTE and event.parent in device_of:
+                by_device[device_number(device_of[event.parent])].append(event)
+        return self.computed([by_device[number][turn] for number in range(self.count)])
+
+    def compute(self, name: str) -> Event:
+        """The event of what the process did for all devices: backward, or the optimizer's step."""
+        return next(event for event in self.events if event.kind == COMPUTE and event.name == name)
+
+    def traffic(self, *parts: str) -> str:
+        """The bytes that these parts move in all, in words."""
+        totals = {part: sum(event.nbytes for event in self.copies(part)) for part in parts}
+        return "; ".join(f"{part} {format_bytes(total)}" for part, total in totals.items())
+
+    def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
+        host = Row([Cell(f"host {shape_text(self.step.batch)}")])
+        return Panel(title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True))])
+
+    def replicate(self) -> Panel:
+        rows = [self.first("model"), self.row("model", "forward", self.moved("replicate"))]
+        return Panel("broadcast the model", rows)
+
+    def forward(self, title: str) -> Panel:
+        return Panel(title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())])
+
+    def reduce(self) -> Panel:
+        rows = [self.row("grads", "backward"), self.first("sum", "communication", self.moved("reduce"))]
+        return Panel("reduce the gradients on device 0", rows)
+
+    def gather_losses(self, title: str) -> Panel:
+        """A number on each device, and their mean."""
+        return Panel(title, [self.row("loss"), self.first("mean", "value", self.moved("gather"))])
 
 
-def devices_by(run: Evidence, way: str) -> Devices:
-    """The step by that way, on the one rank that there is."""
-    steps: Sequence[DataParallelStep] = run.results[0]
-    place = next(place for place, step in enumerate(steps) if step.gather == way)
-    return Devices(steps[place], split_by_step(run.recorded)[place])
-
-
-def split_by_step(recording: Recording) -> list[list[Event]]:
-    """The rank's events, training step by training step: each ends with the optimizer's."""
-    steps: list[list[Event]] = [[]]
-    for event in recording.ranks[0].events:
-        steps[-1].append(event)
-        if event.kind == COMPUTE and event.name == "step":
-            steps.append([])
-    return steps[:-1]
-
-
-def panels_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
-    numbered = [Panel(title=f"{number} {each.title}", rows=each.rows) for number, each in enumerate(panels, 1)]
-    drawing = Drawing(title)
-    add_panels(drawing, numbered, columns=2)
-    return drawing.scene(*caption)
+def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
+    """The scene of panels that are numbered from 1 on."""
+    numbered = [Panel(f"{number} {each.title}", each.rows) for number, each in enumerate(panels, 1)]
+    return panels_drawing(title, numbered, columns=2).scene(*caption)
 
 
 def forward(run: Evidence) -> Scene:
     """F1: a forward pass of DataParallel in five panels."""
-    devices = devices_by(run, LOGITS)
-    step = devices.step
-    whole = shape_text((sum(shape[0] for shape in step.outputs), *step.outputs[0][1:]))
-    gather = [
-        devices.row(devices.outputs()),
-        devices.row(devices.only_first("logits"), "value", devices.moved(devices.moves("gather"))),
-    ]
+    devices = Devices(run, LOGITS)
+    outputs = devices.step.outputs
+    whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
+    gather = [devices.row(devices.outputs), devices.first("logits", "value", devices.moved("gather"))]
     loss = [
-        Row(label="", cells=[Cell(text="host: targets")]),
-        devices.row(devices.only_first("loss"), "value", devices.moved(devices.moves("targets"), from_host=True)),
+        Row([Cell("host: targets")]),
+        devices.first("loss", "value", devices.moved("targets", from_host=True)),
     ]
     panels = [
-        devices.scatter(),
+        devices.scatter("scatter"),
         devices.replicate(),
-        devices.forward(),
-        Panel(title="gather the logits", rows=gather),
-        Panel(title="loss, reduced on device 0", rows=loss),
+        devices.forward("forward"),
+        Panel("gather the logits", gather),
+        Panel("loss, reduced on device 0", loss),
     ]
-    return panels_scene(
-        "DataParallel: a forward pass",
-        panels,
-        f"{RECORDED} Logits on device 0: {whole}.",
-        f"In all: {devices.traffic('scatter', 'replicate', 'gather')}.",
-    )
+    total = f"In all: {devices.traffic('scatter', 'replicate', 'gather')}."
+    return numbered_scene("DataParallel: a forward pass", panels, f"{RECORDED} Logits on device 0: {whole}.", total)
 
 
 def backward(run: Evidence) -> Scene:
     """F2: backward, and the step, in four panels."""
-    devices = devices_by(run, LOGITS)
-    part = "gradients of outputs"
-    scatter = [
-        devices.row(devices.only_first("loss")),
-        devices.row(devices.on_all("grad"), "value", devices.moved(devices.moves(part))),
-    ]
-    backwards = devices.stay([devices.compute("backward")] * devices.count)
-    compute = [devices.row(devices.on_all("grad")), devices.row(devices.on_all("grads"), "backward", backwards)]
+    devices = Devices(run, LOGITS)
+    scatter = [devices.first("loss"), devices.row("grad", "value", devices.moved(GRADIENTS))]
+    backwards = devices.computed([devices.compute("backward")] * devices.count)
+    step = [devices.first("grads"), devices.first("step", "optimizer", devices.computed([devices.compute("step")]))]
     panels = [
-        Panel(title="scatter the loss's gradient", rows=scatter),
-        Panel(title="backward", rows=compute),
+        Panel("scatter the loss's gradient", scatter),
+        Panel("backward", [devices.row("grad"), devices.row("grads", "backward", backwards)]),
         devices.reduce(),
-        devices.optimizer_step(),
+        Panel("step on device 0 alone", step),
     ]
-    return panels_scene(
-        "DataParallel: backward and step",
-        panels,
-        RECORDED,
-        f"In all: {devices.traffic(part, 'reduce')}.",
-    )
+    total = f"In all: {devices.traffic(GRADIENTS, 'reduce')}."
+    return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
 def loss_in_forward(run: Evidence) -> Scene:
-    """F5: the loss is computed inside forward, so that only numbers are gathered; it is reduced twice."""
-    devices = devices_by(run, LOSS)
-    losses = devices.stay(devices.forwards())
-    first = [devices.row(devices.outputs()), devices.row(devices.on_all("loss"), "value", losses)]
+    """F5: the loss is computed inside forward, so only numbers are gathered; it is reduced twice."""
+    devices = Devices(run, LOSS)
+    first = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
         devices.scatter("scatter inputs and targets"),
-        devices.forward(),
-        Panel(title="reduction 1: mean on each device", rows=first),
-        devices.losses_gathered("reduction 2: mean over devices"),
+        devices.forward("forward"),
+        Panel("reduction 1: mean on each device", first),
+        devices.gather_losses("reduction 2: mean over devices"),
     ]
-    return panels_scene(
+    return numbered_scene(
         "DataParallel with the loss inside forward",
         panels,
         f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits gathered: "
-        f"{devices_by(run, LOGITS).traffic('gather')}.",
+        f"{Devices(run, LOGITS).traffic('gather')}.",
     )
 
 
 def parallel_criterion(run: Evidence) -> Scene:
-    """F17: DataParallelModel and DataParallelCriterion: outputs stay where they are, and the criterion goes to them."""
-    devices = devices_by(run, OUTPUTS)
-    losses = devices.stay(devices.forwards(turn=1))
-    criterion = [devices.row(devices.outputs()), devices.row(devices.on_all("loss"), "value", losses)]
-    scattered = devices.moves("scatter")[devices.count :]  # after the inputs
-    targets = [
-        Row(label="", cells=[Cell(text="host: targets")]),
-        devices.row(devices.on_all("targets"), "value", devices.moved(scattered, from_host=True)),
-    ]
-    part = "gradients of outputs"
-    back = [
-        devices.row(devices.only_first("loss")),
-        devices.row(devices.on_all("grad"), "backward", devices.moved(devices.moves(part))),
-    ]
+    """F17: DataParallelModel and DataParallelCriterion: outputs stay on their devices, and the criterion goes there."""
+    devices = Devices(run, OUTPUTS)
+    inputs, after = slice(devices.count), slice(devices.count, None)
+    targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
+    criterion = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards(turn=1))]
+    back = [devices.first("loss"), devices.row("grad", "backward", devices.moved(GRADIENTS))]
     panels = [
-        devices.scatter("scatter the inputs", devices.count),
+        devices.scatter("scatter the inputs", inputs),
         devices.replicate(),
         devices.forward("forward: outputs stay"),
-        Panel(title="scatter the targets", rows=targets),
-        Panel(title="criterion on each device", rows=criterion),
-        devices.losses_gathered("gather the losses"),
-        Panel(title="backward from each loss", rows=back),
+        Panel("scatter the targets", [Row([Cell("host: targets")]), targets]),
+        Panel("criterion on each device", criterion),
+        devices.gather_losses("gather the losses"),
+        Panel("backward from each loss", back),
         devices.reduce(),
     ]
-    return panels_scene(
-        "DataParallelModel and DataParallelCriterion",
-        panels,
-        RECORDED,
-        f"In all: {devices.traffic('scatter', 'replicate', 'gather', 'reduce')}.",
-    )
+    total = f"In all: {devices.traffic('scatter', 'replicate', 'gather', 'reduce')}."
+    return numbered_scene("DataParallelModel and DataParallelCriterion", panels, RECORDED, total)
 
 
 STYLE_OF_LABEL = {
-    "parameters": "forward", "gradients": "backward", "optimizer state": "optimizer", "activations": "compute",
-    "gathered outputs": "communication", "inputs": "value", "other": "plain",
-}  # fmt: skip
+    "parameters": "forward",
+    "gradients": "backward",
+    "optimizer state": "optimizer",
+    "activations": "compute",
+    "gathered outputs": "communication",
+    "inputs": "value",
+    "other": "plain",
+}
 
 
-def memory_bars(devices: Sequence[DeviceLoad]) -> list[Bar]:
-    """What each device holds at its peak, by what it is."""
-    return [
-        Bar(
-            label=f"device {number}",
-            pieces=[
-                Piece(value=size, style=STYLE_OF_LABEL[label], title=f"device {number}: {label}, {format_bytes(size)}")
-                for label, size in load.at_peak.items()
-            ],
-            note=format_bytes(load.peak),
-        )
-        for number, load in enumerate(devices)
-    ]
+def way_of(run: Evidence, gather: str) -> WayResult:
+    """What was measured on the only rank, by this way to the loss."""
+    ways: Sequence[WayResult] = run.results[0]
+    return next(way for way in ways if way.gather == gather)
 
 
-def used_labels(devices: Sequence[DeviceLoad]) -> dict[str, str]:
-    return {STYLE_OF_LABEL[label]: label for label in STYLE_OF_LABEL if any(label in load.at_peak for load in devices)}
+def add_memory(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
+    """Add bars of what each device holds at its peak."""
+    bars = []
+    for number, load in enumerate(devices):
+        label = f"device {number}"
+        pieces = [
+            Piece(size, STYLE_OF_LABEL[what], f"{label}: {what}, {format_bytes(size)}")
+            for what, size in load.at_peak.items()
+        ]
+        bars.append(Bar(label, pieces, format_bytes(load.peak)))
+    add_bars(drawing, bars)
+
+
+def add_memory_key(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
+    used = [label for label in STYLE_OF_LABEL if any(label in load.at_peak for load in devices)]
+    add_key(drawing, {STYLE_OF_LABEL[label]: label for label in used})
 
 
 def memory_and_utilisation(run: Evidence) -> Scene:
     """F4: with losses gathered, devices hold about as much each, and are busy for unequal shares of a step."""
-    results: Sequence[Sequence[WayResult]] = run.results
-    way = next(way for way in results[0] if way.gather == "loss")
+    way = way_of(run, LOSS)
     drawing = Drawing("DataParallel: memory and utilisation of each device")
-    add_bars(drawing, memory_bars(way.devices))
+    add_memory(drawing, way.devices)
     busy = [
         Bar(
-            label=f"device {number}",
-            pieces=[Piece(value=load.share, style="compute", title=f"device {number} busy")],
-            note=f"{load.share * 100:.0f} % busy",
+            f"device {number}",
+            [Piece(each.share, "compute", f"device {number} busy")],
+            f"{each.share * 100:.0f} % busy",
         )
-        for number, load in enumerate(way.devices)
+        for number, each in enumerate(way.devices)
     ]
     add_bars(drawing, busy, most=1.0)
-    add_key(drawing, used_labels(way.devices))
+    add_memory_key(drawing, way.devices)
     peaks = [load.peak for load in way.devices]
     return drawing.scene(
         f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as much as the emptiest.",
@@ -351,15 +278,12 @@ def memory_and_utilisation(run: Evidence) -> Scene:
 
 def imbalance(run: Evidence) -> Scene:
     """F18: with logits gathered, one device holds far more than the others."""
-    results: Sequence[Sequence[WayResult]] = run.results
-    way = next(way for way in results[0] if way.gather == "logits")
+    way = way_of(run, LOGITS)
     drawing = Drawing("DataParallel: memory per device where logits are gathered")
-    add_bars(drawing, memory_bars(way.devices))
-    add_key(drawing, used_labels(way.devices))
+    add_memory(drawing, way.devices)
+    add_memory_key(drawing, way.devices)
     peaks = [load.peak for load in way.devices]
-    fullest = peaks.index(max(peaks))
     return drawing.scene(
-        f"Device {fullest} holds {max(peaks) / min(peaks):.2f} times as much as the emptiest: "
-        + " / ".join(format_bytes(peak) for peak in peaks)
-        + "."
+        f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as the emptiest: "
+        f"{' / '.join(map(format_bytes, peaks))}."
     )

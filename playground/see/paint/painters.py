@@ -1,16 +1,31 @@
-"""What paints a scene: as SVG, as PNG, or as text, by the ending of the file. The same scene gives the same bytes."""
+"""Painters of scenes: as SVG, as PNG, or as text, by the ending of the file. The same scene gives the same bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint.scene import ARROW, BAR, BOX, CELL, INK, LANE, PAPER, STYLES, TEXT, TEXT_SIZE, Mark, Scene
+from playground.see.paint import (
+    ARROW,
+    BAR,
+    BOX,
+    CELL,
+    INK,
+    KINDS,
+    LANE,
+    PAPER,
+    STYLES,
+    TEXT,
+    TEXT_SIZE,
+    Mark,
+    Scene,
+)
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
@@ -22,8 +37,12 @@ ARROWHEAD = (
 
 
 def to_svg(scene: Scene) -> str:
-    """The whole file."""
+    """The scene as an SVG file."""
     width, height = number(scene.width), number(total_height(scene))
+    arrows = sorted({css_name(mark.style) for mark in scene.marks if mark.kind == ARROW})
+    captions = (
+        f'<text class="ink muted" x="8" y="{number(y)}">{escape(text)}</text>' for y, text in caption_lines(scene)
+    )
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
@@ -31,31 +50,31 @@ def to_svg(scene: Scene) -> str:
             f'<title id="title">{escape(scene.title)}</title>',
             f'<desc id="desc">{escape(scene.description)}</desc>',
             f"<style>{style_sheet(scene)}</style>",
-            f"<defs>{''.join(ARROWHEAD.format(name=css_name(style)) for style in arrow_styles(scene))}</defs>",
+            f"<defs>{''.join(ARROWHEAD.format(name=name) for name in arrows)}</defs>",
             f'<rect class="paper" width="{width}" height="{height}"/>',
             f'<text class="heading" x="8" y="18">{escape(scene.title)}</text>',
             f'<g transform="translate(0 {TITLE_HEIGHT})">',
             *(line for mark in scene.marks for line in mark_lines(mark, scene)),
             "</g>",
-            *caption_lines(scene),
+            *captions,
             "</svg>\n",
         ]
     )
 
 
 def total_height(scene: Scene) -> float:
-    """With its title above and its caption below."""
+    """The height of a scene with its title above and its caption below."""
     return TITLE_HEIGHT + scene.height + LINE * len(scene.caption) + (8 if scene.caption else 0)
 
 
-def caption_lines(scene: Scene) -> Iterator[str]:
+def caption_lines(scene: Scene) -> Iterator[tuple[float, str]]:
+    """The lines of the caption, each with its y."""
     for line, text in enumerate(scene.caption):
-        y = TITLE_HEIGHT + scene.height + LINE * line + 12
-        yield f'<text class="ink muted" x="8" y="{number(y)}">{escape(text)}</text>'
+        yield TITLE_HEIGHT + scene.height + LINE * line + 12, text
 
 
 def style_sheet(scene: Scene) -> str:
-    """Rules for the styles that this scene has: for light surroundings, then for dark ones."""
+    """CSS rules for the styles in this scene, with colours for light and for dark surroundings."""
     rules = [
         f"text{{font:{TEXT_SIZE}px {FONT};fill:var(--ink);dominant-baseline:central}}"
         ".heading{font-weight:bold;dominant-baseline:auto}.middle{text-anchor:middle}.end{text-anchor:end}"
@@ -64,31 +83,24 @@ def style_sheet(scene: Scene) -> str:
         ".arrow{fill:none;stroke-width:1.4}.meant{stroke-dasharray:4 3}text.muted{fill:var(--muted)}"
     ]
     used = sorted({mark.style for mark in scene.marks} | {"muted"})
-    for style in used:
-        name = css_name(style)
+    for name in map(css_name, used):
         rules.append(f".box.{name},.bar.{name},.lane.{name},.head.{name}{{fill:var(--{name})}}")
         rules.append(f".arrow.{name}{{stroke:var(--{name})}}text.in-{name}{{fill:var(--{name})}}")
-    light = variables({style: STYLES[style].light for style in used}, PAPER.light, INK.light, STYLES["muted"].light)
-    dark = variables({style: STYLES[style].dark for style in used}, PAPER.dark, INK.dark, STYLES["muted"].dark)
+    palette = {"paper": PAPER, "ink": INK, "line": STYLES["muted"]} | {style: STYLES[style] for style in used}
+    light, dark = (
+        ";".join(f"--{css_name(name)}:{getattr(colour, surroundings)}" for name, colour in palette.items())
+        for surroundings in ("light", "dark")
+    )
     return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}{turn_rules(scene)}"
 
 
-def variables(styles: dict[str, str], paper: str, ink: str, line: str) -> str:
-    own = ";".join(f"--{css_name(style)}:{colour}" for style, colour in styles.items())
-    return f"--paper:{paper};--ink:{ink};--line:{line};{own}"
-
-
 def css_name(style: str) -> str:
-    """A style's class."""
+    """The CSS class of a style."""
     return style.replace(" ", "-")
 
 
-def arrow_styles(scene: Scene) -> list[str]:
-    return sorted({mark.style for mark in scene.marks if mark.kind == ARROW})
-
-
 def turn_rules(scene: Scene) -> str:
-    """What lights arrows in turn, a second each, for those who do not mind movement."""
+    """CSS rules that light arrows in turn, a second each, unless the reader prefers reduced motion."""
     count = len(scene.turns)
     if not count:
         return ""
@@ -101,45 +113,41 @@ def turn_rules(scene: Scene) -> str:
 
 
 def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
-    """The elements of one mark, in a group that has its title and says which event it stands for."""
+    """The elements of a mark, in a group with its title and its event."""
     event = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
+    name, x, y, w, h = css_name(mark.style), number(mark.x), number(mark.y), number(mark.w), number(mark.h)
+    classes = f"{mark.kind} {name}" + (" meant" if mark.meant else "")
+    if mark in scene.turns:
+        classes += f" turn turn-{scene.turns.index(mark)}"
     if event or title:
         yield f"<g{event}>{title}"
-    turn = scene.turns.index(mark) if mark in scene.turns else None
-    yield from shape_lines(mark, turn)
+    if mark.kind == ARROW:
+        yield f'<path class="{classes}" marker-end="url(#head-{name})" d="M{x} {y}l{w} {h}"/>'
+        at = mark.label_at
+        yield from text_lines(mark.text, mark.x + mark.w * at, mark.y + mark.h * at, "middle label")
+    elif mark.kind == TEXT:
+        colour = "" if mark.style == "plain" else f" in-{name}"
+        yield from text_lines(mark.text, mark.x, mark.y, f"{mark.align}{colour}")
+    else:
+        corner = 4 if mark.kind == BOX else 0
+        yield f'<rect class="{classes}" x="{x}" y="{y}" width="{w}" height="{h}" rx="{corner}"/>'
+        yield from text_lines(mark.text, mark.x + mark.w / 2, mark.y + mark.h / 2, "middle")
     if event or title:
         yield "</g>"
 
 
-def shape_lines(mark: Mark, turn: int | None) -> Iterator[str]:
-    classes = f"{mark.kind} {css_name(mark.style)}" + (" meant" if mark.meant else "")
-    classes += "" if turn is None else f" turn turn-{turn}"
-    if mark.kind in (BOX, BAR, LANE):
-        corner = 4 if mark.kind == BOX else 0
-        yield (
-            f'<rect class="{classes}" x="{number(mark.x)}" y="{number(mark.y)}" width="{number(mark.w)}" '
-            f'height="{number(mark.h)}" rx="{corner}"/>'
-        )
-        yield from text_lines(mark.text, mark.x + mark.w / 2, mark.y + mark.h / 2, "middle")
-    elif mark.kind == ARROW:
-        yield (
-            f'<path class="{classes}" marker-end="url(#head-{css_name(mark.style)})" '
-            f'd="M{number(mark.x)} {number(mark.y)}l{number(mark.w)} {number(mark.h)}"/>'
-        )
-        at = mark.label_at
-        yield from text_lines(mark.text, mark.x + mark.w * at, mark.y + mark.h * at, "middle label")
-    elif mark.kind == TEXT:
-        colour = "" if mark.style == "plain" else f" in-{css_name(mark.style)}"
-        yield from text_lines(mark.text, mark.x, mark.y, f"{mark.align}{colour}")
-
-
 def text_lines(text: str, x: float, y: float, classes: str) -> Iterator[str]:
-    """A text of one or more lines, its middle at this height."""
+    """The elements of a text of one or more lines, vertically centred at y."""
+    for at, line in lines_around(text, y):
+        yield f'<text class={quoteattr(classes)} x="{number(x)}" y="{number(at)}">{escape(line)}</text>'
+
+
+def lines_around(text: str, y: float) -> Iterator[tuple[float, str]]:
+    """The lines of a text that is vertically centred at y, each with its own y."""
     lines = text.split("\n") if text else []
-    for line, part in enumerate(lines):
-        at = y + (line - (len(lines) - 1) / 2) * LINE
-        yield f'<text class={quoteattr(classes)} x="{number(x)}" y="{number(at)}">{escape(part)}</text>'
+    for number, line in enumerate(lines):
+        yield y + (number - (len(lines) - 1) / 2) * LINE, line
 
 
 def number(value: float) -> str:
@@ -148,15 +156,15 @@ def number(value: float) -> str:
 
 
 SCALE = 2
-"""Pixels per pixel of the scene, for screens that have so many."""
+"""Pixels of the image per pixel of the scene, for high-resolution screens."""
 FONTS = ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf")
-"""Monospaced fonts of Linux, macOS and Windows; the first that there is."""
+"""Monospaced fonts of Linux, macOS and Windows; the first one found is used."""
 DASH, GAP, HEAD = 4.0, 3.0, 6.0
 ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
 
 
 def to_png(scene: Scene) -> bytes:
-    """The whole file, in the colours for light surroundings."""
+    """The scene as a PNG file, in the colours for light surroundings."""
     from PIL import Image, ImageDraw
 
     size = (round(scene.width * SCALE), round(total_height(scene) * SCALE))
@@ -165,15 +173,15 @@ def to_png(scene: Scene) -> bytes:
     painter.write(scene.title, 8, 14, "start")
     for mark in scene.marks:
         painter.paint(mark)
-    for line, text in enumerate(scene.caption):
-        painter.write(text, 8, TITLE_HEIGHT + scene.height + CELL[1] * line + 12, "start", STYLES["muted"].light)
+    for y, text in caption_lines(scene):
+        painter.write(text, 8, y, "start", STYLES["muted"].light)
     file = BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
 def load_font() -> Any:
-    """A monospaced font of this machine, or else Pillow's own."""
+    """A monospaced font of this machine, or Pillow's own."""
     from PIL import ImageFont
 
     for name in FONTS:
@@ -191,30 +199,21 @@ class Painter:
         self.draw, self.font = draw, font
 
     def paint(self, mark: Mark) -> None:
-        x, y = mark.x, mark.y + TITLE_HEIGHT
-        colour = STYLES[mark.style].light
+        x, y, w, h, colour = mark.x, mark.y + TITLE_HEIGHT, mark.w, mark.h, STYLES[mark.style].light
         if mark.kind == ARROW:
-            self.paint_arrow(x, y, x + mark.w, y + mark.h, colour, mark.meant)
-            self.write(mark.text, x + mark.w * mark.label_at, y + mark.h * mark.label_at, halo=True)
+            self.paint_arrow(x, y, x + w, y + h, colour, mark.meant)
+            self.write(mark.text, x + w * mark.label_at, y + h * mark.label_at, halo=True)
         elif mark.kind == TEXT:
             self.write(mark.text, x, y, mark.align, INK.light if mark.style == "plain" else colour)
         else:
-            self.paint_rectangle(mark, x, y, colour)
-            self.write(mark.text, x + mark.w / 2, y + mark.h / 2)
-
-    def paint_rectangle(self, mark: Mark, x: float, y: float, colour: str) -> None:
-        corners = [each * SCALE for each in (x, y, x + mark.w, y + mark.h)]
-        border = None if mark.kind == LANE or mark.meant else STYLES["muted"].light
-        self.draw.rectangle(corners, fill=colour, outline=border)
-        if mark.meant:
-            left, top, right, bottom = x, y, x + mark.w, y + mark.h
-            for ends in (
-                (left, top, right, top),
-                (right, top, right, bottom),
-                (right, bottom, left, bottom),
-                (left, bottom, left, top),
-            ):
-                self.paint_line(*ends, STYLES["muted"].light, dashed=True)
+            border = STYLES["muted"].light
+            outline = None if mark.kind == LANE or mark.meant else border
+            self.draw.rectangle([each * SCALE for each in (x, y, x + w, y + h)], fill=colour, outline=outline)
+            if mark.meant:
+                corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)]
+                for start, end in pairwise(corners):
+                    self.paint_line(*start, *end, border, dashed=True)
+            self.write(mark.text, x + w / 2, y + h / 2)
 
     def paint_arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str, dashed: bool) -> None:
         self.paint_line(x, y, to_x, to_y, colour, dashed)
@@ -233,29 +232,26 @@ class Painter:
     def write(
         self, text: str, x: float, y: float, align: str = "middle", colour: str = INK.light, halo: bool = False
     ) -> None:
-        """A text of one or more lines, its middle at this height."""
-        lines = text.split("\n") if text else []
+        """Draw a text of one or more lines, vertically centred at y."""
         around = {"stroke_width": 2 * SCALE, "stroke_fill": PAPER.light} if halo else {}
-        for line, part in enumerate(lines):
-            at = (x * SCALE, (y + (line - (len(lines) - 1) / 2) * CELL[1]) * SCALE)
-            self.draw.text(at, part, fill=colour, font=self.font, anchor=ANCHORS[align], **around)
+        for at, line in lines_around(text, y):
+            place = (x * SCALE, at * SCALE)
+            self.draw.text(place, line, fill=colour, font=self.font, anchor=ANCHORS[align], **around)
 
 
 SLOPES = {"recorded": "|-\\/", "meant": ":·˙˙"}
-"""What a line is made of: down, across, down to the right, down to the left."""
+"""Characters of a line: down, across, down to the right, down to the left."""
 
 
 def to_text(scene: Scene) -> str:
-    """The whole page: its title, the scene, and its caption."""
-    columns, rows = to_column(scene.width), round(scene.height / CELL[1]) + 1
-    page = Page(columns, rows)
-    for kinds in ((LANE,), (BAR, BOX), (ARROW,)):
+    """The scene as text: its title, its marks, and its caption."""
+    page = Page(to_column(scene.width), round(scene.height / CELL[1]) + 1)
+    for kind, paint in (((BAR, BOX), page.paint_rectangle), ((ARROW,), page.paint_arrow), (KINDS, page.write_on)):
         for mark in scene.marks:
-            if mark.kind in kinds:
-                page.paint(mark)
-    for mark in scene.marks:  # what is written lies on top
-        page.write_on(mark)
-    return "\n".join([scene.title, "", *page.lines(), "", *scene.caption, ""])
+            if mark.kind in kind:
+                paint(mark)
+    lines = ("".join(row).rstrip() for row in page.cells)
+    return "\n".join([scene.title, "", *lines, "", *scene.caption, ""])
 
 
 def to_column(x: float) -> int:
@@ -272,73 +268,50 @@ class Page:
     def __init__(self, columns: int, rows: int) -> None:
         self.cells = [[" "] * columns for _ in range(rows)]
 
-    def lines(self) -> list[str]:
-        """From the top to the bottom, without blanks at their ends."""
-        return ["".join(row).rstrip() for row in self.cells]
-
-    def put(self, column: int, row: int, character: str) -> None:
-        """Whatever is outside is cut off."""
-        if 0 <= row < len(self.cells) and 0 <= column < len(self.cells[row]):
-            self.cells[row][column] = character
-
     def write(self, column: int, row: int, text: str) -> None:
-        for number, character in enumerate(text):
-            self.put(column + number, row, character)
+        """Write in a row. Characters outside of the page are cut off."""
+        for place, character in enumerate(text, column):
+            if 0 <= row < len(self.cells) and 0 <= place < len(self.cells[row]):
+                self.cells[row][place] = character
 
-    def paint(self, mark: Mark) -> None:
+    def paint_rectangle(self, mark: Mark) -> None:
+        left, top = to_column(mark.x), to_row(mark.y)
         if mark.kind == BAR:
-            self.paint_bar(mark)
-        elif mark.kind == BOX:
-            self.paint_box(mark)
-        elif mark.kind == ARROW:
-            self.paint_arrow(mark)
-
-    def paint_bar(self, mark: Mark) -> None:
-        left, right = to_column(mark.x), max(to_column(mark.x) + 1, to_column(mark.x + mark.w))
-        for row in range(to_row(mark.y), max(to_row(mark.y) + 1, to_row(mark.y + mark.h))):
-            self.write(left, row, STYLES[mark.style].letter * (right - left))
-
-    def paint_box(self, mark: Mark) -> None:
-        left, right = to_column(mark.x), to_column(mark.x + mark.w - 1)
-        top, bottom = to_row(mark.y), to_row(mark.y + mark.h - 1)
+            width = max(1, to_column(mark.x + mark.w) - left)
+            for row in range(top, max(top + 1, to_row(mark.y + mark.h))):
+                self.write(left, row, STYLES[mark.style].letter * width)
+            return
+        inside, bottom = to_column(mark.x + mark.w - 1) - left - 1, to_row(mark.y + mark.h - 1)
+        edges = "[]" if top == bottom else "||"
         for row in range(top, bottom + 1):
-            self.write(left, row, " " * (right - left + 1))
-            self.put(left, row, "[" if top == bottom else "|")
-            self.put(right, row, "]" if top == bottom else "|")
-        if bottom - top > len(mark.text.split("\n")):
-            for row in (top, bottom):
-                self.write(left, row, f"+{'-' * (right - left - 1)}+")
+            is_border = row in (top, bottom) and bottom - top > len(mark.text.split("\n"))
+            self.write(left, row, f"+{'-' * inside}+" if is_border else f"{edges[0]}{' ' * inside}{edges[1]}")
 
     def paint_arrow(self, mark: Mark) -> None:
-        """A line of characters that say which way it goes, and its head."""
+        """A line of characters that follow its slope, and its head."""
         from_column, from_row = to_column(mark.x), to_row(mark.y)
         across, down = to_column(mark.x + mark.w) - from_column, to_row(mark.y + mark.h) - from_row
         steps = max(abs(across), abs(down), 1)
         character = SLOPES["meant" if mark.meant else "recorded"][slope(across, down)]
         for step in range(steps + 1):
             at = step / steps
-            self.put(from_column + round(across * at), from_row + round(down * at), character)
+            self.write(from_column + round(across * at), from_row + round(down * at), character)
         flat = abs(across) > 4 * abs(down)
         head = (">" if across > 0 else "<") if flat else ("v" if down > 0 else "^")
-        self.put(from_column + across, from_row + down, head)
+        self.write(from_column + across, from_row + down, head)
 
     def write_on(self, mark: Mark) -> None:
-        """The text of a mark, where the mark has it."""
-        if not mark.text:
-            return
+        """Write the text of a mark on top of it."""
         at = mark.label_at if mark.kind == ARROW else 0.0 if mark.kind == TEXT else 0.5
-        x, y = mark.x + mark.w * at, mark.y + mark.h * at
-        lines = mark.text.split("\n")
-        if mark.kind == BAR:
-            lines = [f" {line} " if len(line) + 2 <= mark.w // CELL[0] else line for line in lines]
-        for number, line in enumerate(lines):
-            row = to_row(y + (number - (len(lines) - 1) / 2) * CELL[1] + (0.1 if mark.kind == TEXT else 0.0))
-            before = {"start": 0.0, "middle": len(line) / 2, "end": float(len(line))}[mark.align]
-            self.write(round(x / CELL[0] - before), row, line)
+        x, y = mark.x + mark.w * at, mark.y + mark.h * at + (0.1 if mark.kind == TEXT else 0.0)
+        for line_y, line in lines_around(mark.text, y):
+            text = f" {line} " if mark.kind == BAR and len(line) + 2 <= mark.w // CELL[0] else line
+            before = {"start": 0.0, "middle": len(text) / 2, "end": float(len(text))}[mark.align]
+            self.write(round(x / CELL[0] - before), to_row(line_y), text)
 
 
 def slope(across: int, down: int) -> int:
-    """Which of `SLOPES`: cells are twice as high as wide."""
+    """The index into `SLOPES`. Cells are twice as high as wide."""
     if abs(across) <= abs(down) / 3:
         return 0
     if abs(down) * 4 <= abs(across):
@@ -347,7 +320,7 @@ def slope(across: int, down: int) -> int:
 
 
 SCENE_PAINTERS: dict[str, Callable[[Scene], str | bytes]] = {".svg": to_svg, ".png": to_png, ".txt": to_text}
-"""What paints a scene, by the ending of the file."""
+"""Painters by the ending of the file."""
 
 
 def paint_scene(scene: Scene, file: Path) -> None:
@@ -357,14 +330,14 @@ def paint_scene(scene: Scene, file: Path) -> None:
 
 
 def check_ending(file: Path, endings: Sequence[str], flag: str = "") -> None:
-    """Raise `UsageError` for an ending that nothing can be painted as."""
+    """Raise `UsageError` for an ending that is not among `endings`."""
     if file.suffix not in endings:
         asked = f"{flag} {file}".strip()
         raise UsageError(f"{asked}: choose an ending from {', '.join(endings)}, it says what is painted")
 
 
 def write(contents: str | bytes, file: Path) -> None:
-    """Raises `UsageError` if it cannot be written."""
+    """Write a file. Raises `UsageError` if it cannot be written."""
     try:
         file.write_bytes(contents.encode() if isinstance(contents, str) else contents)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""What ranks run for figures that no lesson's run shows: small, and the same every time but for its speed."""
+"""Functions that ranks run for figures that no lesson's run shows: small, and the same every time but for speed."""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -32,18 +33,15 @@ from playground.training.sync import new_grad_sync
 
 SEED, LR, BATCH = 1234, 0.1, 24
 VOCABULARY, TOKENS = 59, 32
-"""Of the sentence pairs that the lesson bert generates: words, and the length of a pair."""
+"""Number of words, and length of a pair, of the sentence pairs that the lesson bert generates."""
 SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
 """The collectives that every tutorial has."""
 
 
 def six_collectives(rank: int, size: int) -> dict[str, Change]:
-    """Each of `SIX`, as the lesson runs it."""
-    changes = {}
-    for name in SIX:
-        outcome = getattr(collectives, name)(rank, size)
-        changes[name] = Change(before=held(outcome["before"]), after=held(outcome["after"]))
-    return changes
+    """Run each of `SIX` as the lesson does."""
+    outcomes = {name: getattr(collectives, name)(rank, size) for name in SIX}
+    return {name: Change(held(each["before"]), held(each["after"])) for name, each in outcomes.items()}
 
 
 def held(value: object) -> tuple[float, ...]:
@@ -56,21 +54,21 @@ def held(value: object) -> tuple[float, ...]:
 def all_reduce(rank: int, size: int, algorithm: str) -> Change:
     """An all-reduce of ours; rank r has 2r + 1 in as many elements as there are ranks."""
     tensor = torch.full((size,), 2.0 * rank + 1, device=device())
-    before = tuple(tensor.tolist())
+    before = held(tensor.tolist())
     dist.barrier()
     load_all_reduce(algorithm)(tensor)
-    return Change(before=before, after=tuple(tensor.tolist()))
+    return Change(before, held(tensor.tolist()))
 
 
 def send_to_last(rank: int, size: int) -> Change:
     """Rank 0 sends a number to the last rank; those between have no part in it."""
     tensor = torch.full((1,), float(rank == 0), device=device())
-    before = tuple(tensor.tolist())
+    before = held(tensor.tolist())
     if rank == 0:
         dist.send(tensor, dst=size - 1)
     elif rank == size - 1:
         dist.recv(tensor, src=0)
-    return Change(before=before, after=tuple(tensor.tolist()))
+    return Change(before, held(tensor.tolist()))
 
 
 def sgd_step(rank: int, size: int) -> SgdStep:
@@ -91,10 +89,15 @@ def sgd_step(rank: int, size: int) -> SgdStep:
     average = first(param.grad)
     optimizer.step()
     return SgdStep(
-        weight=weight, gradient=gradient, average=average, new_weight=first(param), lr=LR, samples=len(inputs),
+        weight=weight,
+        gradient=gradient,
+        average=average,
+        new_weight=first(param),
+        lr=LR,
+        samples=len(inputs),
         parameters=sum(each.numel() for each in model.parameters()),
         replicas_max_difference=largest_difference(model),
-    )  # fmt: skip
+    )
 
 
 def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor, torch.Tensor]:
@@ -132,45 +135,29 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
         optimizer.step()
 
 
-class FourParameters(nn.Module):
-    """Two layers of a weight and a bias each: parameters 0 to 3."""
-
-    WIDTH = 64
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(self.WIDTH, self.WIDTH), nn.Linear(self.WIDTH, self.WIDTH)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(inputs)))
-
-
 def ddp_backward(rank: int, size: int, model_name: str) -> Backward:
     """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters."""
     if model_name == "four":
         torch.manual_seed(SEED)
-        model: nn.Module = FourParameters().to(device())
-        inputs, cap = torch.randn(8, FourParameters.WIDTH, device=device()), model.first.weight.nbytes
+        layers = OrderedDict(first=nn.Linear(64, 64), relu=nn.ReLU(), second=nn.Linear(64, 64))
+        model: nn.Module = nn.Sequential(layers).to(device())
+        inputs, cap = torch.randn(8, 64, device=device()), layers["first"].weight.nbytes
     else:
         model, inputs, _ = new_net(rank, size, 256)
         cap = 52_428
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
     watch = BackwardWatch(ddp)
-    for _ in range(BACKWARDS):
+    for _ in range(3):  # after the first, DDP rearranges its buckets
         dist.barrier()
         loss = ddp(inputs).square().mean()
         watch.start()
         loss.backward()
-        watch.stop()
-    return watch.result()
-
-
-BACKWARDS = 3
-"""After the first, DDP arranges its buckets anew."""
+        seconds = watch.now()
+    return Backward(names=watch.names, ready=tuple(watch.ready), sent=tuple(watch.sent), seconds=seconds)
 
 
 class BackwardWatch:
-    """Takes the time of what happens in a backward of a DistributedDataParallel. Knows of the last one."""
+    """Times the events of a backward of a DistributedDataParallel, the last one."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         params = dict(ddp.module.named_parameters())
@@ -182,15 +169,11 @@ class BackwardWatch:
 
     def start(self) -> None:
         self.ready: list[tuple[int, float]] = []
-        self.sent: list[tuple[int, int, tuple[int, ...], float]] = []
-        self.done: dict[int, float] = {}
+        self.sent: list[BucketSent] = []
         self.began = time.perf_counter()
 
     def now(self) -> float:
         return time.perf_counter() - self.began
-
-    def stop(self) -> None:
-        self.seconds = self.now()
 
     def note_ready(self, param: torch.Tensor) -> None:
         self.ready.append((self.numbers[param], self.now()))
@@ -198,23 +181,17 @@ class BackwardWatch:
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A communication hook that sends the bucket as DDP would, and takes the time."""
         parameters = tuple(sorted(self.numbers[param] for param in bucket.parameters()))
-        self.sent.append((bucket.index(), bucket.buffer().nbytes, parameters, self.now()))
-        return allreduce_hook(None, bucket).then(partial(self.note_done, bucket.index()))
+        sent = BucketSent(bucket.index(), bucket.buffer().nbytes, parameters, left=self.now())
+        self.sent.append(sent)
+        return allreduce_hook(None, bucket).then(partial(self.note_done, sent))
 
-    def note_done(self, number: int, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        self.done[number] = self.now()
+    def note_done(self, sent: BucketSent, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        sent.done = self.now()
         return future.value()
-
-    def result(self) -> Backward:
-        sent = tuple(
-            BucketSent(number=number, bytes=nbytes, parameters=parameters, left=left, done=self.done[number])
-            for number, nbytes, parameters, left in self.sent
-        )
-        return Backward(names=self.names, ready=tuple(self.ready), sent=sent, seconds=self.seconds)
 
 
 def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[DataParallelStep]:
-    """A step of DataParallel by each way to the loss, on account: so that it is known which device what lies on."""
+    """A step of DataParallel by each way to the loss, with its memory accounted for by device."""
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     for way in WAYS:
@@ -222,7 +199,5 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
         track_step(model, new_optimizer(model, settings.optimizer), loss, devices)
     chunks = scatter((tokens,), devices)
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
-    shapes = [tuple(chunk.shape) for (chunk,) in chunks], [tuple(output.shape) for output in outputs]
-    return [
-        DataParallelStep(gather=way, batch=tuple(tokens.shape), chunks=shapes[0], outputs=shapes[1]) for way in WAYS
-    ]
+    shapes = tuple(tokens.shape), [tuple(each.shape) for (each,) in chunks], [tuple(each.shape) for each in outputs]
+    return [DataParallelStep(way, *shapes) for way in WAYS]

@@ -1,31 +1,31 @@
-"""What the runs give that figures are drawn from. Plain data: reading it does not import torch."""
+"""Outcomes of the runs that figures are drawn from. Plain data: reading it does not import torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from playground.runtime.rank import Event as Report
-from playground.see.analyse.messages import Message, match_messages
-from playground.see.record.recording import RankRecording, Recording
+from playground.see.analyse import Message, match_messages
+from playground.see.record import Recording
 
 Held = tuple[float, ...]
 """The numbers that a rank has, or none."""
-BARRIER = "barrier"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a run gave."""
+    """The outcome of a run."""
 
     results: list[Any]
-    """Of its function, by rank."""
+    """Return values of its function, by rank."""
     recording: Recording | None = None
-    """None where results alone are drawn, and recording would only take time."""
+    """None where only the results are drawn, and recording would take time."""
     arguments: tuple[Any, ...] = ()
-    """What the function got besides rank and size."""
+    """Arguments of the function besides rank and size."""
     reports: tuple[tuple[int, Report], ...] = ()
-    """What ranks reported meanwhile, each with its rank, in order; of what is recorded, nothing."""
+    """Reports of the ranks, each with its rank, in order; empty if the run was recorded."""
 
     @property
     def recorded(self) -> Recording:
@@ -36,13 +36,13 @@ class Evidence:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Those that were recorded, in the order in which they were sent."""
+        """The recorded messages, in the order in which they were sent."""
         return match_messages(self.recorded).matched
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Change:
-    """What a rank held before and after."""
+    """The numbers that a rank held before and after."""
 
     before: Held
     after: Held
@@ -50,24 +50,25 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class SgdStep:
-    """One step of synchronous SGD, as one weight of the model sees it on one rank."""
+    """One step of synchronous SGD on one rank, seen at one weight of the model."""
 
     weight: float
-    """Before the step."""
+    """The weight before the step."""
     gradient: float
-    """Of this rank's samples."""
+    """The gradient of this rank's samples."""
     average: float
-    """Over all ranks."""
+    """The gradient averaged over all ranks."""
     new_weight: float
     lr: float
     samples: int
-    """Of this rank."""
+    """Number of this rank's samples."""
     parameters: int
+    """Number of the model's parameters."""
     replicas_max_difference: float
-    """After the step: the largest of any parameter between a rank and rank 0."""
+    """The largest difference of any parameter between a rank and rank 0, after the step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class BucketSent:
     """A bucket of gradients that DistributedDataParallel has sent."""
 
@@ -76,9 +77,9 @@ class BucketSent:
     parameters: tuple[int, ...]
     """Numbers of the parameters whose gradients are in it, in the order of the model."""
     left: float
-    """Seconds after the beginning of backward."""
-    done: float
-    """When the sum was there, also."""
+    """Seconds from the beginning of backward until it was sent."""
+    done: float = inf
+    """Seconds until its sum was there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,43 +87,36 @@ class Backward:
     """One backward of DistributedDataParallel."""
 
     names: tuple[str, ...]
-    """Of the parameters, in the order of the model."""
+    """Names of the parameters, in the order of the model."""
     ready: tuple[tuple[int, float], ...]
-    """Parameters in the order in which their gradients got ready, and seconds after the beginning of backward."""
+    """Parameters in the order in which their gradients got ready, and seconds from the beginning of backward."""
     sent: tuple[BucketSent, ...]
     """The buckets, in the order in which they left."""
     seconds: float
-    """Until backward was over, which is when every gradient was averaged."""
+    """Duration of backward, at the end of which every gradient is averaged."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DataParallelStep:
     """A step of DataParallel by one way to the loss."""
 
     gather: str
     """What is gathered: a name of `playground.lessons.data_parallel.page.WAYS`."""
     batch: tuple[int, ...]
-    """The shape of what is scattered."""
+    """The shape of the batch that is scattered."""
     chunks: list[tuple[int, ...]]
-    """Of each device: the shape of its part."""
+    """The shape of each device's part of it."""
     outputs: list[tuple[int, ...]]
-    """Of each device: the shape of its logits."""
+    """The shape of each device's logits."""
 
 
 def last_step(recording: Recording) -> Recording:
-    """What came after the last barrier, from time 0 on."""
-    ranks = [after_last_barrier(rank) for rank in recording.ranks]
-    start = min((event.start for rank in ranks for event in rank.events), default=0.0)
-    return replace(recording, ranks=tuple(shift(rank, -start) for rank in ranks))
-
-
-def after_last_barrier(rank: RankRecording) -> RankRecording:
-    ends = [event.end for event in rank.events if event.name == BARRIER]
-    begin = ends[-1] if ends else 0.0
-    return replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
-
-
-def shift(rank: RankRecording, seconds: float) -> RankRecording:
-    """The same, so much later."""
-    events = (replace(event, start=event.start + seconds, end=event.end + seconds) for event in rank.events)
-    return replace(rank, events=tuple(events))
+    """The events after the last barrier, from time 0 on."""
+    events = []
+    for rank in recording.ranks:
+        begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
+        events.append([event for event in rank.events if event.start >= begin])
+    first = min((event.start for its in events for event in its), default=0.0)
+    shifted = [[replace(event, start=event.start - first, end=event.end - first) for event in its] for its in events]
+    ranks = (replace(rank, events=tuple(its)) for rank, its in zip(recording.ranks, shifted, strict=True))
+    return replace(recording, ranks=tuple(ranks))

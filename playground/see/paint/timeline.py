@@ -1,122 +1,110 @@
-"""The figure of any recording: ranks below each other, time to the right, what each does, and the messages between."""
+"""The figure of any recording: ranks below each other, time to the right, each rank's events, and messages between."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
-from playground.measurement.units import format_bytes
-from playground.see.analyse.messages import Message, match_messages
-from playground.see.analyse.timeline import Ref, ref_of
-from playground.see.paint.rows import add_key
-from playground.see.paint.scene import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, shorten
-from playground.see.record.recording import (
-    BACKGROUND,
-    BUCKET,
-    COLLECTIVE,
-    COMPUTE,
-    DEVICE,
-    MAIN,
-    MOVE,
-    PHASE,
-    WAIT,
-    Event,
-    RankRecording,
-    Recording,
-)
+import playground.see.record as record
+from playground.measurement import format_bytes
+from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
+from playground.see.paint import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, When, add_key, shorten
+from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
-"""Where the ranks' names stand, in pixels from the left."""
+"""Width of the ranks' names, in pixels."""
 ROW, LANE_GAP = CELL[1], 32
-"""A row of bars, and what is free below a rank's lanes for arrows."""
+"""Height of a row of bars, and of the space for arrows below a rank's lanes."""
 MOST_SPANS = 4
-"""Rows in a main thread's lane for what others lie in; below them is one for what lies in them."""
+"""Rows of spans in a main thread's lane; below them is one row for the pieces."""
 MOST_BARS, MOST_ARROWS = 400, 150
-"""More would be neither readable nor a small file."""
+"""Limits that keep a figure readable and its file small."""
 ALL = "a page (.html) has all"
 STYLE_OF_KIND = {
-    COLLECTIVE: "communication",
-    BUCKET: "communication",
-    MOVE: "communication",
-    WAIT: "wait",
-    PHASE: "phase",
+    record.COLLECTIVE: "communication",
+    record.BUCKET: "communication",
+    record.MOVE: "communication",
+    record.WAIT: "wait",
+    record.PHASE: "phase",
 }
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
-SPANS, PIECES = (PHASE, COLLECTIVE, BUCKET), (COMPUTE, WAIT, MOVE)
-"""Kinds that others lie in, and those that lie in them: all that are bars, from back to front."""
+SPANS, PIECES = (record.PHASE, record.COLLECTIVE, record.BUCKET), (record.COMPUTE, record.WAIT, record.MOVE)
+"""Kinds that contain others, and kinds inside them: all that are drawn as bars, from back to front."""
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """Where the lanes are."""
+    """Positions of the lanes."""
 
-    tops: dict[tuple[int, str], float]
-    """Of each, by rank and name."""
-    heights: dict[tuple[int, str], float]
+    tops: dict[Lane, float]
+    heights: dict[Lane, float]
     rows: dict[Ref, int]
-    """Of each span: the row of its lane that it is in."""
+    """The row of each span in its lane."""
 
-    def bar(self, event: Event) -> tuple[float, float]:
-        """The top and the height of an event's bar. A main thread has a row below its spans for what lies in them; of
-        other threads, which may be several at once, it lies where its span does."""
-        top = self.tops[event.rank, event.lane]
-        if event.kind in SPANS:
-            row = self.rows[ref_of(event)]
-        elif event.lane == MAIN:
-            return top + self.heights[event.rank, MAIN] - ROW, ROW
-        else:
-            row = 0 if event.parent is None else self.rows.get((event.rank, event.parent), 0)
-        return top + ROW * min(row, MOST_SPANS - 1), ROW
+    def top(self, event: Event) -> float:
+        """The top of an event's bar. A main thread's pieces have a row below its spans; in other lanes, where several
+        threads may run at once, a piece lies in the row of its span."""
+        lane = event.rank, event.lane
+        if event.lane == MAIN and event.kind not in SPANS:
+            return self.tops[lane] + self.heights[lane] - ROW
+        span = ref_of(event) if event.kind in SPANS else (event.rank, event.parent)
+        return self.tops[lane] + ROW * min(self.rows.get(span, 0), MOST_SPANS - 1)  # type: ignore[arg-type]
 
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
-    """The scene of a recording. With `unit` its times are such units, and no seconds, as `to_logical_time` has it."""
+    """The scene of a recording. With `unit`, times are in this unit, as from `to_logical_time`, not in seconds."""
     drawing = Drawing(title or " ".join(recording.command))
     start = min((event.start for event in recording.events()), default=0.0)
     axis = TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=start, end=recording.end)
     lanes = add_lanes(drawing, recording)
     notes = add_bars(drawing, recording, axis, lanes)
     messages = match_messages(recording).matched
-    drawn = choose_messages(messages)
+    drawn = messages
+    if len(messages) > MOST_ARROWS:
+        longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)[:MOST_ARROWS]
+        drawn = tuple(sorted(longest, key=lambda message: message.send.start))
+        notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     for message in drawn:
         add_message(drawing, message, axis, lanes)
-    add_ticks(drawing, axis, unit)
+    y = drawing.bottom + CELL[1] / 2
+    for at, align in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        seconds = (axis.end - axis.start) * at
+        text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
+        drawing.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
     add_key(drawing, {mark.style: mark.style for mark in drawing.marks if mark.kind == BAR})
-    if len(drawn) < len(messages):
-        notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     return drawing.scene(*caption_of(recording, notes), axis=axis)
 
 
 def style_of(event: Event) -> str:
-    """What its bar looks like."""
+    """The style of an event's bar."""
     return STYLE_OF_KIND.get(event.kind) or STYLE_OF_NAME.get(event.name, "compute")
 
 
 def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
-    """A lane for each rank's main thread, and for each other lane in which anything lies."""
+    """Add a lane for each rank's main thread, and for each of its other lanes that is not empty."""
     rows = span_rows(recording)
     lanes = Lanes({}, lane_heights(recording, rows), rows)
     y = 0.0
     for rank in recording.ranks:
+        title = f"rank {rank.rank} on {rank.host}, {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
         for lane in (MAIN, BACKGROUND, DEVICE):
             height = lanes.heights.get((rank.rank, lane))
             if height is None:
                 continue
             name = f"rank {rank.rank}" if lane == MAIN else shorten(lane, LABELS - CELL[0])
             drawing.add(TEXT, CELL[0], y + height / 2, text=name, align="start")
-            drawing.add(LANE, LABELS, y, drawing.width - LABELS - CELL[0], height, style="idle", title=name_of(rank))
+            drawing.add(LANE, LABELS, y, drawing.width - LABELS - CELL[0], height, style="idle", title=title)
             lanes.tops[rank.rank, lane] = y
             y += height
         y += LANE_GAP
     return lanes
 
 
-def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[tuple[int, str], float]:
-    """By rank and lane. All main threads' lanes are equally high; of the others there are those in which anything
-    lies."""
-    used: dict[tuple[int, str], int] = {}
+def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[Lane, float]:
+    """The heights of all main threads' lanes, which are equal, and of other lanes that are not empty."""
+    used: dict[Lane, int] = {}
     for event in recording.events(*SPANS, *PIECES):
         lane = event.rank, event.lane
         used[lane] = max(used.get(lane, 0), 1 + rows.get(ref_of(event), -1))
@@ -127,25 +115,19 @@ def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[tuple[int, 
 
 
 def span_rows(recording: Recording) -> dict[Ref, int]:
-    """Of every span the first row in which no other one lies at that time: it is below what it lies in."""
+    """For every span, the first row that is free at that time: it is below the span that contains it."""
     rows: dict[Ref, int] = {}
-    ends: dict[tuple[int, str], list[float]] = {}
+    ends: dict[Lane, list[float]] = {}
     for event in recording.events(*SPANS):
         until = ends.setdefault((event.rank, event.lane), [])
-        free = [row for row, end in enumerate(until) if end <= event.start]
-        row = free[0] if free else len(until)
+        row = next((row for row, end in enumerate(until) if end <= event.start), len(until))
         until[row : row + 1] = [event.end]
         rows[ref_of(event)] = row
     return rows
 
 
-def name_of(rank: RankRecording) -> str:
-    """A rank, for screen readers."""
-    return f"rank {rank.rank} on {rank.host}, {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
-
-
 def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
-    """A bar for whatever takes time; for those that are narrower than a pixel, one together. What is not drawn so."""
+    """Add a bar for each event; those narrower than a pixel share bars. Returns notes on omissions."""
     short: dict[tuple[int, float], list[tuple[float, float, str, Event]]] = {}
     bars: list[tuple[float, float, Event]] = []
     for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
@@ -153,11 +135,11 @@ def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lane
         if right - left >= 1:
             bars.append((left, right, event))
         else:
-            short.setdefault((event.rank, lanes.bar(event)[0]), []).append((left, right, style_of(event), event))
+            short.setdefault((event.rank, lanes.top(event)), []).append((left, right, style_of(event), event))
     for left, right, event in bars[:MOST_BARS]:
         add_bar(drawing, event, left, right, lanes)
     groups = [group for row in short.values() for group in group_short(row)]
-    for group in groups[: MOST_BARS - len(bars)] if len(bars) < MOST_BARS else []:
+    for group in groups[: max(0, MOST_BARS - len(bars))]:
         add_group(drawing, group, lanes)
     notes = []
     if len(bars) + len(groups) > MOST_BARS:
@@ -168,58 +150,49 @@ def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lane
 
 
 def add_group(drawing: Drawing, group: Group, lanes: Lanes) -> None:
-    """The bar of events that are too short for one each; of a single one, its own."""
-    first = group.events[0]
-    if len(group.events) == 1:
-        add_bar(drawing, first, group.left, group.left + 1, lanes)
+    """Add the bar that short events share; the bar of a single one is its own."""
+    first, left, count = group.events[0], group.left, len(group.events)
+    if count == 1:
+        add_bar(drawing, first, left, left + 1, lanes)
         return
-    top, height = lanes.bar(first)
-    drawing.add(
-        BAR, group.left, top, max(group.right - group.left, 1), height, style=group.style,
-        title=f"rank {first.rank}: {len(group.events):,} short events, most of the time {group.style}",
-        start=min(event.start for event in group.events), end=max(event.end for event in group.events),
-    )  # fmt: skip
+    title = f"rank {first.rank}: {count:,} short events, most of the time {group.style}"
+    start, end = min(event.start for event in group.events), max(event.end for event in group.events)
+    width, look = max(group.right - left, 1), {"style": group.style, "title": title}
+    drawing.add(BAR, left, lanes.top(first), width, ROW, start=start, end=end, **look)
 
 
 def add_bar(drawing: Drawing, event: Event, left: float, right: float, lanes: Lanes) -> None:
-    """The bar of an event, with its name where there is room."""
-    top, height = lanes.bar(event)
-    drawing.add(
-        BAR, left, top, right - left, height, style=style_of(event),
-        text=shorten(event.name, right - left) if right - left > 3 * CELL[0] else "",
-        title=title_of(event), start=event.start, end=event.end, event=ref_of(event),
-    )  # fmt: skip
+    """Add the bar of an event, with its name where there is room."""
+    width = right - left
+    look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
+    when = {"start": event.start, "end": event.end, "event": ref_of(event)}
+    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), **when)
 
 
 def title_of(event: Event) -> str:
-    """An event in words."""
+    """A description of an event."""
     lasted = f"{event.seconds * 1e3:.3g} ms" if isfinite(event.end) else "not over"
     return f"rank {event.rank}: {event.name} ({event.kind}), {lasted}"
 
 
-def choose_messages(messages: Sequence[Message]) -> list[Message]:
-    """Those that are drawn: all, or those that were longest on their way."""
-    if len(messages) <= MOST_ARROWS:
-        return list(messages)
-    longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)
-    return sorted(longest[:MOST_ARROWS], key=lambda message: message.send.start)
-
-
 def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes) -> None:
-    """From where it was sent to where it had arrived: to the right, and from lane to lane."""
+    """Add an arrow from lane to lane, from the beginning of the send to the end of the receive."""
     send, receive = message.send, message.receive
     x, to_x = axis.at(send.start), axis.at(receive.end)
     y, to_y = lanes.tops[send.rank, MAIN], lanes.tops[receive.rank, MAIN]
     height = lanes.heights[send.rank, MAIN]
     y, to_y = (y + height, to_y) if to_y > y else (y, to_y + height)
-    drawing.add(
-        ARROW, x, y, to_x - x, to_y - y, style="message", title=message_title(message), start=send.start,
-        end=receive.end, event=ref_of(send),
-    )  # fmt: skip
+    look = {"style": "message", "title": message_title(message)}
+    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look, **when_sent(message)._asdict())
+
+
+def when_sent(message: Message) -> When:
+    """The time of a message, and its send."""
+    return When(message.send.start, message.receive.end, ref_of(message.send))
 
 
 def message_title(message: Message) -> str:
-    """A message in words: with what it carries, or how much if that is too large to be shown."""
+    """A description of a message, with its values, or its shape if they were not recorded."""
     send = message.send
     shape = f" of shape {'x'.join(map(str, send.shape))}" if send.shape else ""
     values = shape if send.values is None else f": {format_values(send.values)}"
@@ -227,65 +200,51 @@ def message_title(message: Message) -> str:
 
 
 def format_values(values: Sequence[float], most: int = 4) -> str:
-    """Numbers in brackets, whole ones without a point; of many, the first."""
+    """The first `most` numbers in brackets, whole ones without a point."""
     shown = ", ".join(f"{value:g}" for value in values[:most])
     return f"[{shown}, …]" if len(values) > most else f"[{shown}]"
 
 
-def add_ticks(drawing: Drawing, axis: TimeAxis, unit: str) -> None:
-    """The beginning, the middle and the end of time."""
-    y = drawing.bottom + CELL[1] / 2
-    for at, align in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        seconds = (axis.end - axis.start) * at
-        text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
-        drawing.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
-
-
 def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:
-    """What was run, and what of it is not shown."""
+    """Lines on what was run, and on what is not shown."""
     ranks = f"{recording.size} rank{'s' * (recording.size > 1)}"
     lines = [f"{' '.join(recording.command)}: {ranks} on {recording.backend}, recorded.", *notes]
     if dropped := sum(rank.dropped for rank in recording.ranks):
         lines.append(f"{dropped} events were dropped: there was no room for them.")
-    cut = [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]
-    if cut:
+    if cut := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
         lines.append(f"Cut off before its end: rank {', '.join(cut)}.")
     return lines
 
 
-STEP = 4
-"""Pixels within which all are drawn as one."""
-TOUCH = 1.0
-"""Pixels between two that are drawn as one, at most."""
+STEP, TOUCH = 4, 1.0
+"""Pixels within which short events are always drawn as one, and the widest gap between two that may be."""
 
 
 @dataclass
 class Group:
     """Short events beside each other."""
 
-    left: float
-    right: float
-    """Pixels."""
+    left: float = inf
+    right: float = -inf
+    """Edges in pixels."""
     events: list[Event] = field(default_factory=list)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """By style."""
+    """Seconds by style."""
 
     @property
     def style(self) -> str:
-        """What took most of the time; of several that took as much, the first by name."""
+        """The style of most of the time; of equal ones, the first by name."""
         return min(self.seconds, key=lambda style: (-self.seconds[style], style))
-
-    def add(self, left: float, right: float, style: str, event: Event) -> None:
-        self.left, self.right = min(left, self.left), max(right, self.right)
-        self.events.append(event)
-        self.seconds[style] += event.seconds
 
 
 def group_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Group]:
-    """Of the events of one row, each with its left and right edge and its style: those that touch and look alike."""
-    cells: dict[int, Group] = {}
+    """Group the short events of a row, given with their edges and styles, into those that touch and look alike."""
+    cells: dict[int, Group] = defaultdict(Group)
     for left, right, style, event in short:
-        cells.setdefault(int(left // STEP), Group(left, right)).add(left, right, style, event)
+        cell = cells[int(left // STEP)]
+        cell.left, cell.right = min(left, cell.left), max(right, cell.right)
+        cell.events.append(event)
+        cell.seconds[style] += event.seconds
     groups: list[Group] = []
     for _, group in sorted(cells.items()):
         last = groups[-1] if groups else None

@@ -1,5 +1,5 @@
-"""Figures of training: a step, where gradients are averaged in it and what of that is hidden; buckets as they leave;
-and steps on the stages of a pipeline, and on ranks that are killed.
+"""Figures of training: the parts of a step, where in it gradients are averaged, and how much of that is hidden; buckets
+as they leave; steps on the stages of a pipeline, and on ranks that are killed.
 """
 
 from __future__ import annotations
@@ -9,86 +9,79 @@ from dataclasses import replace
 from math import ceil
 
 from playground.lessons.ladder.page import LadderResult, RungResult
-from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, Slot, collect, span
-from playground.measurement.units import format_bytes
-from playground.see.paint.collectives import DASHED
-from playground.see.paint.results import Backward, BucketSent, Evidence, SgdStep, last_step
-from playground.see.paint.rows import Bar, Cell, Move, Panel, Piece, Row, add_bars, add_key, add_panels
-from playground.see.paint.scene import (
+from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
+from playground.measurement import format_bytes
+from playground.see.paint import (
     ALPHA,
     BAR,
     BOX,
+    BUCKETS,
     CELL,
     LANE,
     TEXT,
+    Bar,
+    Cell,
     Drawing,
+    Piece,
+    Row,
     Scene,
     TimeAxis,
-    bucket_style,
+    add_bars,
+    add_key,
+    meant_moves,
+    rows_drawing,
     shorten,
 )
+from playground.see.paint.collectives import DASHED
+from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
 from playground.see.paint.timeline import LABELS, ROW, lay_out
-from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, Recording
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE
 from playground.training.settings import TrainingSettings
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
-"""Parts of a step as the ladder measures them, and their colours."""
+"""Parts of a step as the ladder measures them, and their styles."""
 KEY = {style: style for style in PARTS.values()}
 FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂θ"}
-"""What the two compute, J being the loss."""
-FLAT, BUCKETED, OVERLAPPED, DDP = "flat", "bucketed", "overlapped", "ddp"
-"""Rungs of the ladder."""
+"""What backward and the optimizer compute; J is the loss."""
+
+
+def rung_of(run: Evidence, name: str) -> RungResult:
+    """What rank 0 measured on this rung of the ladder."""
+    result: LadderResult = run.results[0]
+    return next(rung for rung in result.rungs if rung.rung == name)
 
 
 def backward_and_step(run: Evidence) -> Scene:
-    """F3: what backward computes the optimizer applies, and backward is what costs."""
-    results: Sequence[LadderResult] = run.results
-    rung = rung_of(results[0], FLAT)
+    """F3: the optimizer applies what backward computes, and backward is the expensive part."""
+    rung = rung_of(run, "flat")
     drawing = Drawing("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
-        drawing.add(
-            BOX, CELL[0] + 320 * number, 0, 296, 64, style=name, text=f"{name}\n{formula}", title=f"{name}: {formula}"
-        )
-    bars = [
-        Bar(label=part, pieces=[Piece(value=seconds, style=PARTS[part])], note=f"{seconds * 1e3:.3g} ms")
-        for part, seconds in (("forward", rung.forward), ("backward", rung.backward), ("step", rung.step))
-    ]
+        look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
+        drawing.add(BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
+    times = {"forward": rung.forward, "backward": rung.backward, "step": rung.step}
+    bars = [Bar(part, [Piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
     add_bars(drawing, bars)
-    times = f"backward takes {rung.backward / rung.step:.3g} times as long as step"
-    return drawing.scene(f"{times}. The ladder's rung {rung.rung}: medians of its steps on {len(results)} ranks.")
-
-
-def rung_of(result: LadderResult, name: str) -> RungResult:
-    return next(rung for rung in result.rungs if rung.rung == name)
+    return drawing.scene(
+        f"backward takes {rung.backward / rung.step:.3g} times as long as step. The ladder's rung {rung.rung}: medians "
+        f"of its steps on {len(run.results)} ranks."
+    )
 
 
 def five_phases(run: Evidence) -> Scene:
     """F11: one store of samples feeds all processes; each has the model; gradients are averaged; all step."""
     steps: Sequence[SgdStep] = run.results
     ranks = range(len(steps))
-    fan_out = [Move(source=0, target=rank, meant=True) for rank in ranks]
-    rows = [
-        Row(label="", cells=[Cell(text=f"a store of {sum(step.samples for step in steps)} samples")]),
-        Row(
-            label="1 samples",
-            cells=[Cell(text=f"rank {rank}\n{steps[rank].samples} samples") for rank in ranks],
-            moves=fan_out,
-        ),
-        Row(label="2 model", cells=[Cell(text=f"w {step.weight:+.5f}", style="forward") for step in steps]),
-        Row(label="3 gradient", cells=[Cell(text=f"g {step.gradient:+.5f}", style="backward") for step in steps]),
-        Row(
-            label="4 average",
-            cells=[Cell(text=f"all-reduce: g {steps[0].average:+.5f}", style="communication", meant=True)],
-            moves=[Move(source=rank, target=0, meant=True) for rank in ranks],
-        ),
-        Row(
-            label="5 step",
-            cells=[Cell(text=f"w {step.new_weight:+.5f}", style="optimizer") for step in steps],
-            moves=fan_out,
-        ),
-    ]
-    drawing = Drawing("Synchronous SGD in five phases")
-    add_panels(drawing, [Panel(title="", rows=rows)], columns=1)
+    fan_out = meant_moves([0], ranks)
+    average = Cell(f"all-reduce: g {steps[0].average:+.5f}", "communication", meant=True)
+    drawing = rows_drawing(
+        "Synchronous SGD in five phases",
+        Row([Cell(f"a store of {sum(step.samples for step in steps)} samples")]),
+        Row([Cell(f"rank {rank}\n{steps[rank].samples} samples") for rank in ranks], fan_out, "1 samples"),
+        Row([Cell(f"w {step.weight:+.5f}", "forward") for step in steps], label="2 model"),
+        Row([Cell(f"g {step.gradient:+.5f}", "backward") for step in steps], label="3 gradient"),
+        Row([average], meant_moves(ranks, [0]), "4 average"),
+        Row([Cell(f"w {step.new_weight:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
+    )
     difference = max(step.replicas_max_difference for step in steps)
     return drawing.scene(
         f"One weight w and its gradient g on {len(steps)} ranks. After the step the replicas differ by {difference:g}.",
@@ -97,138 +90,121 @@ def five_phases(run: Evidence) -> Scene:
 
 
 def after_backward(run: Evidence) -> Scene:
-    """F12: gradients are averaged when backward is over."""
-    return averaging(run.recorded, "All-reduce after backward")
+    """F12: gradients are averaged after backward."""
+    return averaging(run, "All-reduce after backward")
 
 
 def inside_backward(run: Evidence) -> Scene:
-    """F13: gradients are averaged while backward goes on."""
-    return averaging(run.recorded, "All-reduce inside backward")
+    """F13: gradients are averaged during backward."""
+    return averaging(run, "All-reduce inside backward")
 
 
-def averaging(recording: Recording, title: str) -> Scene:
-    """The last step, and in words when averaging began and ended in it."""
-    step = last_step(recording)
-    scene = lay_out(step, title)
+def bert_step(run: Evidence) -> Scene:
+    """bert: DistributedDataParallel sends a layer's gradients while backward computes those of the one below it."""
+    return averaging(run, "A step of BERT by DistributedDataParallel")
+
+
+def averaging(run: Evidence, title: str) -> Scene:
+    """The last step, with a caption on when averaging began and ended in it."""
+    step = last_step(run.recorded)
     lines = []
     for rank in step.ranks:
         backward = [event for event in rank.events if event.kind == COMPUTE and event.name == "backward"]
         calls = [event for event in rank.events if event.kind in (COLLECTIVE, BUCKET)]
         if backward and calls:
-            begin, end = backward[0].start, max(event.end for event in backward)
-            first, last = calls[0].start, max(event.end for event in calls)
-            lines.append(
-                f"Rank {rank.rank}: backward {begin * 1e3:.2f} to {end * 1e3:.2f} ms; "
-                f"averaging {first * 1e3:.2f} to {last * 1e3:.2f} ms."
+            times = (
+                f"{events[0].start * 1e3:.2f} to {max(event.end for event in events) * 1e3:.2f} ms"
+                for events in (backward, calls)
             )
-    return replace(scene, caption=(*lines, "What the backend sends inside an all-reduce cannot be seen."))
+            lines.append("Rank {}: backward {}; averaging {}.".format(rank.rank, *times))
+    return replace(
+        lay_out(step, title), caption=(*lines, "What the backend sends inside an all-reduce cannot be seen.")
+    )
 
 
 def normalised_parts(run: Evidence) -> Scene:
-    """F14: what a step's time goes into, on every rung."""
-    results: Sequence[LadderResult] = run.results
+    """F14: the parts of a step's time, on every rung."""
+    result: LadderResult = run.results[0]
     drawing = Drawing("What a training step's time goes into")
     bars = []
-    for rung in results[0].rungs:
-        parts = {part: getattr(rung, part) for part in PARTS}
-        whole = sum(parts.values())
-        pieces = [
-            Piece(value=seconds / whole, style=PARTS[part], text=f"{seconds / whole:.2f}", title=f"{rung.rung}: {part}")
-            for part, seconds in parts.items()
-        ]
-        bars.append(Bar(label=rung.rung, pieces=pieces, note=f"{whole * 1e3:.3g} ms"))
+    for rung in result.rungs:
+        whole = sum(getattr(rung, part) for part in PARTS)
+        shares = {part: getattr(rung, part) / whole for part in PARTS}
+        pieces = [Piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}") for part, share in shares.items()]
+        bars.append(Bar(rung.rung, pieces, f"{whole * 1e3:.3g} ms"))
     add_bars(drawing, bars, most=1.0)
     add_key(drawing, KEY)
-    return drawing.scene(
-        f"Shares of each step; communication is what is exposed: not hidden behind backward. {len(results)} ranks."
-    )
+    ranks = f"{len(run.results)} ranks"
+    return drawing.scene(f"Shares of each step; communication is what is exposed: not hidden behind backward. {ranks}.")
 
 
 def with_and_without_overlap(run: Evidence) -> Scene:
     """F15: the same step without and with overlap, and the share of averaging that is hidden."""
-    results: Sequence[LadderResult] = run.results
     drawing = Drawing("A step without and with overlap")
-    for without, with_overlap in ((BUCKETED, OVERLAPPED), (FLAT, DDP)):
-        first, second = (rung_of(results[0], name) for name in (without, with_overlap))
-        whole = sum(getattr(first, part) for part in PARTS)
+    for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
+        rungs = [rung_of(run, name) for name in pair]
+        whole = sum(getattr(rungs[0], part) for part in PARTS)
         bars = []
-        for rung in (first, second):
+        for rung in rungs:
             pieces = [
-                Piece(value=getattr(rung, part) / whole, style=style, title=f"{rung.rung}: {part}")
-                for part, style in PARTS.items()
+                Piece(getattr(rung, part) / whole, style, f"{rung.rung}: {part}") for part, style in PARTS.items()
             ]
             total = sum(piece.value for piece in pieces)
-            bars.append(
-                Bar(label=f"{rung.rung:10}", pieces=pieces, note=f"{total:.2f} ({rung.hidden * 100:3.0f} % hidden)")
-            )
+            bars.append(Bar(f"{rung.rung:10}", pieces, f"{total:.2f} ({rung.hidden * 100:3.0f} % hidden)"))
         add_bars(drawing, bars, most=1.3)
     add_key(drawing, KEY)
     return drawing.scene(
         "Of each pair the first is 1.00. Hidden: the share of the averaging's time alone that is not exposed.",
-        f"Medians of the ladder's steps on {len(results)} ranks.",
+        f"Medians of the ladder's steps on {len(run.results)} ranks.",
     )
 
 
 NAMES = 14 * CELL[0]
-"""Where names stand, in pixels from the left."""
+"""Width of the names, in pixels."""
 BUCKET_ROW = 2 * CELL[1]
+
+
+def bucket_style(number: int) -> str:
+    return f"bucket {number % BUCKETS}"
 
 
 def filling(run: Evidence) -> Scene:
     """F16: gradients get ready, the last layers' first; a bucket leaves when its last gradient is ready."""
-    backwards: Sequence[Backward] = run.results
-    backward = backwards[0]
+    backward: Backward = run.results[0]
     drawing = Drawing("Buckets fill in backward, the last layers' first")
     axis = TimeAxis(x=NAMES, w=drawing.width - NAMES - CELL[0], start=0.0, end=backward.seconds)
     bucket_of = {number: bucket.number for bucket in backward.sent for number in bucket.parameters}
     for place, (number, seconds) in enumerate(backward.ready):
-        y = float(place * CELL[1])
-        add_line(drawing, backward.names[number], y, CELL[1])
-        drawing.add(
-            BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], style=bucket_style(bucket_of[number]),
-            title=f"{backward.names[number]} ready after {seconds * 1e3:.2f} ms", start=0.0, end=seconds,
-        )  # fmt: skip
+        y, name = float(place * CELL[1]), backward.names[number]
+        add_line(drawing, name, y, CELL[1])
+        look = {"style": bucket_style(bucket_of[number]), "title": f"{name} ready after {seconds * 1e3:.2f} ms"}
+        drawing.add(BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look, start=0.0, end=seconds)
+    lines = []
     for bucket in backward.sent:
-        add_bucket(drawing, bucket, axis)
+        lines.append(
+            f"bucket {bucket.number} ({format_bytes(bucket.bytes)}) left after {bucket.left * 1e3:.2f} ms, "
+            f"its sum was there after {bucket.done * 1e3:.2f} ms"
+        )
+        y, left = drawing.bottom + CELL[1], axis.at(bucket.left)
+        add_line(drawing, f"bucket {bucket.number}", y, BUCKET_ROW)
+        look = {"style": bucket_style(bucket.number), "title": lines[-1]}
+        width = max(axis.at(bucket.done) - left, 2)
+        drawing.add(BAR, left, y, width, BUCKET_ROW, **look, start=bucket.left, end=bucket.done)
+    over = f"backward over: {backward.seconds * 1e3:.2f} ms"
     drawing.add(TEXT, NAMES, drawing.bottom + CELL[1], text="0 ms", align="start", style="muted")
-    drawing.add(
-        TEXT,
-        axis.x + axis.w,
-        drawing.bottom,
-        text=f"backward over: {backward.seconds * 1e3:.2f} ms",
-        align="end",
-        style="muted",
-    )
+    drawing.add(TEXT, axis.x + axis.w, drawing.bottom, text=over, align="end", style="muted")
     return drawing.scene(
-        f"Rank 0 of {len(backwards)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
+        f"Rank 0 of {len(run.results)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
         "Below: each bucket from when it leaves until its sum is there.",
-        *(f"{bucket_text(bucket)}." for bucket in backward.sent),
+        *(f"{line}." for line in lines),
         axis=axis,
     )
 
 
 def add_line(drawing: Drawing, name: str, y: float, height: float) -> None:
-    """A name, and the lane beside it."""
+    """Add a name, and the lane beside it."""
     drawing.add(TEXT, CELL[0], y + height / 2, text=shorten(name, NAMES - CELL[0]), align="start")
     drawing.add(LANE, NAMES, y, drawing.width - NAMES - CELL[0], height, style="idle")
-
-
-def add_bucket(drawing: Drawing, bucket: BucketSent, axis: TimeAxis) -> None:
-    y = drawing.bottom + CELL[1]
-    add_line(drawing, f"bucket {bucket.number}", y, BUCKET_ROW)
-    left, right = axis.at(bucket.left), axis.at(bucket.done)
-    drawing.add(
-        BAR, left, y, max(right - left, 2), BUCKET_ROW, style=bucket_style(bucket.number), title=bucket_text(bucket),
-        start=bucket.left, end=bucket.done,
-    )  # fmt: skip
-
-
-def bucket_text(bucket: BucketSent) -> str:
-    """A bucket in words."""
-    return (
-        f"bucket {bucket.number} ({format_bytes(bucket.bytes)}) left after {bucket.left * 1e3:.2f} ms, "
-        f"its sum was there after {bucket.done * 1e3:.2f} ms"
-    )
 
 
 def same_on_both(run: Evidence) -> Scene:
@@ -248,46 +224,33 @@ def same_on_both(run: Evidence) -> Scene:
 
 
 def add_process(drawing: Drawing, rank: int, backward: Backward, x: float, width: float) -> None:
-    """A rank's parameters, each in its bucket, in the order in which the buckets left."""
+    """Add a rank's parameters, each in its bucket, in the order in which the buckets left."""
     drawing.add(TEXT, x, CELL[1] / 2, text=f"rank {rank}", align="start")
-    y = 2.0 * CELL[1]
+    y, inner = 2.0 * CELL[1], width - 4 * CELL[0]
     for bucket in backward.sent:
         height = (3 + 2.5 * len(bucket.parameters)) * CELL[1]
-        style = bucket_style(bucket.number)
         label = f"bucket {bucket.number}, {format_bytes(bucket.bytes)}"
-        drawing.add(BOX, x, y, width, height, style=style, title=f"rank {rank}: {label}")
+        drawing.add(BOX, x, y, width, height, style=bucket_style(bucket.number), title=f"rank {rank}: {label}")
         drawing.add(TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
         for place, number in enumerate(bucket.parameters):
-            drawing.add(
-                BOX,
-                x + 2 * CELL[0],
-                y + (2 + 2.5 * place) * CELL[1],
-                width - 4 * CELL[0],
-                2 * CELL[1],
-                text=shorten(f"param {number}: {backward.names[number]}", width - 4 * CELL[0]),
-            )
+            text = shorten(f"param {number}: {backward.names[number]}", inner)
+            drawing.add(BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], inner, 2 * CELL[1], text=text)
         y += height + CELL[1]
 
 
-def bert_step(run: Evidence) -> Scene:
-    """bert: DistributedDataParallel sends a layer's gradients while backward computes those of the one below it."""
-    return averaging(run.recorded, "A step of BERT by DistributedDataParallel")
-
-
 def attempts(run: Evidence) -> Scene:
-    """elastic: after each failure all ranks start anew, and go on from the newest snapshot."""
+    """elastic: after each failure all ranks restart from the newest snapshot."""
     steps, starts, ends = steps_of_attempts(run)
     drawing = Drawing("A rank is killed, all start anew and go on from a snapshot")
     bars = []
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        kept = min(end, starts[number + 1]) if number + 1 < len(starts) else end
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+        kept = min([end, *starts[number : number + 1]])
         pieces = [
-            Piece(value=start, style="plain", title=f"{start} steps from a snapshot"),
-            Piece(value=kept - start, style="forward", title=f"steps {start + 1} to {kept}"),
-            Piece(value=end - kept, style="wait", title=f"{end - kept} steps that are redone"),
+            Piece(start, "plain", f"{start} steps from a snapshot"),
+            Piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
+            Piece(end - kept, "wait", f"{end - kept} steps that are redone"),
         ]
-        note = f"killed after {end}" if end < steps else f"step {end}: the end"
-        bars.append(Bar(label=f"attempt {number + 1}", pieces=pieces, note=note))
+        bars.append(Bar(f"attempt {number}", pieces, f"killed after {end}" if end < steps else f"step {end}: the end"))
     add_bars(drawing, bars, most=steps)
     add_key(drawing, {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"})
     return drawing.scene(
@@ -297,7 +260,7 @@ def attempts(run: Evidence) -> Scene:
 
 
 def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
-    """How many steps the training has; of each attempt how many were done when it began, and when it ended."""
+    """The number of steps of the training, and for each attempt the numbers of steps at its start and at its end."""
     settings: TrainingSettings = run.arguments[0]
     steps = settings.epochs * ceil((settings.limit or 0) / settings.batch_size)
     ends = [event["killed"] for _, event in run.reports if "killed" in event]
@@ -307,7 +270,7 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
 
 
 def schedules(run: Evidence) -> Scene:
-    """pipeline: when each stage was at which microbatch, by each schedule."""
+    """pipeline: when each stage computed which microbatch, by schedule."""
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.stages, settings.microbatches
     runs = collect(run.results, settings.schedules, stages, microbatches)
@@ -317,18 +280,18 @@ def schedules(run: Evidence) -> Scene:
     for each in runs:
         add_schedule(drawing, each, axis)
     add_key(drawing, {"forward": "forward", "backward": "backward of a microbatch"})
+    bubbles = ", ".join(f"{each.bubble:.0%} with {each.name}" for each in runs)
     return drawing.scene(
         f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
-        + ", ".join(f"{each.bubble:.0%} with {each.name}" for each in runs)
-        + ".",
+        f"{bubbles}.",
         axis=axis,
     )
 
 
 def add_schedule(drawing: Drawing, run: ScheduleRun, axis: TimeAxis) -> None:
-    """The step whose bubble is the median: a lane for each stage."""
+    """Add a lane for each stage, with the step whose bubble is the median."""
     step = run.typical
-    begin = min(slot.start for rank in step for slot in rank)
+    began = min(slot.start for rank in step for slot in rank)
     y = drawing.bottom + (CELL[1] if drawing.marks else 0)
     drawing.add(TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.name}: {span(step) * 1e3:,.0f} ms", align="start")
     for stage, slots in enumerate(step):
@@ -336,15 +299,9 @@ def add_schedule(drawing: Drawing, run: ScheduleRun, axis: TimeAxis) -> None:
         drawing.add(TEXT, CELL[0], y + ROW / 2, text=f"stage {stage}", align="start", style="muted")
         drawing.add(LANE, axis.x, y, axis.w, ROW, style="idle")
         for slot in slots:
-            add_slot(drawing, slot, begin, y, axis)
-
-
-def add_slot(drawing: Drawing, slot: Slot, begin: float, y: float, axis: TimeAxis) -> None:
-    """A forward or a backward, with the number of its microbatch."""
-    start, end = slot.start - begin, slot.end - begin
-    left, right = axis.at(start), axis.at(end)
-    style = "forward" if slot.kind == "F" else "backward"
-    drawing.add(
-        BAR, left, y, right - left, ROW, style=style, text=str(slot.microbatch) if right - left > CELL[0] else "",
-        title=f"{style} of microbatch {slot.microbatch}, {slot.seconds * 1e3:.3g} ms", start=start, end=end,
-    )  # fmt: skip
+            start, end = slot.start - began, slot.end - began
+            left, width = axis.at(start), axis.at(end) - axis.at(start)
+            style = "forward" if slot.kind == "F" else "backward"
+            text = str(slot.microbatch) if width > CELL[0] else ""
+            title = f"{style} of microbatch {slot.microbatch}, {slot.seconds * 1e3:.3g} ms"
+            drawing.add(BAR, left, y, width, ROW, style=style, text=text, title=title, start=start, end=end)

@@ -1,4 +1,4 @@
-"""A recording in words: who waited for whom and why, what was hidden, what was sent, and what would be if."""
+"""A recording in words: who waited for whom and why, the overlap, the bytes sent, and what-if replays."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from statistics import median
 
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
-from playground.console.text import Prose, Styled, bad, good, heading, prose
-from playground.measurement.units import format_bytes, format_digits, format_seconds
-from playground.see.analyse.messages import match_messages
+from playground.console.text import Prose, bad, good, heading, prose
+from playground.measurement import format_bytes, format_digits, format_seconds
+from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.timeline import Timeline
 from playground.see.analyse.transfers import Link, Volume, volumes
-from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Waits, seconds_by_cause
+from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
 from playground.see.analyse.what_if import Scaling, WhatIfs, more_ranks, what_if
-from playground.see.record.recording import MAIN, Event, Recording
+from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
 
 
 def recording_texts(recording: Recording) -> list[Text]:
-    """All there is to say of a recording."""
+    """A recording in words and tables."""
     waits = Waits(recording)
     parts = [
         summary_texts(waits.timeline),
@@ -36,7 +35,7 @@ def recording_texts(recording: Recording) -> list[Text]:
 
 
 def summary_texts(timeline: Timeline) -> list[Text]:
-    """What was run, where, and for how long."""
+    """The command, its world, and its duration."""
     recording = timeline.recording
     hosts = dict.fromkeys(rank.host for rank in recording.ranks)
     devices = dict.fromkeys(rank.device.split(":")[0] for rank in recording.ranks)
@@ -52,36 +51,31 @@ def summary_texts(timeline: Timeline) -> list[Text]:
 
 
 def missing_texts(recording: Recording) -> list[Text]:
-    """What the recording lacks."""
+    """A line on what is missing, if anything is."""
     unmatched = match_messages(recording).unmatched
-    lines = [
-        f"rank {rank.rank}: no room for {plural(rank.dropped, 'event')}" for rank in recording.ranks if rank.dropped
-    ]
-    lines += [f"rank {rank.rank}: cut off" for rank in recording.ranks if rank.is_cut_off]
+    ranks = recording.ranks
+    lines = [f"rank {each.rank}: no room for {plural(each.dropped, 'event')}" for each in ranks if each.dropped]
+    lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]
     if unmatched:
-        lines.append(
-            f"{plural(len(unmatched), 'message')} of which only one end is recorded, first {end_text(unmatched[0])}"
-        )
+        first, count = unmatched[0], plural(len(unmatched), "message")
+        other = "anyone" if first.peer is None else f"rank {first.peer}"
+        end = f"rank {first.rank}'s {first.kind} {'to' if first.kind == SEND else 'from'} {other}"
+        lines.append(f"{count} of which only one end is recorded, first {end}")
     return [prose(bad("Not recorded"), ": " + "; ".join(lines))] if lines else []
 
 
-def end_text(event: Event) -> str:
-    """One end of a message."""
-    other = "anyone" if event.peer is None else f"rank {event.peer}"
-    return f"rank {event.rank}'s {event.kind} {'to' if event.kind == 'send' else 'from'} {other}"
-
-
 def wait_texts(waits: Waits) -> list[Text]:
-    """A row for each rank, and for each of its threads that waited: its seconds by cause."""
+    """The waits by cause: a row for each rank and thread that waited."""
     if waits.timeline.recording.runs_ahead:
         return [prose(heading("Waits"), f", what caused them, and what if: {UNTOLD}")]
-    lanes = dict.fromkeys((wait.event.rank, wait.event.lane) for wait in waits.all)
-    if not lanes:
+    of_lane: dict[Lane, list[Wait]] = {}
+    for wait in waits.all:
+        of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
+    if not of_lane:
         return [prose(heading("Waits"), ": none is recorded")]
-    of_lane = {lane: [wait for wait in waits.all if (wait.event.rank, wait.event.lane) == lane] for lane in lanes}
     sums = {lane: seconds_by_cause(its) for lane, its in of_lane.items()}
     causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
-    with_lanes = any(lane != MAIN for _, lane in lanes)
+    with_lanes = any(lane != MAIN for _, lane in of_lane)
     table = Table(
         RANK_COLUMN,
         *([Column("thread")] if with_lanes else []),
@@ -100,24 +94,19 @@ def wait_texts(waits: Waits) -> list[Text]:
 
 
 def chain_texts(waits: Waits) -> list[Text]:
-    """The longest wait that another rank caused, and the way to the rank and the line that did."""
+    """The longest wait that another rank caused, and the chain of its causes."""
     late = [wait for wait in waits.longest() if wait.cause not in (TRANSFER, UNKNOWN)]
     if not late:
         return []
     chain = Blamer(waits).blame(max(late, key=lambda wait: wait.late))
     first = chain.waits[0]
-    return [
-        prose(
-            heading("Longest wait for another rank"),
-            f": rank {first.event.rank} at {line_text(waits, first.event)}, ",
-            f"{format_seconds(first.seconds)}, of which {format_seconds(first.late)} until the other came",
-        ),
-        *link_lines(chain, waits),
-    ]
+    where = f": rank {first.event.rank} at {line_text(waits, first.event)}, "
+    took = f"{format_seconds(first.seconds)}, of which {format_seconds(first.late)} until the other came"
+    return [prose(heading("Longest wait for another rank"), where, took), *link_lines(chain, waits)]
 
 
 def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
-    """Who waited for whom, and what the last one did."""
+    """A line for each wait of a chain, and one for the work that ends it."""
     for wait in chain.waits:
         if wait.cause == UNKNOWN:
             yield f"  rank {wait.event.rank} waited for something that is not recorded"
@@ -132,7 +121,7 @@ def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
 
 
 def line_text(waits: Waits, event: Event) -> str:
-    """Where in the program it is: its line, or that of what is around it."""
+    """The line of the program of an event, or of the innermost event around it that has one."""
     timeline = waits.timeline
     around = [event, *(timeline.by_ref[ref] for ref in timeline.around((event.rank, event.number)))]
     source = next((line for each in around if (line := timeline.source(each)) is not None), None)
@@ -140,25 +129,30 @@ def line_text(waits: Waits, event: Event) -> str:
 
 
 def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
-    """A row for each rank and kind of training step, of medians."""
+    """Medians of the overlap: a row for each kind of training step and rank."""
     if not found:
         return []
     kinds: dict[tuple[int, int, int], list[Overlap]] = {}
     for each in found:
         kinds.setdefault((each.sent, each.early, each.rank), []).append(each)
+    seconds = {
+        "compute": lambda each: each.compute,
+        "commu-\nnication": lambda each: each.communication,
+        "overlap,\ntorchtitan": lambda each: each.overlap,
+        "exposed": lambda each: each.exposed,
+    }
     table = Table(
-        Column("sent", right=True), Column("early", right=True), RANK_COLUMN, Column("steps", right=True),
-        Column("compute", "ms", right=True), Column("commu-\nnication", "ms", right=True),
-        Column("overlap,\ntorchtitan", "ms", right=True), Column("exposed", "ms", right=True),
+        Column("sent", right=True),
+        Column("early", right=True),
+        RANK_COLUMN,
+        Column("steps", right=True),
+        *(Column(name, "ms", right=True) for name in seconds),
         Column("hidden,\nladder", "%", right=True),
-    )  # fmt: skip
+    )
     for (sent, early, rank), its in sorted(kinds.items()):
-        table.add(
-            str(sent), str(early), str(rank), str(len(its)), milliseconds(median(each.compute for each in its)),
-            milliseconds(median(each.communication for each in its)),
-            milliseconds(median(each.overlap for each in its)), milliseconds(median(each.exposed for each in its)),
-            f"{100 * median(each.hidden() for each in its):.0f}",
-        )  # fmt: skip
+        medians = [milliseconds(median(map(figure, its))) for figure in seconds.values()]
+        hidden = f"{100 * median(each.hidden() for each in its):.0f}"
+        table.add(*map(str, (sent, early, rank, len(its))), *medians, hidden)
     return [
         prose(heading("Overlap"), ": medians over the training steps that sent as much, as early"),
         table,
@@ -170,36 +164,28 @@ def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
 
 
 def volume_texts(found: Sequence[Volume]) -> list[Text]:
-    """A row for each algorithm, tensor and group, beside its closed form."""
+    """Messages and bytes beside their closed forms: a row for each algorithm, tensor and group."""
     if not found:
         return []
     groups: dict[tuple[str, int, tuple[int, ...]], list[Volume]] = {}
     for volume in found:
         groups.setdefault((volume.call.name, volume.nbytes, volume.call.group), []).append(volume)
-    table = Table(
-        Column("algorithm", wraps=True), Column("tensor", right=True), Column("ranks", right=True),
-        Column("calls", right=True), Column("messages\nper call", right=True), Column("closed\nform", right=True),
-        Column("bytes\nper call", right=True), Column("closed\nform", right=True),
-    )  # fmt: skip
+    numbers = ("tensor", "ranks", "calls", "messages\nper call", "closed\nform", "bytes\nper call", "closed\nform")
+    table = Table(Column("algorithm", wraps=True), *(Column(name, right=True) for name in numbers))
     for (name, nbytes, group), its in groups.items():
         shown = next((volume for volume in its if not volume.agrees), its[0])
-        table.add(
-            name, format_bytes(nbytes), str(len(group)), str(len(its)), f"{sum(shown.messages):,}",
-            f"{shown.expected.messages:,.0f}", f"{sum(shown.sent):,}", f"{shown.expected.bytes:,.0f}",
-        )  # fmt: skip
-    return [prose(heading("Sent"), " by all ranks together: ", volume_verdict(found)), table]
-
-
-def volume_verdict(found: Sequence[Volume]) -> Styled:
-    """Whether the closed forms hold."""
+        messages = f"{sum(shown.messages):,}", f"{shown.expected.messages:,.0f}"
+        sent = f"{sum(shown.sent):,}", f"{shown.expected.bytes:,.0f}"
+        table.add(name, format_bytes(nbytes), str(len(group)), str(len(its)), *messages, *sent)
     wrong = sum(not volume.agrees for volume in found)
-    if not wrong:
-        return good("as the closed forms say")
-    return bad(f"{wrong} of {plural(len(found), 'call')} not as the closed forms say")
+    verdict = good("as the closed forms say")
+    if wrong:
+        verdict = bad(f"{wrong} of {plural(len(found), 'call')} not as the closed forms say")
+    return [prose(heading("Sent"), " by all ranks together: ", verdict), table]
 
 
 def what_if_texts(waits: Waits) -> list[Text]:
-    """What the run would have taken if one thing had been different, and algorithms on more ranks."""
+    """The run's duration with one change each, and algorithms on more ranks."""
     if waits.timeline.recording.runs_ahead or not (found := what_if(waits)).recorded:
         return []
     table = Table(Column("change", wraps=True), Column("the run takes", right=True), Column("faster", right=True))
@@ -216,7 +202,7 @@ def what_if_texts(waits: Waits) -> list[Text]:
 
 
 def replay_lines(found: WhatIfs) -> list[str]:
-    """How well the replay reproduces the recording, and what its links are."""
+    """The error of the replay, and the latency and bandwidth of its links."""
     link, unchanged, by_links = found.link, found.replayed, found.by_links
     lines = [
         f"  unchanged: {format_seconds(unchanged)} ({found.error(unchanged):+.1%} of what was recorded); with every "
@@ -232,7 +218,7 @@ def replay_lines(found: WhatIfs) -> list[str]:
 
 
 def scaling_texts(found: Sequence[Scaling], link: Link) -> list[Text]:
-    """Algorithms by the cost model: a row each, a column per number of ranks."""
+    """Seconds by the cost model: a row for each algorithm, a column for each number of ranks."""
     if not found:
         return []
     sizes = sorted({size for scaling in found for size in scaling.predicted})
@@ -262,9 +248,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-WIDTH = 80
-
-
 def to_words(recording: Recording) -> str:
-    """All there is to say of a recording, in lines of at most 80 characters."""
-    return render(recording_texts(recording), WIDTH)
+    """A recording in words and tables, in lines of at most 80 characters."""
+    return render(recording_texts(recording), 80)

@@ -1,1 +1,189 @@
-"""What a run did, recorded as it happened: who sent, received, waited and computed, when, and on which line."""
+"""A recorded run: the events of all its ranks, on one clock. Does not import torch.
+
+Times are seconds since the recording began, on rank 0's clock. Analyses, figures and the player derive from this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from playground.runtime.backends import BACKENDS
+
+SCHEMA = 1
+"""Version of the format of a recording."""
+
+SEND, RECEIVE = "send", "receive"
+"""A point-to-point message, from the call that posts it until the call, or its wait, has returned.
+(gloo completes a receive only inside `wait`: the message has arrived by then, not at that moment.)"""
+COLLECTIVE = "collective"
+"""A collective operation, from the call until it, or its wait, has returned. Messages inside ours are its children."""
+WAIT = "wait"
+"""The time spent in `wait()`, for the events in `awaits`."""
+COMPUTE = "compute"
+"""Forward, backward, an optimizer's step, the addition of two chunks."""
+GRADIENT = "gradient"
+"""An instant: the gradient of the parameter `name` is ready."""
+BUCKET = "bucket"
+"""A bucket of gradients, from when it leaves until its sum is there."""
+PHASE = "phase"
+"""A span around others: a step of a lesson, a training step, the reduce-scatter of a ring."""
+VALUES = "values"
+"""An instant: the rank holds `values`."""
+MOVE = "move"
+"""A copy of a tensor from one device to another of the same process: see `Move`."""
+KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES, MOVE)
+MAIN, BACKGROUND, DEVICE = "main", "background", "device"
+"""Lanes of a rank: its main thread, its other threads, its GPU (the GPU's times are converted to the rank's clock)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the program: the innermost one outside of torch and the recorder."""
+
+    file: str
+    """Path relative to the package or to the working folder."""
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a rank."""
+
+    number: int
+    """Index among the rank's events, in the order of their starts."""
+    rank: int
+    kind: str
+    name: str
+    """The function called (`isend`, `all_reduce`), or a name (`forward`, `bucket 1`, `reduce-scatter`)."""
+    start: float
+    end: float
+    """Equal to `start` for an instant. Infinite if the rank was gone before it was over."""
+    lane: str = MAIN
+    parent: int | None = None
+    """Number of the innermost event of the same rank in which it began. Background events, such as a bucket that leaves
+    during backward, may end later than their parent."""
+    peer: int | None = None
+    """The other rank of a message, or the root of a collective; None for a receive from anyone until it is over."""
+    nbytes: int = 0
+    """Size of the message, or of the collective's tensor."""
+    shape: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()
+    """Ranks of the world that take part."""
+    message: int | None = None
+    """Index of a message among those with its sender, receiver, group and tag. Both ends count, so a send and its
+    receive have the same."""
+    tag: int = 0
+    offset: int | None = None
+    """First element of a chunk in the flat tensor of the collective around it."""
+    awaits: tuple[int, ...] = ()
+    """Numbers of the events that a wait waited for."""
+    source: int | None = None
+    """Index in the recording's `sources`."""
+    values: tuple[float, ...] | None = None
+    """Contents of the tensor: when it was sent, had been received, or after the collective. None if it was too large
+    (`shape` is there), or was not asked for."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecording:
+    """The recording of one rank."""
+
+    rank: int
+    host: str
+    device: str
+    events: tuple[Event, ...]
+    dropped: int = 0
+    """Number of events for which there was no room."""
+    is_cut_off: bool = False
+    """Whether it ends without the rank's own mark: the rank was killed, or the file is incomplete."""
+    clock_bound: float = 0.0
+    """Maximum error of its times against rank 0's clock, in seconds."""
+    cores: int | None = None
+    """CPU cores that it could use, shared among the ranks of its host. None if unknown."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the rank only issues work to a GPU: its calls and waits return before that is done."""
+        return self.device.startswith("cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """The recording of a run."""
+
+    command: tuple[str, ...]
+    """The command as it was typed, without the program's name."""
+    backend: str
+    versions: dict[str, str]
+    """Versions of Python, torch and the system."""
+    began: float
+    """Seconds since 1970 on rank 0's host."""
+    ranks: tuple[RankRecording, ...]
+    sources: tuple[Source, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+    """Contents of the program's own files, by `Source.file`."""
+    schema: int = SCHEMA
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def runs_ahead(self) -> bool:
+        return any(rank.runs_ahead for rank in self.ranks)
+
+    @property
+    def batches_messages(self) -> bool:
+        """Whether the backend wants the messages of one step as a batch."""
+        return self.backend in BACKENDS and BACKENDS[self.backend].batches_messages
+
+    @property
+    def end(self) -> float:
+        """The end of the last event that ended."""
+        infinite = float("inf")
+        return max((event.end for event in self.events() if event.end < infinite), default=0.0)
+
+    def events(self, *kinds: str) -> Iterator[Event]:
+        """The events of these kinds, or all, rank by rank."""
+        for rank in self.ranks:
+            for event in rank.events:
+                if not kinds or event.kind in kinds:
+                    yield event
+
+
+ARROW = " → "
+
+
+class Move(NamedTuple):
+    """A copy: the part of a training step that made it, and the devices; `cpu` without a number is the host."""
+
+    part: str
+    source: str
+    target: str
+
+
+def name_of_move(part: str, source: str, target: str) -> str:
+    """The name of a copy's event.
+
+    >>> name_of_move("scatter", "cpu", "cpu:1")
+    'scatter: cpu → cpu:1'
+    """
+    return f"{part}: {source}{ARROW}{target}"
+
+
+def read_move(name: str) -> Move:
+    """The copy whose event has this name.
+
+    >>> read_move("scatter: cpu → cpu:1")
+    Move(part='scatter', source='cpu', target='cpu:1')
+    """
+    part, _, devices = name.partition(": ")
+    source, _, target = devices.partition(ARROW)
+    return Move(part, source, target)

@@ -1,4 +1,4 @@
-"""Our own collectives: from call to end, their messages and what these wait for, and what they add on their way."""
+"""Records our own collectives: from call to end, their messages and waits, and the additions of chunks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from playground.algorithms.messages import Messages
 from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
-from playground.see.record.hooks import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
+from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
+from playground.see.record.distributed import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 
 EXCHANGE = Messages.exchange.__code__
 
 
 class RecordedTransport:
-    """A transport whose messages are recorded, for one collective."""
+    """A transport of one collective that records its messages."""
 
     def __init__(self, real: Transport, recorder: Recorder, groups: Groups, ranks: Ranks) -> None:
         self.real, self.recorder, self.ranks = real, recorder, ranks
@@ -39,13 +39,13 @@ class RecordedTransport:
         self.phase_number = NONE
 
     def attach(self, messages: Messages) -> None:
-        """These are the messages that it is to carry."""
+        """Attach the messages that it carries."""
         self.messages, flat = messages, messages.flat
         self.first, self.length, self.itemsize = flat.data_ptr(), flat.nbytes, flat.element_size()
         self.note_values()
 
     def offset_of(self, part: torch.Tensor) -> int:
-        """Where in the collective's tensor this part of it begins, in elements; -1 if it is no part of it."""
+        """The first element of this part of the collective's tensor; -1 if it is not part of it."""
         behind = part.data_ptr() - self.first
         return behind // self.itemsize if 0 <= behind < self.length else NONE
 
@@ -53,10 +53,14 @@ class RecordedTransport:
         return self.real.hosts(device)
 
     def start(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Started:
-        """Start them, and write that down while they are under way."""
+        """Start messages, and record that while they are under way."""
         assert self.messages
         if self.messages.phase != self.phase:
-            self.enter_phase(self.messages.phase)
+            if self.phase:
+                self.recorder.close(self.phase_number)
+            self.phase = self.messages.phase
+            if self.phase:
+                self.phase_number = self.recorder.open(self.recorder.begin(PHASE, self.phase))
         now = self.recorder.clock()
         started = self.real.start(send, receive)
         source = self.recorder.sources.find(3)
@@ -66,29 +70,19 @@ class RecordedTransport:
         return RecordedStarted(self, started, sends, receives, receive, source)
 
     def begin(self, kind: str, name: str, tensor: torch.Tensor, peer: int, source: int, now: int) -> int:
-        """A message has begun."""
-        peer = self.ranks[peer]
-        return self.recorder.begin(
-            kind, name, tensor.nbytes, tensor.shape, self.ranks, peer, next(self.counts[kind, peer]), TAG,
-            self.offset_of(tensor), source, now,
-        )  # fmt: skip
+        """Begin a message."""
+        ranks, peer, offset = self.ranks, self.ranks[peer], self.offset_of(tensor)
+        message, nbytes = next(self.counts[kind, peer]), tensor.nbytes
+        return self.recorder.begin(kind, name, nbytes, tensor.shape, ranks, peer, message, TAG, offset, source, now)
 
     def put_values(self, numbers: Sequence[int], messages: Sequence[Addressed]) -> None:
-        """What these messages hold, if they are small."""
+        """Record the values of these messages, if they are small."""
         for number, (tensor, _) in zip(numbers, messages, strict=True):
             if tensor.numel() <= MAX_VALUES:
                 self.recorder.put_values(number, values_of(tensor))
 
-    def enter_phase(self, name: str) -> None:
-        """End the phase that the algorithm was in and begin this one; "" is none."""
-        if self.phase:
-            self.recorder.close(self.phase_number)
-        self.phase = name
-        if name:
-            self.phase_number = self.recorder.open(self.recorder.begin(PHASE, name))
-
     def note_values(self) -> None:
-        """What the rank now holds."""
+        """Record the values that the rank now holds."""
         if self.messages and self.messages.flat.numel() <= MAX_VALUES:
             self.recorder.instant(VALUES, "holds", values_of(self.messages.flat), shape=self.messages.flat.shape)
 
@@ -105,7 +99,7 @@ class RecordedStarted:
         arriving: Sequence[Addressed],
         source: int,
     ) -> None:
-        """`sends` and `receives` are the numbers of events; `arriving` is what is received."""
+        """`sends` and `receives` are numbers of events; `arriving` are the messages received."""
         self.transport, self.real, self.source = transport, real, source
         self.sends, self.receives, self.arriving = sends, receives, arriving
 
@@ -125,11 +119,11 @@ class RecordedStarted:
         self.wait_for(self.real.sent, numbers)
 
     def wait_for(self, wait: Callable[[], None], numbers: Sequence[int]) -> None:
-        """Wait, and record it if there is anything to be waited for."""
+        """Wait, and record it if there is anything to wait for."""
         if not numbers:
             return wait()
         recorder = self.transport.recorder
-        # Where `exchange` waits, the line is the one on which the messages were started.
+        # A wait inside `exchange` has the line on which the messages were started.
         source = self.source if sys._getframe(2).f_code is EXCHANGE else recorder.sources.find(3)
         number = recorder.begin_wait(numbers, source)
         try:
@@ -143,7 +137,7 @@ class RecordedStarted:
 
 @contextlib.contextmanager
 def recorded_algorithms(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """In this block, our collectives are recorded."""
+    """Record our collectives in this block."""
     hooks = AlgorithmHooks(recorder, groups)
     with (
         replaced(collectives, "run_collective", hooks.wrap_run_collective),
@@ -158,7 +152,7 @@ class AlgorithmHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.groups = recorder, groups
         self.here = threading.local()
-        """`transport`: that of the collective which this thread is in."""
+        """`transport`: that of this thread's collective."""
 
     def wrap_run_collective(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record the collective from the call until it is done."""
@@ -170,22 +164,16 @@ class AlgorithmHooks:
             if group == dist.GroupMember.NON_GROUP_MEMBER:
                 return real(call, group, async_op, whole, share)
             tensor = call.args[1] if share is not None else call.args[0]
-            number = recorder.begin(
-                COLLECTIVE,
-                name_of(call.func.__self__),
-                bytes_of(tensor),
-                tensor.shape,
-                self.groups.ranks_of(group),
-                source=recorder.sources.find(),
-            )
+            name, ranks, source = name_of(call.func.__self__), self.groups.ranks_of(group), recorder.sources.find()
+            number = recorder.begin(COLLECTIVE, name, bytes_of(tensor), tensor.shape, ranks, source=source)
             work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
             return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
 
         return run_collective
 
     def run(self, number: int, call: Any, async_op: bool, transport: RecordedTransport) -> None:
-        """Carry out the collective, in whichever thread this is. Its transport records the messages: where that calls
-        torch.distributed, they are not recorded again."""
+        """Run the collective, in this thread. Its transport records the messages: they are not recorded again where it
+        calls torch.distributed."""
         recorder, thread = self.recorder, self.recorder.thread
         self.here.transport = transport
         recorder.open(number)
@@ -219,14 +207,8 @@ class AlgorithmHooks:
             add, transport = real(op), self.here.transport
 
             def recorded_add(mine: torch.Tensor, theirs: torch.Tensor) -> None:
-                number = recorder.begin(
-                    COMPUTE,
-                    "add",
-                    mine.nbytes,
-                    mine.shape,
-                    offset=transport.offset_of(mine),
-                    source=recorder.sources.find(),
-                )
+                offset, source = transport.offset_of(mine), recorder.sources.find()
+                number = recorder.begin(COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source)
                 add(mine, theirs)
                 recorder.end(number)
                 if mine.numel() <= MAX_VALUES:
@@ -239,13 +221,13 @@ class AlgorithmHooks:
 
 
 def name_of(collective: Any) -> str:
-    """What is called, and by which algorithm."""
+    """The name of the collective, with its algorithm."""
     algorithm = collective.algorithm.__name__
     return f"all_reduce ({algorithm})" if isinstance(collective, collectives.AllReduce) else algorithm
 
 
 class RecordedCollectiveWork(RecordedWork):
-    """Of a collective that itself says when it is over: that may be long before anybody waits for it."""
+    """The work of a collective that records its own end, which may be long before a wait for it."""
 
     def finish(self) -> None:
         self.pending = ()

@@ -1,5 +1,8 @@
-"""torch.distributed: messages between two ranks, and collectives; and the messages of our own agent for remote calls,
-which calls its process group itself.
+"""Records torch.distributed: messages between two ranks, and collectives; and the messages of our own agent for remote
+calls, which calls its process group itself.
+
+All recorders of calls share replaced functions, the ranks of process groups, the values of tensors, and works: they
+wrap what a call returns, and record waits for it.
 """
 
 from __future__ import annotations
@@ -7,47 +10,192 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
+import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from playground.remote.agent import Agent
-from playground.see.record.hooks import (
-    Groups,
-    IssuedWorks,
-    Pending,
-    Ranks,
-    RecordedWork,
-    bytes_of,
-    finish,
-    is_of_torch,
-    replaced,
-    set_attribute,
-    values_of,
-    values_of_all,
-)
-from playground.see.record.layout import LANE_CODES, NONE
+from playground.see.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
+from playground.see.record.layout import LANE_CODES, MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Wrap = Callable[[Any], Any]
+"""Makes the function that replaces another."""
+Ranks = tuple[int, ...]
+Counts = defaultdict[tuple[str, int], Iterator[int]]
+"""Numbers of the next messages, by kind and by the other rank. Both ends count alike."""
+
+
+class Groups:
+    """The process groups of a recording."""
+
+    def __init__(self) -> None:
+        self.ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+        self.counts: defaultdict[tuple[Ranks, int], Counts] = defaultdict(lambda: defaultdict(itertools.count))
+        """Numbers of messages by group and tag."""
+
+    def ranks_of(self, group: Any) -> Ranks:
+        """The group's ranks in the world, in the group's order. None is the whole world."""
+        group = group or dist.group.WORLD
+        ranks = self.ranks.get(group)
+        if ranks is None:
+            try:
+                ranks = tuple(dist.get_process_group_ranks(group))
+            except KeyError:  # torch's RPC makes one of all ranks, which torch.distributed does not know
+                ranks = tuple(range(group.size()))
+            self.ranks[group] = ranks
+        return ranks
+
+    def next_message(self, kind: str, peer: int, ranks: Ranks, tag: int) -> int:
+        """The number of the next message of this kind to or from `peer`."""
+        return next(self.counts[ranks, tag][kind, peer])
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The size of a tensor's elements; of a sparse tensor, that of its indices and values."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
+
+
+def values_of(tensor: torch.Tensor) -> list[float] | None:
+    """The values of a tensor, flat; None if it is too large, or on a GPU, where reading it would have to wait."""
+    if tensor.numel() > MAX_VALUES or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach())
+    values: list[float] = tensor.tolist() if tensor.dim() == 1 else tensor.flatten().tolist()
+    return values
+
+
+def values_of_all(tensors: Sequence[torch.Tensor]) -> list[float] | None:
+    """The values of several tensors, one after the other."""
+    if len(tensors) == 1:
+        return values_of(tensors[0])
+    if not tensors or sum(tensor.numel() for tensor in tensors) > MAX_VALUES:
+        return None
+    parts = [values_of(tensor) for tensor in tensors]
+    return None if None in parts else [value for part in parts for value in part or ()]
+
+
+def replaced(owner: Any, name: str, wrap: Wrap) -> contextlib.AbstractContextManager[None]:
+    """In this block, `owner.name` is replaced by `wrap(owner.name)`."""
+    return set_attribute(owner, name, wrap(getattr(owner, name)))
+
+
+@contextlib.contextmanager
+def set_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """In this block, `owner.name` is `value`."""
+    real = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+Pending = tuple[int, Sequence[torch.Tensor]]
+"""The number of an event that is not over, and the tensors of its result."""
+
+
+def finish(recorder: Recorder, pending: Sequence[Pending]) -> None:
+    """Record the ends of these events, now."""
+    recorder.end_all([number for number, _ in pending])
+    for number, tensors in pending:
+        recorder.put_values(number, values_of_all(tensors))
+
+
+class IssuedWorks:
+    """Works for which torch waits by itself. Their events end when their futures are done."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.issued: dict[Any, Pending] = {}
+        """Events that are not over, by future."""
+
+    def add(self, work: Any, pending: Pending) -> None:
+        future = work.get_future()
+        self.issued[future] = pending
+        future.add_done_callback(lambda _: self.finish(future))
+
+    def finish(self, future: Any) -> None:
+        """Record the end of a work, unless it has been recorded before."""
+        pending = self.issued.pop(future, None)
+        if pending is not None:
+            finish(self.recorder, [pending])
+
+    def finish_done(self) -> None:
+        """Record the ends of works that are done: the thread that calls their callbacks may be late."""
+        for future in list(self.issued):
+            if future.done():
+                self.finish(future)
+
+
+def is_of_torch(caller: FrameType) -> bool:
+    """Whether the caller is a function of torch's."""
+    return caller.f_code.co_filename.startswith(TORCH)
+
+
+class RecordedWork:
+    """A `Work` of torch's or of ours that records waits for it."""
+
+    def __init__(self, recorder: Recorder, work: Any, pending: Sequence[Pending]) -> None:
+        self.recorder, self.work, self.pending = recorder, work, pending
+        self.when_done: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def __del__(self) -> None:
+        """It cannot be waited for any more."""
+        if self.pending and self.work.is_completed():
+            self.finish()
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.pending:
+            return self.work.wait(*args, **kwargs)
+        recorder = self.recorder
+        wait = recorder.begin_wait([number for number, _ in self.pending], recorder.sources.find())
+        try:
+            result = self.work.wait(*args, **kwargs)
+        finally:
+            recorder.end(wait)
+        self.finish()
+        return result
+
+    def get_future(self) -> Any:
+        """The future, which may be waited for instead of the work."""
+        future = self.work.get_future()
+        future.add_done_callback(lambda _: self.finish())
+        return future
+
+    def finish(self) -> None:
+        pending, self.pending = self.pending, ()
+        self.when_done()
+        finish(self.recorder, pending)
 
 
 @dataclass(frozen=True)
 class CollectiveArguments:
-    """Names of a function's parameters."""
+    """Names of a collective's parameters."""
 
     given: str = "tensor"
-    """What a rank puts in: a tensor or a list of them."""
+    """The input of a rank: a tensor or a list of them."""
     left: str = "tensor"
-    """What it has afterwards; where that is None, as with gather on all ranks but one, what it put in."""
+    """The output; if that is None, as with gather on all ranks but one, the input is taken."""
     root: str = ""
-    """The one rank among them that is special."""
+    """The root, if it has one."""
 
 
 COLLECTIVES = {
@@ -67,13 +215,12 @@ COLLECTIVES = {
     "barrier": CollectiveArguments("", ""),
     "monitored_barrier": CollectiveArguments("", ""),
 }
-"""The functions of torch.distributed that are recorded, as far as this torch has them: two were renamed in 2.14. What
-else there is calls these."""
+"""The functions of torch.distributed that are recorded, if this torch has them: two were renamed in 2.14."""
 
 
 @contextlib.contextmanager
 def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """In this block, calls of torch.distributed are recorded."""
+    """Record calls of torch.distributed in this block."""
     hooks = DistributedHooks(recorder, groups)
     wraps: dict[str, Wrap] = {
         "send": hooks.wrap_send,
@@ -88,7 +235,7 @@ def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, wrap in wraps.items():
             wrapped = wrap(getattr(dist, name))
-            for module in (dist, dist.distributed_c10d):  # everybody's, and that of its own functions: P2POp compares
+            for module in (dist, dist.distributed_c10d):  # the same in both, as P2POp compares functions
                 stack.enter_context(set_attribute(module, name, wrapped))
         yield
         hooks.issued.finish_done()
@@ -139,24 +286,22 @@ class DistributedHooks:
     def begin_message(
         self, kind: str, name: str, tensor: torch.Tensor, peer: int | None, group_peer: int | None, group: Any, tag: int
     ) -> int:
-        """A message begins, to or from `peer`, a rank of the world, or `group_peer`, a rank of the group, or anyone."""
+        """Begin a message to or from `peer`, a rank of the world, or `group_peer`, a rank of the group, or anyone."""
         ranks = self.groups.ranks_of(group)
         if group_peer is not None:
             peer = ranks[group_peer]
-        message = NONE if peer is None else self.groups.next_message(kind, peer, ranks, tag)
-        return self.recorder.begin(
-            kind, name, bytes_of(tensor), tensor.shape, ranks, NONE if peer is None else peer, message, tag,
-            source=self.recorder.sources.find(3),
-        )  # fmt: skip
+        other, message = (NONE, NONE) if peer is None else (peer, self.groups.next_message(kind, peer, ranks, tag))
+        source = self.recorder.sources.find(3)
+        nbytes = bytes_of(tensor)
+        return self.recorder.begin(kind, name, nbytes, tensor.shape, ranks, other, message, tag, source=source)
 
     def note_sender(self, number: int, peer: int, group: Any, tag: int) -> None:
-        """`peer`, a rank of the world, is the one from whom a message has come."""
+        """Record that a message received from anyone came from `peer`, a rank of the world."""
         message = self.groups.next_message(RECEIVE, peer, self.groups.ranks_of(group), tag)
         self.recorder.note_sender(number, peer, message)
 
     def record_work(self, work: Any, pending: Pending) -> RecordedWork | None:
-        """None if the call has returned nothing to wait for: it was `send`, which is done; or, in a batch, all of which
-        is one work for the backend, that comes in the end."""
+        """The recorded work; None if the call returned none: `send` is done, and a batch may have one work for all."""
         batch = self.thread.batch
         if batch is not None:
             batch.append(pending)
@@ -165,7 +310,7 @@ class DistributedHooks:
         return None if work is None else RecordedWork(self.recorder, work, [pending])
 
     def wrap_batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Its messages record themselves. Where the backend makes one work of all, that stands for them."""
+        """Record a batch. Its messages record themselves; a backend may return one work for all of them."""
 
         @functools.wraps(real)
         def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
@@ -220,25 +365,22 @@ class DistributedHooks:
     def begin_collective(
         self, name: str, tensors: Sequence[torch.Tensor], group: Any, bound: Mapping[str, Any], root: str
     ) -> int:
-        """A collective of these tensors begins."""
-        ranks = self.groups.ranks_of(group)
-        only = tensors[0] if len(tensors) == 1 else None
-        return self.recorder.begin(
-            COLLECTIVE,
-            name,
-            sum(map(bytes_of, tensors)) if only is None else bytes_of(only),
-            () if only is None else only.shape,
-            ranks,
-            root_of(bound, root, ranks) if root else NONE,
-            source=self.recorder.sources.find(3),
-        )
+        """Begin a collective of these tensors. `root` names the parameter that is the root, if it has one."""
+        ranks, peer = self.groups.ranks_of(group), NONE
+        shape = tensors[0].shape if len(tensors) == 1 else ()
+        if root:
+            in_group = bound.get(f"group_{root}")
+            peer = ranks[in_group] if in_group is not None else bound.get(root) or 0
+        source = self.recorder.sources.find(3)
+        nbytes = sum(map(bytes_of, tensors))
+        return self.recorder.begin(COLLECTIVE, name, nbytes, shape, ranks, peer, source=source)
 
     def is_part_or_nothing(self, group: Any) -> bool:
-        """Whether a call with this group is not to be recorded: it is part of one that is, or does nothing."""
+        """Whether a call with this group is part of a recorded one, or does nothing."""
         return self.thread.is_inside or (group is not None and group == dist.GroupMember.NON_GROUP_MEMBER)
 
     def call_whole(self, number: int, real: Callable[..., Any], *args: Any) -> Any:
-        """Call it, and do not record what it calls itself. If it fails, as from anyone on nccl, the event is over."""
+        """Call it without recording the calls inside. If it fails, as from anyone on nccl, the event ends."""
         self.thread.is_inside = True
         try:
             return real(*args)
@@ -254,21 +396,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value or ())
 
 
-def root_of(bound: Mapping[str, Any], name: str, ranks: Ranks) -> int:
-    """The rank of the world that is the root, where there is one."""
-    if not name:
-        return NONE
-    in_group = bound.get(f"group_{name}")
-    root: int = ranks[in_group] if in_group is not None else bound.get(name) or 0
-    return root
-
-
 @contextlib.contextmanager
 def recorded_agents(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """In this block, the messages of agents that are made in it are recorded."""
+    """Record the messages of agents that are made in this block."""
 
     def wrap_init(real: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(real)
         def init(agent: Agent) -> None:
             real(agent)
             agent.group = RecordedGroup(agent.group, recorder, groups)
@@ -280,13 +412,13 @@ def recorded_agents(recorder: Recorder, groups: Groups) -> Iterator[None]:
 
 
 class RecordedGroup:
-    """Stands for the agent's process group."""
+    """An agent's process group that records its messages."""
 
     def __init__(self, real: Any, recorder: Recorder, groups: Groups) -> None:
         self.real, self.recorder, self.groups = real, recorder, groups
         self.ranks = groups.ranks_of(real)
         self.in_turn = threading.Lock()
-        """Threads send at the same time: messages get their numbers in the order in which they leave."""
+        """Several threads send: messages are numbered in the order in which they leave."""
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> RecordedWork:
         with self.in_turn:
@@ -299,16 +431,14 @@ class RecordedGroup:
             return WorkOfACall(self.recorder, self.real.recv(tensors, peer, tag), [(number, ())])
 
     def begin(self, kind: str, name: str, tensor: torch.Tensor, peer: int, tag: int) -> int:
-        """A message begins, to or from this rank of the group."""
-        peer = self.ranks[peer]
-        return self.recorder.begin(
-            kind, name, tensor.nbytes, tensor.shape, self.ranks, peer,
-            self.groups.next_message(kind, peer, self.ranks, tag), tag, source=self.recorder.sources.find(),
-        )  # fmt: skip
+        """Begin a message to or from this rank of the group."""
+        ranks, peer = self.ranks, self.ranks[peer]
+        message, source = self.groups.next_message(kind, peer, ranks, tag), self.recorder.sources.find()
+        return self.recorder.begin(kind, name, tensor.nbytes, tensor.shape, ranks, peer, message, tag, source=source)
 
 
 class WorkOfACall(RecordedWork):
-    """Of one message. Threads that listen for requests wait all the time: that is no wait of the rank's."""
+    """The work of a message. Threads that listen for requests wait all the time, which is not a wait of the rank."""
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         if self.recorder.thread.lane == LANE_CODES[MAIN]:
@@ -318,6 +448,6 @@ class WorkOfACall(RecordedWork):
         return result
 
     def __del__(self) -> None:
-        """Nobody waits for a request to be sent: the agent lets go of it when the reply has come."""
+        """The agent drops the work of a request when the reply has come, without a wait."""
         if self.pending:
             self.finish()

@@ -1,13 +1,13 @@
-"""How a recording lies on the disk: as a folder with three files per rank, or as one file. Does not import torch.
+"""The format of a recording on the disk: a folder with three files per rank, or one file. Does not import torch.
 
 `rank-R.events` is mapped into the rank's memory: a header and, for each event, a record of fixed size. `rank-R.values`
-is mapped too: what small tensors held, as float64. `rank-R.tables` is written line by line, as JSON: what the rank is,
-and whatever records refer to by number. All of it is in the hands of the system as soon as it is written, so that it
-outlives the rank, however that ends.
+is mapped too: the contents of small tensors, as float64. `rank-R.tables` is written line by line, as JSON: the rank's
+description, and the things that records refer to by number. All of it is passed to the system as soon as it is written,
+and so outlives the rank, however that ends.
 
-One file holds the files of such a folder, one after the other. Its first line says what it is and of which version, in
-plain text; what follows is one zlib stream: for each member a line of JSON with its name and its length, then its
-bytes. What is left of such a file, if its end is missing, can be read up to there.
+The single file holds the files of such a folder. Its first line has its type and version, in plain text; the rest is
+one zlib stream: for each member a line of JSON with its name and length, then its bytes. A file whose end is missing
+can be read up to there.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import BinaryIO, NamedTuple
 
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json
-from playground.see.record.recording import BACKGROUND, DEVICE, KINDS, MAIN, SCHEMA
+from playground.see.record import BACKGROUND, DEVICE, KINDS, MAIN, SCHEMA
 
 RECORD = struct.Struct("<5q7i2H2B6x")
-"""How a `Record` lies in the file. The kind is written last: a record without one is not whole."""
+"""The binary format of a `Record`. The kind is written last: a record without one is incomplete."""
 
 
 class Record(NamedTuple):
-    """An event. -1 stands for "none"."""
+    """An event. -1 means "none"."""
 
     start: int
     end: int
-    """Nanoseconds of the rank's own clock; an end of 0 is still to come."""
+    """Nanoseconds of the rank's own clock; 0 if it has not ended."""
     nbytes: int
     offset: int
     values: int
@@ -54,20 +54,20 @@ class Record(NamedTuple):
 
 
 WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
-"""What a record is long, in units of 8 and of 4 bytes."""
+"""The length of a record in units of 8 and of 4 bytes."""
 END, VALUES_AT = 1, 4
-"""Places in a record, in units of 8 bytes."""
+"""Offsets in a record, in units of 8 bytes."""
 PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
-"""The same in units of 4 bytes."""
+"""Offsets in a record, in units of 4 bytes."""
 LANE_AT = 72
-"""In bytes."""
-SPAN = 128
-"""More than the values that one event can have."""
+"""An offset in a record, in bytes."""
 MAX_VALUES = 64
-"""Of larger tensors only the shape is recorded."""
+"""Elements of a tensor whose values are recorded; of larger ones only the shape is."""
+SPAN = 128
+"""More than `MAX_VALUES`: see `Record.values`."""
 
 HEADER = struct.Struct("<8s3q48x")
-"""MAGIC, capacity, dropped, number of values: as long as a record, and in front of them."""
+"""MAGIC, capacity, dropped, number of values: as long as a record, and before them."""
 CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
 MAGIC = b"PLAYREC1"
 NONE = -1
@@ -78,16 +78,18 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 FILES = (TABLES, EVENTS, VALUES)
-"""Of each rank, in the order in which they are worth having."""
+"""The files of each rank, the most important first."""
 RUN = "run.json"
-"""What was run."""
+"""A description of the run."""
 RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({'|'.join(FILES)})")
 MAX_RANKS = 4096
-"""Of a recording."""
+"""Number of ranks in a recording."""
+NAME, SHAPE, GROUP, SOURCE, CLOCK, START, ENDED = "name", "shape", "group", "source", "clock", "start", "end"
+"""Subjects of a line of the tables: its first element."""
 
 
 def place_of(number: int) -> int:
-    """Where the record of that number begins, in bytes."""
+    """The offset of a record in its file, in bytes."""
     return HEADER.size + RECORD.size * number
 
 
@@ -97,30 +99,31 @@ def file_name(rank: int, kind: str) -> str:
 
 TITLE = b"playground recording "
 FASTEST = 1
-"""Of zlib's levels: records are so alike that the others gain little."""
+"""The zlib level: records are so alike that slower ones gain little."""
 MAX_RATIO, ALLOWANCE = 100, 2**24
-"""A file inflates to no more than so many times its size and so many bytes more: recordings, to 3 to 30 times."""
+"""A file inflates to at most `MAX_RATIO` times its size plus `ALLOWANCE` bytes; recordings inflate to 3 to 30 times."""
 BLOCK = 2**20
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """What a container or a folder holds, by name."""
+    """The contents of a file or a folder."""
 
     files: Mapping[str, bytes]
+    """Contents by name."""
     is_cut_off: bool = False
     """Whether the end of the file is missing."""
 
 
 def read_members(path: Path) -> Members:
-    """From a file, or from the folder that ranks have written to. Raises `UsageError` if it is not a recording, if it
-    is damaged, or if another version has written it; `OSError` if it cannot be read."""
+    """Read a file, or the folder that ranks have written to. Raises `UsageError` if it is not a recording, is damaged
+    or has another version; `OSError` if it cannot be read."""
     return read_folder(path) if path.is_dir() else read_file(path)
 
 
 def read_folder(folder: Path) -> Members:
-    """Of a folder with several recordings in it, the last one."""
+    """Read a folder; of several recordings in it, the last one."""
     tables = sorted(folder.rglob(f"*.{TABLES}"))
     if not tables:
         raise UsageError(f"{folder} is a folder without a recording: name a file that --see has written")
@@ -130,7 +133,7 @@ def read_folder(folder: Path) -> Members:
 
 
 def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
-    """Without the room that has not been used."""
+    """The content without unused room at its end."""
     of_rank, _, kind = name.rpartition(".")
     events = files.get(f"{of_rank}.{EVENTS}", b"")
     _, capacity, _, values_used = HEADER.unpack_from(events) if len(events) >= HEADER.size else (b"", 0, 0, 0)
@@ -141,14 +144,14 @@ def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
 
 
 def write_file(path: Path, members: Members) -> None:
-    """Write all of it, or nothing."""
+    """Write a file, atomically."""
     packer = zlib.compressobj(FASTEST)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.unlink(missing_ok=True)
-        with unfinished.open("xb") as file:  # not through a link that somebody has put there
+        with unfinished.open("xb") as file:  # not through a link
             file.write(TITLE + str(SCHEMA).encode() + b"\n")
-            for name, content in sorted(members.files.items(), key=importance):
+            for name, content in sorted(members.files.items(), key=lambda member: importance(member[0])):
                 head = json.dumps({"name": name, "bytes": len(content)}).encode() + b"\n"
                 file.write(packer.compress(head) + packer.compress(content))
             file.write(packer.flush())
@@ -157,9 +160,8 @@ def write_file(path: Path, members: Members) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def importance(member: tuple[str, bytes]) -> tuple[int, str]:
-    """What is to come first in a file, whose end may get lost: what all the rest refers to."""
-    name, _ = member
+def importance(name: str) -> tuple[int, str]:
+    """A sort key of members. The end of a file may get lost: first comes what the rest refers to."""
     kinds = ("json", *FILES)
     kind = name.rpartition(".")[2]
     return kinds.index(kind) if kind in kinds else len(kinds), name
@@ -180,8 +182,8 @@ def read_file(path: Path) -> Members:
 
 
 def inflate(file: BinaryIO) -> tuple[bytes, bool]:
-    """What the rest of the file holds, and whether its end is there. Raises `zlib.error`, or `ValueError` where that
-    would be far more than a recording holds."""
+    """The inflated rest of the file, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far
+    larger than a recording."""
     unpacker, parts = zlib.decompressobj(), list[bytes]()
     allowed = ALLOWANCE
     while not unpacker.eof and (packed := file.read(BLOCK)):
@@ -194,16 +196,15 @@ def inflate(file: BinaryIO) -> tuple[bytes, bool]:
 
 
 def check_version(what: str, version: int) -> None:
-    """Raise `UsageError` for a recording that an older or a newer playground has made."""
+    """Raise `UsageError` for a recording of another version."""
     if version != SCHEMA:
         cure = "read it with a newer one" if version > SCHEMA else "record the run anew"
-        raise UsageError(
-            f"{what} is a recording of version {version} and this playground reads version {SCHEMA}: {cure}"
-        )
+        found = f"{what} is a recording of version {version}"
+        raise UsageError(f"{found} and this playground reads version {SCHEMA}: {cure}")
 
 
 def split(content: bytes) -> dict[str, bytes]:
-    """The members, the last one as far as it is there. Raises `ValueError` or `KeyError` for what is none."""
+    """The members; the last one may be incomplete. Raises `ValueError` or `KeyError` if they are damaged."""
     files: dict[str, bytes] = {}
     place = 0
     while (end := content.find(b"\n", place)) >= 0:

@@ -1,19 +1,25 @@
-"""Inside a rank: record what it does while it runs a function.
+"""In a rank: records a function that it runs.
 
-Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive only orders what
-comes after it, and returns: a message has come when its value has been read.
+Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive returns at once, and
+only orders what comes after it: a message has arrived when its value has been read.
+
+A rank only issues work to its GPU, and is soon ahead of it. At the start and end of its events it therefore records
+CUDA events, called marks here, and the GPU takes the time when it reaches them: these times have a lane of their own.
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -22,37 +28,32 @@ from playground.runtime import device, steps
 from playground.runtime.agreement import all_gather_object
 from playground.runtime.host import cores, host_id
 from playground.runtime.remote import Remote
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
 from playground.see.record.algorithms import recorded_algorithms
-from playground.see.record.device import DeviceRecorder, Gpu
-from playground.see.record.distributed import recorded_agents, recorded_distributed
-from playground.see.record.hooks import Groups, replaced
-from playground.see.record.layout import FILES, RUN, file_name, trim
-from playground.see.record.merge import ClockSample
-from playground.see.record.recorder import Recorder
-from playground.see.record.recording import PHASE
-from playground.see.record.tables import CLOCK
+from playground.see.record.distributed import Groups, recorded_agents, recorded_distributed, replaced
+from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
+from playground.see.record.recorder import CAPACITY, Recorder
+from playground.see.record.run import ClockSample
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
 
 ROUNDS = 100
-"""Of which the one with the shortest round trip counts: nothing was in its way."""
+"""Number of round trips, of which the shortest counts: nothing delayed it."""
 TAG = 20171
 
 
 def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockSample | None:
     """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
 
-    Returns what came of it for this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
+    Returns the comparison of this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
     """
-    if rank:
-        return ask(clock, rounds)
-    for other in ranks:
-        answer(other, clock, rounds)
-    return None
-
-
-def ask(clock: Callable[[], int], rounds: int) -> ClockSample:
-    """Ask rank 0 for the time, again and again."""
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
+    if rank == 0:
+        for other in ranks:
+            for _ in range(rounds):
+                dist.recv(ping, other, tag=TAG)
+                ping.item()
+                dist.send(pong.fill_(clock()), other, tag=TAG)
+        return None
     samples = []
     for _ in range(rounds):
         asked = clock()
@@ -64,35 +65,168 @@ def ask(clock: Callable[[], int], rounds: int) -> ClockSample:
     return min(samples, key=lambda sample: sample.bound)
 
 
-def answer(rank: int, clock: Callable[[], int], rounds: int) -> None:
-    """Tell this rank the time, as often as it asks."""
-    ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
-    for _ in range(rounds):
-        dist.recv(ping, rank, tag=TAG)
-        ping.item()
-        dist.send(pong.fill_(clock()), rank, tag=TAG)
+ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
+"""Kinds that have an event on the device, too, whose parent is the rank's. (A collective of our own has one; its
+messages have none.)"""
+PATIENCE = 1.0
+"""Seconds that the end of a recording waits for a GPU, which may wait for a rank that is gone."""
+NEAR = 1000.0
+"""Maximum distance, in milliseconds, to the mark from which others are measured. CUDA's times are float32: their
+resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
+
+
+class Mark(Protocol):
+    """The methods of `torch.cuda.Event` that are used."""
+
+    def query(self) -> bool:
+        """Whether the event has completed."""
+        ...
+
+    def elapsed_time(self, end: Self) -> float:
+        """Milliseconds until `end`. Both must have completed."""
+        ...
+
+
+class Gpu:
+    """A rank's GPU, and others that its process drives."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        """The rank's own."""
+
+    def mark(self, device: torch.device) -> Any:
+        """Record an event after all work that this thread has issued to that device. (In a thread that torch calls back
+        in, or that a rank has started, it may not be the current device.)"""
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record(torch.cuda.current_stream(device))
+        return mark
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A mark, and the time of its completion on the host's clock."""
+
+    mark: Mark
+    nanoseconds: int
+
+
+class DeviceRecorder(Recorder):
+    """A recorder that also records the GPU's times."""
+
+    def __init__(self, *args: Any, gpu: Gpu, capacity: int = CAPACITY, **kwargs: Any) -> None:
+        super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
+        self.gpu = gpu
+        self.begun: dict[int, tuple[torch.device, Mark]] = {}
+        self.ended: dict[int, Mark] = {}
+        """Marks by the number of the event."""
+        self.anchors = {gpu.device: self.anchor(gpu.device)}
+        """The first anchor of each device."""
+
+    def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
+        number = super().begin(kind, *args, **kwargs)
+        if kind in ON_DEVICE and number != self.unread:
+            device = self.thread.device or self.gpu.device
+            mark = self.gpu.mark(device)
+            self.begun[number] = device, mark
+            if kind == GRADIENT:  # an instant
+                self.ended[number] = mark
+        return number
+
+    def end(self, number: int) -> None:
+        super().end(number)
+        self.mark_end(number)
+
+    def end_all(self, numbers: Iterable[int]) -> None:
+        numbers = [*numbers]
+        super().end_all(numbers)
+        for number in numbers:
+            self.mark_end(number)
+
+    def mark_end(self, number: int) -> None:
+        """Mark the end of an event. The last mark counts: a call that returned at once ends again with its work."""
+        if number in self.begun:
+            self.ended[number] = self.gpu.mark(self.begun[number][0])
+
+    @contextlib.contextmanager
+    def working_for(self, device: torch.device) -> Iterator[None]:
+        if device.type == self.gpu.device.type:
+            if device not in self.anchors:
+                self.anchors[device] = self.anchor(device)
+            self.thread.device = device
+        try:
+            with super().working_for(device):
+                yield
+        finally:
+            self.thread.device = None
+
+    def stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the GPU may have failed, which the rank has reported
+            self.write_device_lane()
+        super().stop()
+
+    def anchor(self, device: torch.device) -> Anchor | None:
+        """The current time on both clocks; None if the GPU does not reach the mark."""
+        mark, deadline = self.gpu.mark(device), time.monotonic() + PATIENCE
+        while not mark.query():
+            if time.monotonic() > deadline:
+                return None
+        return Anchor(mark, self.clock())
+
+    def write_device_lane(self) -> None:
+        """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
+        copy = self.use_reserve()
+        for gpu, first in self.anchors.items():
+            if first is not None:
+                for number, start, end in self.times_on(gpu, first):
+                    if not self.make_reserve_room(copy):
+                        return
+                    record = Record(*RECORD.unpack_from(self.target, place_of(number)))
+                    lane = LANE_CODES[DEVICE]
+                    record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
+                    RECORD.pack_into(self.target, place_of(copy), *record)
+                    copy += 1
+
+    def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
+        """The numbers of the events whose work this GPU has done, and their starts and ends in nanoseconds."""
+        last, near, passed = self.anchor(device), first.mark, 0.0
+        found = []
+        for number, (its_device, begun) in list(self.begun.items()):
+            ended = self.ended.get(number)  # may be recorded on a different stream
+            if its_device == device and ended is not None and begun.query() and ended.query():
+                since = near.elapsed_time(begun)
+                if since > NEAR:
+                    near, passed, since = begun, passed + since, 0.0
+                found.append((number, passed + since, begun.elapsed_time(ended)))
+        rate = 1e6  # nanoseconds of the host in a millisecond of the GPU
+        if last is not None:
+            rate = (last.nanoseconds - first.nanoseconds) / (passed + near.elapsed_time(last.mark))
+        for number, start, milliseconds in found:
+            began = first.nanoseconds + round(rate * start)
+            yield number, began, began + round(rate * milliseconds)
 
 
 FEW_ROUNDS = 10
-"""To compare clocks on one host: they are the same."""
+"""Number of round trips on one host, where clocks are the same."""
 _recorders: list[Recorder] = []
-"""That of this process, while it records."""
+"""The active recorder of this process, if any."""
 
 
 @contextlib.contextmanager
 def recorded(
     folder: Path, rank: int, size: int, run: str = "", clock: Callable[[], int] = time.perf_counter_ns
 ) -> Iterator[Recorder]:
-    """Record what this rank does in this block, into `folder`. All ranks must enter it, and leave it unless they fail.
+    """Record this rank in this block, into `folder`. All ranks must enter the block, and leave it unless they fail.
 
-    When they have left it, what was recorded on other hosts than rank 0's is in rank 0's folder too. `run` is what is
-    written into run.json there; `clock` gives nanoseconds.
+    Afterwards the files of other hosts are in rank 0's folder, too. `run` is the content of run.json there; `clock`
+    returns nanoseconds.
     """
     hosts = all_gather_object(host_id())
     about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
-    with contextlib.suppress(OSError):  # of which the recorder tells
+    with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
-    recorder = new_recorder(folder, rank, clock=clock, **about)
+    is_gpu = device().type == "cuda"
+    make: Callable[..., Recorder] = functools.partial(DeviceRecorder, gpu=Gpu(device())) if is_gpu else Recorder
+    recorder = make(folder, rank, clock=clock, **about)
     if run:
         with contextlib.suppress(OSError):  # then the launcher writes it
             (folder / RUN).write_text(run)
@@ -100,7 +234,7 @@ def recorded(
     strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
         compare(recorder, rank, strangers, ROUNDS)
-        if not strangers and device().type == "cpu":
+        if not strangers and not is_gpu:
             compare(recorder, rank, list(range(1, size)), FEW_ROUNDS)
         with installed(recorder):
             yield recorder
@@ -114,15 +248,8 @@ def recorded(
         bring_to_rank_0(folder, rank, strangers)
 
 
-def new_recorder(folder: Path, rank: int, **more: Any) -> Recorder:
-    """One that takes the times of this rank's device, too, if that has its own."""
-    if device().type == "cuda":
-        return DeviceRecorder(folder, rank, gpu=Gpu(device()), **more)
-    return Recorder(folder, rank, **more)
-
-
 def compare(recorder: Recorder, rank: int, ranks: list[int], rounds: int) -> None:
-    """Compare the clocks of these ranks with rank 0's, and write down what came of it."""
+    """Compare the clocks of these ranks with rank 0's, and record the result."""
     if ranks and (rank == 0 or rank in ranks):
         sample = compare_clocks(rank, ranks, recorder.clock, rounds)
         if sample:
@@ -147,7 +274,7 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
 
 @contextlib.contextmanager
 def recorded_steps(recorder: Recorder) -> Iterator[None]:
-    """In this block, each step of a lesson is a phase."""
+    """Record each step of a lesson in this block as a phase."""
 
     def wrap(real: Any) -> Any:
         def attempt(step: Remote, *args: Any) -> Any:
@@ -162,7 +289,7 @@ def recorded_steps(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """Have everything recorded that this rank does in this block."""
+    """Install all recorders in this block."""
     groups = Groups()
     with (
         recorded_distributed(recorder, groups),
@@ -176,7 +303,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
 
 def forget() -> None:
-    """A process that was forked from a rank, such as a worker of a DataLoader, is not the rank."""
+    """Stop recording in a process that was forked from a rank, such as a worker of a DataLoader."""
     while _recorders:
         _recorders.pop().let_go()
 

@@ -1,24 +1,33 @@
-"""Inside a rank: writes down what happens, an event a record, straight into a file that outlives the rank."""
+"""In a rank: records events, straight into a file that outlives it, and the things that they refer to by number: names,
+shapes, groups and lines of the program. Does not import torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import mmap
 import os
 import struct
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
+from playground.runtime.remote import ROOT
+from playground.see.record import BACKGROUND, MAIN, PHASE, WAIT
 from playground.see.record.layout import (
     CAPACITY_AT,
     DROPPED_AT,
     END,
+    ENDED,
     EVENTS,
+    GROUP,
     HALVES,
     HEADER,
     KIND_CODES,
@@ -27,10 +36,14 @@ from playground.see.record.layout import (
     MAGIC,
     MAX_VALUES,
     MESSAGE_AT,
+    NAME,
     NONE,
     PEER_AT,
     RECORD,
+    SHAPE,
+    SOURCE,
     SPAN,
+    START,
     TABLES,
     VALUES,
     VALUES_AT,
@@ -39,15 +52,143 @@ from playground.see.record.layout import (
     WORDS,
     file_name,
 )
-from playground.see.record.recording import BACKGROUND, MAIN, PHASE, WAIT
-from playground.see.record.tables import END as ENDED, GROUP, NAME, SHAPE, SOURCE, START, Sources, Table, Tables
+
+MAX_THINGS = 2**16
+"""Maximum number of things in a table: records have two bytes for the number of a name."""
+
+
+class Tables:
+    """A file of lines of JSON that are passed to the system at once, so that they outlive this process."""
+
+    def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
+        """`on_failure` is called with the reason when a line cannot be written, after which no other is."""
+        self.file: int | None = None
+        self.on_failure = on_failure
+        try:
+            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        except OSError as error:
+            self.fail(str(error.strerror))
+
+    def write(self, about: str, *values: object) -> None:
+        if self.file is None:
+            return
+        line = json.dumps([about, *values]).encode() + b"\n"
+        try:
+            while line:  # a disk that is nearly full may take a part
+                line = line[os.write(self.file, line) :]
+        except OSError as error:
+            self.fail(str(error.strerror))
+
+    def fail(self, reason: str) -> None:
+        self.close()
+        self.on_failure(reason)
+
+    def close(self) -> None:
+        """Close the file. Later lines are lost."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
+
+
+class Table(dict[Hashable, int]):
+    """Numbers things from 0 on, and writes each to the tables when it is first asked for."""
+
+    def __init__(self, tables: Tables, about: str) -> None:
+        super().__init__()
+        self.tables, self.about = tables, about
+        self.one_at_a_time = threading.Lock()
+
+    def __missing__(self, thing: Hashable) -> int:
+        with self.one_at_a_time:
+            if thing not in self:
+                if len(self) == MAX_THINGS:
+                    self.tables.fail(f"more than {MAX_THINGS:,} {self.about}s")
+                    return 0
+                self.tables.write(self.about, thing)
+                self[thing] = len(self)
+        return self[thing]
+
+
+OURS = os.path.join("playground", "")
+"""Prefix of the names of the package's own files."""
+PACKAGE = os.path.join(os.path.abspath(ROOT), OURS)
+MACHINERY = tuple(
+    os.path.join(PACKAGE, *parts)
+    for parts in (
+        ("see", "record", ""),
+        ("remote", ""),
+        ("runtime", ""),
+        ("testing", ""),
+        *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py", "process_group.py")),
+        ("lessons", "all_reduce", "trace.py"),
+    )
+)
+"""Modules of ours that run or record a program or an algorithm, and are neither."""
+INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "purelib", "platlib"))
+"""Folders of Python's own modules, and of other packages."""
+PACKAGES = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "dist-packages"))
+"""Names of such folders: a virtual environment may also see packages elsewhere, torch among them."""
+
+
+class Sources:
+    """Finds lines of the program, and numbers them in `table`."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.folder = os.path.join(os.getcwd(), "")
+        self.numbers: dict[int, dict[int, int] | None] = {}
+        """Numbers of the lines seen so far, by code (its id: hashing it takes longer than all the rest) and
+        instruction; None for code that is not the program's."""
+        self.codes: list[CodeType] = []
+        """The codes seen so far: kept, so that no other gets the same id."""
+
+    def find(self, depth: int = 2) -> int:
+        """The number of the innermost line of the program; -1 if there is none. The first `depth` frames, this one
+        included, are skipped."""
+        frame: FrameType | None = sys._getframe(depth)
+        known = self.numbers
+        while frame is not None:
+            code = frame.f_code
+            numbers = known[id(code)] if id(code) in known else self.add_code(code)
+            if numbers is not None:
+                number = numbers.get(frame.f_lasti)
+                return self.add(code, frame) if number is None else number
+            frame = frame.f_back
+        return -1
+
+    def add_code(self, code: CodeType) -> dict[int, int] | None:
+        self.codes.append(code)
+        numbers: dict[int, int] | None = {} if self.name_of(code) else None
+        self.numbers[id(code)] = numbers
+        return numbers
+
+    def add(self, code: CodeType, frame: FrameType) -> int:
+        number = self.table[self.name_of(code), frame.f_lineno, code.co_name, os.path.abspath(code.co_filename)]
+        numbers = self.numbers[id(code)]
+        assert numbers is not None
+        numbers[frame.f_lasti] = number
+        return number
+
+    def name_of(self, code: CodeType) -> str:
+        """The unique name of its file: relative to the package's folder or to the working folder, or its path. Empty if
+        the code is not the program's."""
+        if code.co_filename.startswith("<"):  # of no file
+            return ""
+        path = os.path.abspath(code.co_filename)
+        if path.startswith(PACKAGE):
+            return "" if path.startswith(MACHINERY) else OURS + path.removeprefix(PACKAGE)
+        if path.startswith(INSTALLED) or any(name in path for name in PACKAGES):
+            return ""
+        name = path.removeprefix(self.folder)
+        return path if name.startswith(OURS) else name
+
 
 PIECE = 2**20
-"""Bytes that a file is given of the disk at a time."""
+"""Bytes of the disk that are allocated to a file at a time."""
 
 
 class Nowhere:
-    """Memory that takes everything and keeps nothing."""
+    """Memory that discards what is written to it."""
 
     def __getitem__(self, place: int) -> int:
         return 0
@@ -60,16 +201,16 @@ class Nowhere:
 
 
 class MappedFile:
-    """A new file of zeros, as memory that this process shares with it.
+    """A new file of zeros, mapped into memory.
 
     Writing to a part of a mapped file for which the disk has no room ends the process by SIGBUS: nothing may be written
-    beyond `allocated`, where the disk has set its room aside.
+    beyond `allocated`.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         self.size, self.allocated = size, 0
-        """In bytes."""
+        """Bytes in all, and those for which the disk has allocated room."""
         try:
             os.ftruncate(self.file, size)
             self.memory = mmap.mmap(self.file, size)
@@ -78,62 +219,62 @@ class MappedFile:
             raise
 
     def allocate_next(self) -> None:
-        """Set room aside for the next `PIECE`. Raises `OSError` where there is none."""
+        """Allocate room for the next `PIECE`. Raises `OSError` if there is none."""
         length = min(PIECE, self.size - self.allocated)
         self.allocate(self.allocated, length)
         self.allocated += length
 
     def allocate(self, place: int, length: int) -> None:
-        """Set room aside for a part in which nothing has been written yet. Raises `OSError` where there is none."""
+        """Allocate room for a part that has not been written yet. Raises `OSError` if there is none."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self.file, place, length)
         else:
             os.pwrite(self.file, bytes(length), place)
 
     def close(self) -> None:
-        """Nobody may use the memory any more."""
+        """Close the file. Its memory must not be used any more."""
         self.memory.close()
         os.close(self.file)
 
 
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Events, and values of small tensors, that are recorded at most: 21 and 8 MB, which the disk gives piece by piece."""
+"""Maximum numbers of events and of values of small tensors: 21 and 8 MB, which are allocated piece by piece."""
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]
 
 
 class ThreadState(threading.local):
-    """What a thread is at."""
+    """The state of a thread."""
 
     def __init__(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         self.lane = LANE_CODES[MAIN if main else BACKGROUND]
         self.parent = NONE
-        """The number of the span that is open, the innermost of them."""
+        """Number of the innermost open span."""
         self.spans: list[int] = []
-        """The numbers of the spans around that one."""
+        """Numbers of the spans around that one."""
         self.is_inside = False
-        """Whether what happens now is part of a call that is recorded as a whole."""
+        """Whether the thread is inside a call that is recorded as a whole."""
         self.batch: list[Any] | None = None
-        """The messages of a batch that is being started."""
+        """Messages of the batch that is being started."""
         self.device: Any = None
-        """The one of several devices whose work this thread does; None for the rank's own."""
+        """The device whose work this thread does, if it is not the rank's own."""
 
 
 class Recorder:
-    """One rank's recording, while it is made.
+    """Records the events of one rank.
 
-    `begin` returns a number, and `end` takes it; in between other events may begin and end, in any thread. An event for
-    which there is no room is counted, and its number leads to a record that nobody reads. So it is with all that happen
-    after the disk was full.
+    `begin` returns a number, and `end` takes it; in between other events may begin and end, in any thread. Events for
+    which there is no room, as after the disk was full, are counted; their number is that of a record that is never
+    read.
     """
 
     target: Any
     value_target: Any
-    """What events and values are written to."""
+    """The memory of events and of values."""
     octets: Any
     words: Any
     halves: Any
-    """The events' once more, in units of 1, 8 and 4 bytes."""
+    """The memory of events, in units of 1, 8 and 4 bytes."""
 
     def __init__(
         self,
@@ -146,16 +287,15 @@ class Recorder:
         clock: Callable[[], int] = time.perf_counter_ns,
         **about: object,
     ) -> None:
-        """`clock` gives nanoseconds; `about` is what else is to be known of the rank. Behind the room for `capacity`
-        events there is some in `reserve`, which `begin` does not use."""
+        """`clock` returns nanoseconds; `about` describes the rank. After the room for `capacity` events there is room
+        for `reserve` more, which `begin` does not use."""
         self.folder, self.rank, self.clock = folder, rank, clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
         self.values_used = 0
         self.values_lock, self.growing = threading.Lock(), threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
-        """The numbers of the backward passes under way, the last to begin last: autograd has a thread for each GPU, and
-        calls hooks in it."""
+        """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
         self.is_full = False
         self.files: list[MappedFile] = []
         self.write_nowhere()
@@ -169,7 +309,7 @@ class Recorder:
         self.tables.write(START, {"time": time.time(), "clock": clock(), **about})
 
     def map_files(self, folder: Path, rank: int, capacity: int, reserve: int, value_capacity: int) -> None:
-        """Make the files, and write to them from now on. Raises `OSError`."""
+        """Create the files, and write to them from now on. Raises `OSError`."""
         room = capacity + reserve
         events_size = HEADER.size + RECORD.size * (room + 1)
         for kind, size in ((EVENTS, events_size), (VALUES, 8 * value_capacity)):
@@ -183,12 +323,12 @@ class Recorder:
         HEADER.pack_into(self.target, 0, MAGIC, room, 0, 0)
 
     def write_nowhere(self) -> None:
-        """From now on, what is recorded is lost."""
+        """Discard whatever is recorded from now on."""
         self.capacity = self.value_capacity = 0
-        """For which the disk has given room so far."""
+        """Numbers of events and of values for which room is allocated."""
         self.max_capacity = self.max_value_capacity = 0
         self.unread = 0
-        """The number of events for which there is no room."""
+        """The number given to events for which there is no room."""
         self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
         self.words = self.halves = self.octets = Nowhere()
 
@@ -207,9 +347,9 @@ class Recorder:
         start: int | None = None,
         parent: int | None = None,
     ) -> int:
-        """Something begins: now, or at `start`; in the span that is open, or in `parent`.
+        """Record the start of an event: now or at `start`, in the open span or in `parent`. Returns its number.
 
-        `shape` and `group` are tuples, `source` is what `sources.find` gives.
+        `shape` and `group` are tuples, `source` is a result of `sources.find`.
         """
         if start is None:
             start = self.clock()
@@ -224,7 +364,7 @@ class Recorder:
         return number
 
     def take_number(self) -> int:
-        """Of the next record, if there is room for one."""
+        """The number of the next record, or `unread` if there is no room for one."""
         number = self.next_number()
         if number >= self.capacity and not self.make_room(number):
             self.words[DROPPED_AT] = number + 1 - self.capacity
@@ -232,49 +372,48 @@ class Recorder:
         return number
 
     def make_room(self, number: int) -> bool:
-        """Have the disk give room for the record of that number, and those up to it. Returns whether there is."""
+        """Allocate room for the records up to this number. Returns whether there is room."""
         with self.growing:
-            while self.capacity <= number and self.capacity < self.max_capacity:
-                try:
-                    self.files[0].allocate_next()
-                except OSError as error:
-                    self.give_up(str(error.strerror), self.capacity)
-                    break
-                self.capacity = min(self.max_capacity, (self.files[0].allocated - HEADER.size) // RECORD.size)
+            while self.capacity < min(number + 1, self.max_capacity) and self.grow(self.files[0], self.capacity):
+                self.capacity = min(self.max_capacity, self.allocated_records)
         return number < self.capacity
 
+    @property
+    def allocated_records(self) -> int:
+        return (self.files[0].allocated - HEADER.size) // RECORD.size
+
+    def grow(self, file: MappedFile, end: int | None = None) -> bool:
+        """Allocate the next piece of a file. If there is no room, give up, with records before the number `end`."""
+        try:
+            file.allocate_next()
+        except OSError as error:
+            self.give_up(str(error.strerror), end)
+            return False
+        return True
+
     def use_reserve(self) -> int:
-        """Open the room in reserve. What threads are late with finds none from here on. Returns the number of its first
-        record."""
+        """Open the reserve. Other events find no room from here on. Returns the number of its first record."""
         number = self.next_number()
         first = min(number, self.max_capacity)
         self.capacity = self.max_capacity = min(number + 1, self.capacity)
         return first
 
     def make_reserve_room(self, number: int) -> bool:
-        """Have the disk give room for a record in reserve. Returns whether there is."""
-        while not self.is_full and (self.files[0].allocated - HEADER.size) // RECORD.size <= number:
-            try:
-                self.files[0].allocate_next()
-            except OSError as error:
-                self.give_up(str(error.strerror), number)
+        """Allocate room for a record in the reserve. Returns whether there is room."""
+        while not self.is_full and self.allocated_records <= number:
+            self.grow(self.files[0], number)
         return not self.is_full
 
     def make_value_room(self, count: int) -> bool:
-        """The same for that many values."""
-        while self.value_capacity < min(count, self.max_value_capacity):
-            try:
-                self.files[1].allocate_next()
-            except OSError as error:
-                self.give_up(str(error.strerror))
-                break
+        """Allocate room for this many values. Returns whether there is room."""
+        while self.value_capacity < min(count, self.max_value_capacity) and self.grow(self.files[1]):
             self.value_capacity = self.files[1].allocated // 8
         return count <= self.value_capacity
 
     def give_up(self, reason: str, end: int | None = None) -> None:
-        """There is no room for more: what happens from now on is counted, and no more than that. Says so, once.
+        """Only count events from now on, as there is no room for more, and print a notice, once.
 
-        Records end before the number `end`; without it, with those that have a number already.
+        Records end before the number `end`; without it, after those that have a number already.
         """
         if self.is_full:
             return
@@ -284,29 +423,26 @@ class Recorder:
             end = min(self.capacity, self.next_number() + 1)
         self.capacity = self.max_capacity = min(self.capacity, end)
         self.words[CAPACITY_AT] = end
-        with contextlib.suppress(OSError, ValueError):  # nobody can be told
-            print(
-                f"--see: no more can be written to {self.folder} ({reason}): rank {self.rank} goes on unrecorded",
-                file=sys.stderr,
-                flush=True,
-            )
+        notice = f"--see: no more can be written to {self.folder} ({reason}): rank {self.rank} goes on unrecorded"
+        with contextlib.suppress(OSError, ValueError):  # stderr is gone, too
+            print(notice, file=sys.stderr, flush=True)
 
     def end(self, number: int) -> None:
-        """It is over, now."""
+        """Record the end of an event, now."""
         self.words[WORDS * (number + 1) + END] = self.clock()
 
     def end_all(self, numbers: Iterable[int]) -> None:
-        """All of these are over, now."""
+        """Record the end of all these events, now."""
         now, words = self.clock(), self.words
         for number in numbers:
             words[WORDS * (number + 1) + END] = now
 
     def resume(self, number: int) -> None:
-        """It is not over yet."""
+        """Remove the end of an event that is not over yet."""
         self.words[WORDS * (number + 1) + END] = 0
 
     def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
-        """Something that takes no time."""
+        """Record an event that takes no time."""
         number, words = self.begin(kind, name, **what), self.words
         word = WORDS * (number + 1)
         words[word + END] = words[word]
@@ -314,7 +450,7 @@ class Recorder:
             self.put_values(number, values)
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
-        """Note what the event's tensor held, if there is room for it."""
+        """Record the values of an event's tensor, if there is room for them."""
         if values is None or len(values) > MAX_VALUES:
             return
         count = len(values)
@@ -330,32 +466,32 @@ class Recorder:
         self.octets[RECORD.size * (number + 1) + LANE_AT] = lane
 
     def begin_wait(self, numbers: Iterable[int], source: int) -> int:
-        """This thread begins to wait for these events. Returns the number of the wait."""
+        """Record the start of a wait for these events. Returns its number."""
         wait, halves = self.begin(WAIT, "wait", source=source), self.halves
         for number in numbers:
             halves[HALVES * (number + 1) + WAIT_AT] = wait
         return wait
 
     def note_sender(self, number: int, peer: int, message: int) -> None:
-        """Who it was that a message came from."""
+        """Record the sender of a message that was received from anyone."""
         place = HALVES * (number + 1)
         self.halves[place + PEER_AT], self.halves[place + MESSAGE_AT] = peer, message
 
     def open(self, number: int) -> int:
-        """What this thread does next belongs to the event `number`, until `close`. Returns the number."""
+        """Make the event the parent of this thread's next events, until `close`. Returns its number."""
         thread = self.thread
         thread.spans.append(thread.parent)
         thread.parent = number
         return number
 
     def close(self, number: int) -> None:
-        """End a span of this thread, and those that are still open in it."""
+        """End a span of this thread, and those open in it."""
         for span in self.leave(number):
             self.end(span)
 
     def leave(self, number: int) -> list[int]:
-        """What this thread does next belongs to that span no more, nor to those open in it: to what is around it. They
-        do not end by that; they are returned."""
+        """Make the span around this one the parent of this thread's next events. Returns this span and those open in
+        it, none of which has ended by that."""
         thread, left = self.thread, []
         while thread.parent != NONE and number not in left:
             left.append(thread.parent)
@@ -363,18 +499,17 @@ class Recorder:
         return left
 
     def is_open(self, number: int) -> bool:
-        """Whether what this thread does next belongs to that span."""
+        """Whether this thread is in that span."""
         return number == self.thread.parent or number in self.thread.spans
 
     def around(self) -> int:
-        """The number of the span that a hook of autograd is called in: this thread's or, in one of autograd's own,
-        that of the backward pass."""
+        """The span around a hook of autograd: this thread's or, in a thread of autograd's, the backward pass."""
         parent = self.thread.parent
         return parent if parent != NONE or not self.backwards else self.backwards[-1]
 
     @contextlib.contextmanager
     def span(self, kind: str, name: str) -> Iterator[int]:
-        """What this thread does in this block, as an event: its number."""
+        """Record this thread's block as an event. Yields its number."""
         number = self.open(self.begin(kind, name, source=self.sources.find()))
         try:
             yield number
@@ -383,20 +518,19 @@ class Recorder:
 
     @contextlib.contextmanager
     def working_for(self, device: Any) -> Iterator[None]:
-        """What this thread does in this block is the work of that one of several devices: a phase of its name."""
+        """Record this thread's block as a phase with the name of the device that it works for."""
         with self.span(PHASE, str(device)):
             yield
 
     def stop(self) -> None:
-        """The rank tells that its recording ends."""
+        """Mark the end of the recording, and close its files."""
         while self.thread.parent != NONE:
             self.close(self.thread.parent)
         self.tables.write(ENDED, self.clock())
         self.let_go()
 
     def let_go(self) -> None:
-        """Of the files: what is recorded from now on, by a thread that is late or in a process forked from this one, is
-        lost."""
+        """Close the files. Later events, of a late thread or in a process forked from this one, are lost."""
         views = self.words, self.halves, self.octets
         self.write_nowhere()
         for view in views:

@@ -1,49 +1,383 @@
-"""Recordings of whole runs, from the side that starts the ranks. Does not import torch: the ranks do."""
+"""Recordings of whole runs: made, and read with the times of all ranks converted to rank 0's clock. Does not import
+torch: the ranks do.
+
+On one host all processes read the same clock. The clocks of other hosts differ from it, in speed, too: so the ranks
+compare their clocks when the recording begins and when it ends, and in between the difference is interpolated.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from playground.runtime.environment import restart_count
+from playground.runtime.errors import UsageError
 from playground.runtime.launch import launch
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
+from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 from playground.runtime.work import call
-from playground.see.record.layout import TABLES, Members, read_folder, write_file
-from playground.see.record.merge import TEXT, merge, read_tables, refused_if_damaged
-from playground.see.record.recording import SCHEMA, Recording
+from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, Source
+from playground.see.record.layout import (
+    CLOCK,
+    ENDED,
+    EVENTS,
+    GROUP,
+    HEADER,
+    LANES,
+    MAGIC,
+    MAX_RANKS,
+    NAME,
+    NONE,
+    RANK_FILE,
+    RECORD,
+    RUN,
+    SHAPE,
+    SOURCE,
+    SPAN,
+    START,
+    TABLES,
+    VALUES,
+    Members,
+    Record,
+    check_version,
+    file_name,
+    read_folder,
+    read_members,
+    write_file,
+)
 
-RECORD = remote("playground.see.record.rank:recorded")
+DRIFT = 1e-4
+"""Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
+
+
+@dataclass(frozen=True)
+class ClockSample:
+    """One comparison with rank 0's clock, in nanoseconds."""
+
+    at: int
+    """Time of the comparison on this rank's clock."""
+    offset: int
+    """Difference of rank 0's clock to this one."""
+    bound: int
+    """Maximum error of `offset`: half of the shortest round trip."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A rank's clock."""
+
+    samples: tuple[ClockSample, ...] = ()
+    is_shared: bool = True
+    """Whether it is the clock of rank 0's host: then nothing is corrected."""
+
+    def to_rank_0(self, time: int) -> float:
+        """Convert a time of this clock to rank 0's, in nanoseconds."""
+        if self.is_shared or not self.samples:
+            return time
+        first, last = self.samples[0], self.samples[-1]
+        slope = (last.offset - first.offset) / (last.at - first.at) if last.at > first.at else 0.0
+        return time + first.offset + slope * (time - first.at)
+
+    def bound(self, end: int) -> float:
+        """Maximum error of times, in nanoseconds, in a recording until `end` on this clock."""
+        bound = max((sample.bound for sample in self.samples), default=0)
+        if self.is_shared or len(self.samples) > 1:
+            return bound
+        return bound + DRIFT * max((end - sample.at for sample in self.samples), default=0)
+
+
+INFINITE = float("inf")
+SECOND = 1e9
+"""Nanoseconds."""
+YEAR_10000 = 253_402_300_800
+"""Seconds since 1970."""
+MAX_BYTES = 2**50
+"""Maximum size of a tensor."""
+MAX_DEPTH = 100
+"""Maximum number of events nested in each other."""
+
+
+@dataclass(frozen=True)
+class RankAbout:
+    """A rank's description of itself when its recording begins."""
+
+    time: float
+    """Seconds since 1970."""
+    clock: int
+    """The same moment on the rank's own clock, in nanoseconds."""
+    host: str
+    """The host's name."""
+    host_id: str
+    """Identifies the host, whatever its name."""
+    device: str
+    cores: int
+
+
+@dataclass
+class RankTables:
+    """A rank's description of itself, and the things that its records refer to."""
+
+    about: RankAbout | None = None
+    """None if its recording never began."""
+    names: list[str] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    sources: list[tuple[Source, str]] = field(default_factory=list)
+    """Each with the path of its file."""
+    samples: list[ClockSample] = field(default_factory=list)
+    ended: int | None = None
+    """The end of its recording on its own clock, if it was marked."""
+
+
+def read_tables(content: bytes) -> RankTables:
+    """Read the complete lines. Raises `ValueError`, `KeyError` or `TypeError` for what no rank writes."""
+    read = RankTables()
+    for line in content.split(b"\n")[:-1]:
+        about, value, *more = expect_list(parse_json(line))
+        if about == NAME:
+            read.names.append(expect_text(value))
+        elif about == SHAPE:
+            read.shapes.append(tuple(expect_int(each, 0) for each in expect_list(value)))
+        elif about == GROUP:
+            read.groups.append(tuple(expect_int(each, 0, MAX_RANKS - 1) for each in expect_list(value)))
+        elif about == SOURCE:
+            file, number, function, path = expect_list(value)
+            source = Source(expect_text(file), expect_int(number, 0), expect_text(function))
+            read.sources.append((source, str(path)))
+        elif about == CLOCK:
+            read.samples.append(ClockSample(*map(expect_int, (value, *more))))
+        elif about == START:
+            told = expect_dict(value)
+            time, clock = expect_float(told["time"], 0, YEAR_10000 - 1), expect_int(told["clock"])
+            host, host_id, device = (expect_text(told[name]) for name in ("host", "host_id", "device"))
+            read.about = RankAbout(time, clock, host, host_id, device, expect_int(told["cores"], 1))
+        elif about == ENDED:
+            read.ended = expect_int(value)
+    return read
+
+
+@dataclass(frozen=True)
+class EventReader:
+    """Reads a rank's events."""
+
+    rank: int
+    tables: RankTables
+    sources: Sequence[int]
+    """Indices of its sources in the whole recording."""
+    clock: Clock
+    began: float
+    """Start of the recording in nanoseconds on rank 0's clock."""
+
+    def seconds(self, time: int) -> float:
+        """Seconds from the start of the recording to a time on the rank's own clock."""
+        return (self.clock.to_rank_0(time) - self.began) / SECOND
+
+    def read(self, content: bytes, values: bytes) -> tuple[list[Event], int]:
+        """The complete events, in the order of their starts, and the number of dropped ones.
+
+        Raises `UsageError`, `ValueError`, `IndexError` or `struct.error` for what no rank writes.
+        """
+        if len(content) < HEADER.size:
+            return [], 0
+        magic, capacity, dropped, _ = HEADER.unpack_from(content)
+        if magic != MAGIC:
+            raise UsageError(f"the events of rank {self.rank} are none: record the run anew")
+        end = min(HEADER.size + capacity * RECORD.size, len(content) // RECORD.size * RECORD.size)
+        return list(self.events(content[HEADER.size : end], values)), expect_int(dropped, 0)
+
+    def last_start(self, content: bytes) -> int:
+        """The start of the last event on the rank's own clock; 0 if there is none."""
+        whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
+        return max((Record._make(fields).start for fields in RECORD.iter_unpack(whole)), default=0)
+
+    def events(self, records: bytes, values: bytes) -> Iterator[Event]:
+        all_records = map(Record._make, RECORD.iter_unpack(records))
+        found = [(place, record) for place, record in enumerate(all_records) if record.kind]
+        check_records(found)
+        found.sort(key=lambda each: (each[1].start, each[0]))
+        numbers = {place: number for number, (place, _) in enumerate(found)}
+        awaits = defaultdict(list)
+        for place, record in found:
+            awaits[record.wait].append(numbers[place])
+        for number, (place, record) in enumerate(found):
+            yield Event(
+                number=number,
+                rank=self.rank,
+                kind=KINDS[record.kind - 1],
+                name=self.tables.names[record.name],
+                start=self.seconds(record.start),
+                end=self.seconds(max(record.start, record.end)) if record.end else INFINITE,
+                lane=LANES[record.lane],
+                parent=numbers.get(record.parent),
+                peer=optional(record.peer),
+                nbytes=record.nbytes,
+                shape=self.tables.shapes[record.shape],
+                group=self.tables.groups[record.group],
+                message=optional(record.message),
+                tag=record.tag,
+                offset=optional(record.offset),
+                awaits=tuple(awaits.get(place, ())),
+                source=None if record.source == NONE else self.sources[record.source],
+                values=read_values(record.values, values),
+            )
+
+
+def check_records(records: Sequence[tuple[int, Record]]) -> None:
+    """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
+    depths: dict[int, int] = {}
+    for place, record in records:
+        depth = 0
+        if record.parent != NONE:
+            if not 0 <= record.parent < place:
+                raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
+            depth = depths.get(record.parent, 0) + 1
+            if depth > MAX_DEPTH:
+                raise ValueError(f"event {place} lies in more than {MAX_DEPTH} others")
+        depths[place] = depth
+        least = min(record.peer, record.message, record.offset, record.source)
+        if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
+            raise ValueError(f"event {place} has numbers that no event has")
+
+
+def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
+    """The values of an event; None if they were not recorded, or are missing."""
+    if span == NONE:
+        return None
+    first, count = divmod(span, SPAN)
+    content = memoryview(values)[8 * first : 8 * (first + count)]
+    return tuple(content.cast("d")) if len(content) == 8 * count else None
+
+
+def optional(number: int) -> int | None:
+    return None if number == NONE else number
+
+
+TEXT = "text/"
+"""Prefix of the names of members that are files of the program."""
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Read a recording from a file, or from a folder that ranks have written to.
+
+    Of one that was cut off, and of ranks that were killed, the complete events are read. Raises `UsageError` if it is
+    not a recording, is damaged or has another version, or if its ranks have different clocks that were never compared;
+    `OSError` if it cannot be read.
+    """
+    return merge(read_members(Path(path)), path)
+
+
+@contextlib.contextmanager
+def refused_if_damaged(name: str | Path) -> Iterator[None]:
+    """Raise `UsageError` for errors in this block that a damaged recording of this name causes."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise UsageError(f"{name} is a damaged recording ({error}): record the run anew") from None
+
+
+def merge(members: Members, name: str | Path = "this") -> Recording:
+    """The recording in a file or folder of this name. Raises `UsageError` as `read_recording`."""
+    files = members.files
+    with refused_if_damaged(name):
+        run = expect_dict(parse_json(files.get(RUN, b"{}")))
+        check_version("this", expect_int(run.get("schema", SCHEMA)))
+        present = [int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name and name[2] == TABLES]
+        size = expect_int(run.get("size", max(present, default=-1) + 1), 0, MAX_RANKS)
+        ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
+        require_compared(ranks)
+        sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
+        versions = expect_dict(run.get("versions", {}))
+        texts = {each.removeprefix(TEXT): text for each, text in files.items() if each.startswith(TEXT)}
+        return Recording(
+            command=tuple(map(expect_text, expect_list(run.get("command", [])))),
+            backend=expect_text(run.get("backend", "")),
+            versions={expect_text(each): expect_text(version) for each, version in versions.items()},
+            began=next(rank.about.time for rank in ranks if rank.about),
+            ranks=merge_ranks(ranks, sources, members),
+            sources=tuple(sources),
+            texts={each: text.decode(errors="replace") for each, text in texts.items()},
+        )
+
+
+def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:
+    """The ranks' recordings, with times from the moment at which the first of them began."""
+    host = ranks[0].about.host_id if ranks[0].about else None
+    clocks = [Clock(tuple(rank.samples), bool(rank.about and rank.about.host_id == host)) for rank in ranks]
+    began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
+    numbers = {source: number for number, source in enumerate(sources)}
+    readers = [
+        EventReader(number, rank, [numbers[source] for source, _ in rank.sources], clock, began)
+        for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
+    ]
+    return tuple(read_rank(reader, members) for reader in readers)
+
+
+def read_rank(reader: EventReader, members: Members) -> RankRecording:
+    """One rank's recording."""
+    rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
+    if about is None:
+        return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
+    records, values = (members.files.get(file_name(rank, kind), b"") for kind in (EVENTS, VALUES))
+    events, dropped = reader.read(records, values)
+    return RankRecording(
+        rank=rank,
+        host=about.host,
+        device=about.device,
+        events=tuple(events),
+        dropped=dropped,
+        is_cut_off=members.is_cut_off or ended is None,
+        clock_bound=reader.clock.bound(ended or reader.last_start(records)) / SECOND,
+        cores=about.cores,
+    )
+
+
+def require_compared(ranks: Sequence[RankTables]) -> None:
+    """Raise `UsageError` if no rank has begun, or if a rank on another host never compared its clock with rank 0's."""
+    if not any(rank.about for rank in ranks):
+        raise UsageError("the recording ends before its first rank begins: record the run anew")
+    first = ranks[0].about
+    for number, rank in enumerate(ranks):
+        if first and rank.about and rank.about.host_id != first.host_id and not rank.samples:
+            raise UsageError(
+                f"the clock of rank {number} on {rank.about.host} was never compared with that of rank 0 on "
+                f"{first.host}, so that their times do not belong together: record the run anew"
+            )
+
+
+RECORDED = remote("playground.see.record.rank:recorded")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Calls `fn`; what the rank does meanwhile is written into a folder in `folder`, whose name is the number of times
-    that the world has been started anew. Rank 0 writes `run` there, the content of run.json."""
+    """Calls `fn`, and records the rank meanwhile into a folder in `folder` whose name is the number of restarts of the
+    world. Rank 0 writes `run` there, the content of run.json."""
 
     fn: Callable[..., Any]
     folder: Path
     run: str = ""
 
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with RECORD(self.folder / str(restart_count()), rank, size, "" if rank else self.run):
+        with RECORDED(self.folder / str(restart_count()), rank, size, "" if rank else self.run):
             return call(self.fn, rank, size, *args)
 
 
 MAX_TEXT = 2**18
-"""Bytes: a larger file is not taken for a program."""
+"""Size in bytes above which a file is not taken for a program."""
 
 
 def record_run(
     fn: Callable[..., Any], size: int, *args: Any, backend: str = "gloo", command: Sequence[str] = ()
 ) -> tuple[list[Any], Recording]:
-    """Run `fn(rank, size, *args)` on so many ranks of one world: their results, and what they did.
+    """Run `fn(rank, size, *args)` on `size` ranks. Returns their results, and the recording of the run.
 
     Raises what `launch` raises.
     """
@@ -54,7 +388,7 @@ def record_run(
 
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
-    """What is known of a run before it begins, as run.json holds it."""
+    """The description of a run before it begins: the content of run.json."""
     versions = {
         **{name: version(name) for name in ("playground", "torch")},
         "python": platform.python_version(),
@@ -65,8 +399,7 @@ def describe_run(command: Sequence[str], backend: str, size: int) -> str:
 
 
 def collect(folder: Path) -> Members:
-    """What ranks have written into their folder, together with the files of the program that it speaks of. Raises
-    `UsageError` for what no rank writes."""
+    """The ranks' files, with the program's files that they refer to. Raises `UsageError` for damaged ones."""
     members = read_folder(folder)
     paths: dict[str, Path] = {}
     with refused_if_damaged(folder):
@@ -82,7 +415,7 @@ def collect(folder: Path) -> Members:
 
 
 def pack(folder: Path, file: Path) -> Recording:
-    """Make one file of what ranks have written into their folder. Returns what it holds."""
+    """Make one file of the ranks' files in their folder. Returns the recording."""
     members = collect(folder)
     write_file(file, members)
     return merge(members, folder)

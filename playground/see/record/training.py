@@ -1,5 +1,5 @@
-"""Training: forward, backward and the optimizer's step, gradients as they get ready, buckets as they leave, and copies
-between the devices of one process.
+"""Records training: forward, backward and the optimizer's step, gradients as they get ready, buckets as they leave, and
+copies between the devices of one process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.see.record.algorithms import RecordedCollectiveWork
-from playground.see.record.hooks import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
+from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.training import device_work, gradients
 from playground.training.overlap import Bucket, OverlappedAverage
 
 HOOK_ID = 20170
-"""Of our hooks of a process group, among others'."""
+"""Identifies our hooks of a process group."""
 CALLED = {
     "ALLREDUCE": "all_reduce",
     "BROADCAST": "broadcast",
@@ -35,22 +35,22 @@ CALLED = {
     "ALLGATHER_BASE": "all_gather_into_tensor",
     "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
 }
-"""What DistributedDataParallel calls in C++, by the names of its Python functions."""
+"""Python names of the collectives that DistributedDataParallel calls in C++."""
 
 
 class BucketHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.groups = recorder, groups
         self.left = 0
-        """How many buckets have left since backward began."""
+        """Number of buckets that have left since backward began."""
         self.listened_to: list[Any] = []
         self.under_way: dict[tuple[int, int], int] = {}
-        """Numbers of the events of calls that are being issued: by group and operation."""
+        """Numbers of the events of calls that are being issued, by group and operation."""
         self.issued = IssuedWorks(recorder)
 
     @contextlib.contextmanager
     def during_backward(self, number: int) -> Iterator[None]:
-        """In this block, what leaves in any of autograd's threads is a bucket of that backward pass."""
+        """In this block, collectives in autograd's threads are buckets of this backward pass."""
         backwards = self.recorder.backwards
         if not backwards:
             self.left = 0
@@ -62,15 +62,14 @@ class BucketHooks:
             self.issued.finish_done()
 
     def begin(self, flat: torch.Tensor) -> int:
-        """The next bucket leaves."""
-        index, self.left = self.left, self.left + 1
-        return self.recorder.begin(
-            BUCKET, f"bucket {index}", bytes_of(flat), flat.shape, self.groups.ranks_of(None),
-            source=self.recorder.sources.find(), parent=self.recorder.around(),
-        )  # fmt: skip
+        """Begin the next bucket."""
+        recorder, name, ranks = self.recorder, f"bucket {self.left}", self.groups.ranks_of(None)
+        self.left += 1
+        source, around = recorder.sources.find(), recorder.around()
+        return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, source=source, parent=around)
 
     def wrap_start(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of `Bucket`: starts its all-reduce."""
+        """Record `Bucket.start`, which starts its all-reduce."""
 
         @functools.wraps(real)
         def start(bucket: Any, all_reduce: Any) -> Any:
@@ -89,7 +88,7 @@ class BucketHooks:
         return start
 
     def wrap_average_together(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Averages the gradients of one bucket, and waits for it."""
+        """Record the blocking average of one bucket."""
 
         @functools.wraps(real)
         def average_together(grads: Any, all_reduce: Any) -> None:
@@ -101,7 +100,7 @@ class BucketHooks:
         return average_together
 
     def listen(self, group: Any) -> None:
-        """Hear of what is called in C++, as DistributedDataParallel does. (Older versions of torch do not tell.)"""
+        """Record calls in C++, as by DistributedDataParallel. (Older versions of torch have no hooks for them.)"""
         if group in self.listened_to or not hasattr(group, "register_pre_hook"):
             return
         self.listened_to.append(group)
@@ -109,7 +108,7 @@ class BucketHooks:
         group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
 
     def remove(self) -> None:
-        """Listen no more."""
+        """Remove the hooks."""
         self.issued.finish_done()
         for group in self.listened_to:
             with contextlib.suppress(RuntimeError):  # it may have been destroyed
@@ -120,25 +119,19 @@ class BucketHooks:
     def before_call(self, group: Any, call: Any) -> None:
         recorder = self.recorder
         if recorder.thread.is_inside or call.name.name not in CALLED:
-            return  # of a function that is recorded as it is called, or a message of our algorithms
+            return  # part of a recorded function, or a message of our algorithms
         tensors, around = call.input_tensors, recorder.around()
         if around in recorder.backwards and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
             number = self.begin(tensors[0])
         else:
-            number = recorder.begin(
-                COLLECTIVE,
-                CALLED[call.name.name],
-                sum(map(bytes_of, tensors)),
-                tensors[0].shape if len(tensors) == 1 else (),
-                self.groups.ranks_of(group),
-                NONE if call.root < 0 else self.groups.ranks_of(group)[call.root],
-                source=recorder.sources.find(1),  # there may be no other frame: threads of torch's come here
-                parent=around,
-            )
+            name, nbytes, ranks = CALLED[call.name.name], sum(map(bytes_of, tensors)), self.groups.ranks_of(group)
+            shape, root = tensors[0].shape if len(tensors) == 1 else (), NONE if call.root < 0 else ranks[call.root]
+            source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
+            number = recorder.begin(COLLECTIVE, name, nbytes, shape, ranks, root, source=source, parent=around)
         self.under_way[id(group), call.op_id] = number
 
     def after_call(self, group: Any, call: Any) -> None:
-        """The call has been issued; it is over when its future is."""
+        """The call has been issued; its event ends with its future."""
         number = self.under_way.pop((id(group), call.op_id), None)
         if number is None:
             return
@@ -149,56 +142,41 @@ class BucketHooks:
 
 
 FRAMES = 5
-"""Frames between `find` and who copies: the hook, who reports the copy, and twice what enters a context manager."""
+"""Frames from `find` to the copying function: the hook, the report of the copy, and two of the context managers."""
 
 
 @contextlib.contextmanager
 def recorded_devices(recorder: Recorder) -> Iterator[None]:
-    """In this block, they are recorded."""
-    hooks = DeviceHooks(recorder)
-    with (
-        replaced(device_work, "moving", hooks.wrap_moving),
-        replaced(device_work, "working_for", hooks.wrap_working_for),
-    ):
-        yield
+    """Record the copies between devices, and the work of threads for them, in this block."""
 
-
-class DeviceHooks:
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def wrap_moving(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def moving(part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device) -> Iterator[None]:
         """Record each tensor's copy; they begin and end together."""
-        recorder = self.recorder
+        source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
+        numbers = []
+        for device, tensor in tensors:
+            name, nbytes = name_of_move(part, str(device), str(target)), bytes_of(tensor)
+            number = recorder.begin(MOVE, name, nbytes, tensor.shape, source=source, start=now, parent=around)
+            numbers.append(number)
+        try:
+            yield
+        finally:
+            recorder.end_all(numbers)
 
-        @contextlib.contextmanager
-        def moving(
-            part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
-        ) -> Iterator[None]:
-            source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
-            numbers = [
-                recorder.begin(
-                    MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape, source=source,
-                    start=now, parent=around,
-                )
-                for device, tensor in tensors
-            ]  # fmt: skip
-            try:
-                yield
-            finally:
-                recorder.end_all(numbers)
-
-        return moving
-
-    def wrap_working_for(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Record it as a phase with the name of the device. The main thread works for all of them."""
-        recorder = self.recorder
+    def wrap_working_for(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record it as a phase with the name of the device. The main thread works for all devices."""
 
         def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
             is_main = recorder.thread.lane == LANE_CODES[MAIN]
             return real(device) if is_main else recorder.working_for(device)
 
         return working_for
+
+    with (
+        replaced(device_work, "moving", lambda real: moving),
+        replaced(device_work, "working_for", wrap_working_for),
+    ):
+        yield
 
 
 class TrainingHooks:
@@ -208,10 +186,10 @@ class TrainingHooks:
     def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
         self.recorder, self.buckets = recorder, buckets
         self.here = threading.local()
-        """`forward`: whether this thread is in the forward pass of some module; `step`: the number of the training step
-        that it is in; `gradients`: whether there has been a backward pass in that."""
+        """`forward`: whether this thread is in the forward pass of a module; `step`: the number of its training step;
+        `gradients`: whether there has been a backward pass in that."""
         self.models: WeakSet[nn.Module] = WeakSet()
-        """Those whose gradients are watched."""
+        """Modules whose gradients are recorded."""
         self.handles: list[Any] = []
 
     @contextlib.contextmanager
@@ -236,7 +214,7 @@ class TrainingHooks:
                 self.buckets.remove()
 
     def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Record calls of modules that are not part of another one's."""
+        """Record calls of modules, but not those inside of another module's."""
         recorder, here = self.recorder, self.here
 
         @functools.wraps(real)
@@ -266,7 +244,7 @@ class TrainingHooks:
         return backward
 
     def wrap_new_replica(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """What sends gradients while backward computes others: hear of a gradient before it does."""
+        """Watch gradients before a replica that sends them during backward registers its own hooks."""
 
         @functools.wraps(real)
         def init(replica: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -278,10 +256,10 @@ class TrainingHooks:
         return init
 
     def begin_step(self, module: nn.Module) -> None:
-        """A forward pass of this module begins: and with it a training step, unless there is one that goes on."""
+        """A forward pass of this module begins: begin a training step, unless the current one continues."""
         recorder, here = self.recorder, self.here
         if recorder.thread.lane != LANE_CODES[MAIN]:
-            return  # a replica of DataParallel: its caller takes the step; or a remote call: its caller learns
+            return  # a replica of DataParallel, or a remote call: the step is the caller's
         step = getattr(here, "step", None)
         if step is not None and step == recorder.thread.parent and here.gradients and has_no_gradients(module):
             recorder.close(step)
@@ -300,11 +278,11 @@ class TrainingHooks:
             self.here.step = None
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """From now on, record when gradients of this model's parameters are ready."""
+        """Record when gradients of this model's parameters are ready, from now on."""
         model = model.module if isinstance(model, DistributedDataParallel) else model
         if model in self.models:
             return
-        self.models.update(model.modules())  # a loss that wraps the model is no other model
+        self.models.update(model.modules())  # a loss that wraps the model is not a second model
         for name, param in model.named_parameters():
             if param.requires_grad and param.is_leaf:
                 hook = functools.partial(self.note_gradient, name)

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms.operation import check
-from playground.measurement import environment
+from playground.measurement import environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
-from playground.measurement.units import format_bytes
 from playground.runtime import UsageError, device, report
 from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.backends import refusal

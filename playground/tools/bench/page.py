@@ -30,9 +30,8 @@ from playground.console.session import Session, to_document
 from playground.console.tables import Column, Rows, Table, Texts, numbers
 from playground.console.terminal import Bar
 from playground.console.text import Prose, Styled, bad, good, heading, prose
-from playground.measurement import environment
+from playground.measurement import environment, format_bytes, format_digits
 from playground.measurement.environment import Environment
-from playground.measurement.units import format_bytes, format_digits
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
 from playground.runtime.remote import remote

@@ -16,8 +16,7 @@ from playground.console.paths import FilePath
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Cell, Column, Table, numbers
 from playground.console.text import Prose, bad, good, prose
-from playground.measurement import environment
-from playground.measurement.units import format_bytes, format_digits
+from playground.measurement import environment, format_bytes, format_digits
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.runtime.remote import remote

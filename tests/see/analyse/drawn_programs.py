@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings, strategies as st
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play
 
-from playground.see.record.recording import Recording
+from playground.see.record import Recording
 
 few = settings(max_examples=25)
 SIZES = (4, 4096, 65536)

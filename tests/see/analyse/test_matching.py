@@ -8,8 +8,8 @@ from drawn_programs import few, recordings
 from hypothesis import given, strategies as st
 from recordings import Call, Receive, Send, Wait, play, recording_of, ring
 
-from playground.see.analyse.messages import match_collectives, match_messages
-from playground.see.record.recording import RECEIVE, SEND, Recording
+from playground.see.analyse import match_collectives, match_messages
+from playground.see.record import RECEIVE, SEND, Recording
 
 
 @few

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from playground.see.analyse.timeline import Edge, in_order
+from playground.see.analyse import Edge, in_order
 
 LANES, LENGTH = 3, 6
 edges = st.tuples(st.tuples(st.integers(0, LANES - 1), st.integers(0, LENGTH - 1)), st.just(False))

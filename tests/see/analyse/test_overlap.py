@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from recordings import on_gpus, recording_of, ring, training
 
+from playground.see.analyse import clip, subtract, total, union
 from playground.see.analyse.overlap import overlaps, passes_of
-from playground.see.analyse.timeline import clip, subtract, total, union
-from playground.see.record.recording import DEVICE, Event
+from playground.see.record import DEVICE, Event
 
 moments = st.floats(0, 10)
 spans = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))), max_size=8)

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse.messages import match_messages
+from playground.see.analyse import match_messages
 from playground.see.analyse.transfers import volumes
-from playground.see.analyse.waits import Waits, blame
+from playground.see.analyse.waits import Blamer, Waits
 from playground.see.analyse.what_if import Replay
-from playground.see.record.recording import COLLECTIVE, Recording
+from playground.see.record import COLLECTIVE, Recording
 from playground.see.record.run import record_run
 
 DELAY, STRAGGLER, SIZE = 0.2, 2, 3
@@ -57,7 +57,7 @@ def test_the_rank_and_the_line_of_a_straggler_are_blamed() -> None:
     begun = {event.rank: event.start for event in recording.events(COLLECTIVE) if event.nbytes == 4 * LAST}
     in_last = [wait for wait in waits.all if wait.event.start >= begun[wait.event.rank]]
     longest = max(in_last, key=lambda wait: wait.late)
-    chain = blame(recording, longest.event)
+    chain = Blamer(waits).blame(longest)
     assert chain.rank == STRAGGLER
     assert chain.busy is not None
     source = waits.timeline.source(chain.busy.event)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from recordings import ELEMENT, Begin, Call, End, Receive, Send, Wait, play, recording_of, ring
 
 from playground.see.analyse.transfers import ranks_per_host_of, volumes
-from playground.see.record.recording import COLLECTIVE, SEND, Recording
+from playground.see.record import COLLECTIVE, SEND, Recording
 
 
 @few

@@ -33,10 +33,9 @@ from playground.see.analyse.waits import (
     UNKNOWN,
     Blamer,
     Waits,
-    blame,
     seconds_by_cause,
 )
-from playground.see.record.recording import BACKGROUND, COLLECTIVE, WAIT, Event, Recording
+from playground.see.record import BACKGROUND, COLLECTIVE, WAIT, Event, Recording
 
 DELAY = 0.02
 
@@ -147,7 +146,7 @@ def test_the_last_to_come_to_a_collective() -> None:
     assert (first.cause, third.cause) == (LAST_TO_COME, LAST_TO_COME)
     assert first.late == pytest.approx(DELAY - 1e-3)
     assert (last.cause, last.late) == (TRANSFER, 0)
-    chain = blame(waits.timeline.recording, first.event)
+    chain = Blamer(waits).blame(first)
     assert (chain.rank, chain.busy and chain.busy.event.name) == (1, "forward")
 
 

@@ -10,7 +10,7 @@ from recordings import ALPHA, BETA, Compute, Receive, Send, Wait, play, ring, tr
 from playground.see.analyse.transfers import fit_link
 from playground.see.analyse.waits import Waits
 from playground.see.analyse.what_if import Change, Replay, Straggler, more_ranks, what_if
-from playground.see.record.recording import Recording
+from playground.see.record import Recording
 
 
 @few

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from recordings import Receive, Send, Wait, play, ring, training
 
 from playground.see.paint.chrome import rows_of, to_chrome
-from playground.see.record.recording import Recording
+from playground.see.record import Recording
 
 
 def trace(recording: Recording) -> list[dict[str, Any]]:

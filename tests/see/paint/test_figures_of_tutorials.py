@@ -11,14 +11,14 @@ from xml.etree import ElementTree
 import pytest
 
 from playground.runtime.remote import ROOT
-from playground.see.analyse.timeline import ref_of
+from playground.see.analyse import ref_of
 from playground.see.atlas import ALL, FIGURES, RUNS, all_files, chapter_files
+from playground.see.paint import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
 from playground.see.paint.results import Evidence
-from playground.see.paint.scene import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.training import steps_of_attempts
-from playground.see.record.recording import COMPUTE, MOVE
+from playground.see.record import COMPUTE, MOVE
 
 QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")
 """Runs of a few milliseconds."""
@@ -31,7 +31,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def make(run: str) -> Evidence:
-        return RUNS[run].make(folder)
+        return RUNS[run].make(run, folder)
 
     return make
 
@@ -56,7 +56,7 @@ def by_speed(names: Any) -> list[Any]:
 def test_there_are_21_and_every_run_is_used() -> None:
     assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
     assert {figure.run for figure in ALL.values()} == RUNS.keys()
-    assert len({*all_files(Path())}) == len({figure.file for figure in FIGURES.values()}) == 21
+    assert len({*all_files(Path())}) == len({figure.path for figure in FIGURES.values()}) == 21
 
 
 @pytest.mark.parametrize("name", by_speed(ALL))

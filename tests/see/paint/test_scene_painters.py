@@ -11,8 +11,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 from recordings import ring, training
 
-from playground.see.paint.painters import SCALE, to_png, to_svg, to_text, total_height
-from playground.see.paint.scene import (
+from playground.see.paint import (
     ARROW,
     BAR,
     BOX,
@@ -27,6 +26,7 @@ from playground.see.paint.scene import (
     TimeAxis,
     shorten,
 )
+from playground.see.paint.painters import SCALE, to_png, to_svg, to_text, total_height
 from playground.see.paint.timeline import lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
 
-from playground.see.analyse.messages import match_messages, to_logical_time
-from playground.see.paint.scene import ARROW, BAR, LANE, Scene
+from playground.see.analyse import match_messages, to_logical_time
+from playground.see.paint import ARROW, BAR, LANE, Scene
 from playground.see.paint.timeline import MOST_ARROWS, ROW, format_values, group_short, lay_out
-from playground.see.record.recording import BACKGROUND, COMPUTE, PHASE, WAIT, Event
+from playground.see.record import BACKGROUND, COMPUTE, PHASE, WAIT, Event
 
 
 def count(scene: Scene) -> Counter[str]:

@@ -17,8 +17,8 @@ from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, r
 
 from playground.runtime import UsageError
 from playground.see.files import write_page
-from playground.see.play.page import MAX_NUMBERS, changes_of, render_page, to_columns, to_json, to_numbers
-from playground.see.record.recording import COLLECTIVE, VALUES, Recording
+from playground.see.play import MAX_NUMBERS, changes_of, render_page, to_columns, to_json, to_numbers
+from playground.see.record import COLLECTIVE, VALUES, Recording
 
 
 def held(recording: Recording, rank: int) -> list[tuple[float, ...]]:

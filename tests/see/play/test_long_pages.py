@@ -10,10 +10,10 @@ import pytest
 from browser import MISSING, browser
 from recordings import ring
 
+from playground.see import play as player
 from playground.see.files import write_page
-from playground.see.play import page as player
-from playground.see.play.page import to_columns
-from playground.see.record.recording import RankRecording, Recording
+from playground.see.play import to_columns
+from playground.see.record import RankRecording, Recording
 
 SCRUB = """
 const position = document.getElementById('position'), frames = 60, begun = performance.now();

@@ -14,13 +14,11 @@ from browser import MISSING, Browser, browser
 from recordings import on_gpus, ring, training
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse.messages import match_messages, to_logical_time
-from playground.see.analyse.timeline import Timeline, ref_of
+from playground.see.analyse import Timeline, match_messages, ref_of, to_logical_time
 from playground.see.files import write_page
-from playground.see.play.page import changes_of
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import COLLECTIVE, COMPUTE, Recording
-from playground.see.record.run import Recorded
+from playground.see.play import changes_of
+from playground.see.record import COLLECTIVE, COMPUTE, Recording
+from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)

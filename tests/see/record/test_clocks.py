@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground.algorithms import load_all_reduce
 from playground.runtime import UsageError
+from playground.see.record import RECEIVE, SEND, VALUES
 from playground.see.record.layout import read_folder
-from playground.see.record.merge import SECOND, Clock, ClockSample, merge, read_recording
 from playground.see.record.rank import compare_clocks, recorded
-from playground.see.record.recording import RECEIVE, SEND, VALUES
+from playground.see.record.run import SECOND, Clock, ClockSample, merge, read_recording
 from playground.testing import World
 
 Worlds = Callable[..., World]

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.see.record.device import PATIENCE, DeviceRecorder
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import (
+from playground.see.record import (
     BACKGROUND,
     BUCKET,
     COLLECTIVE,
@@ -23,6 +21,8 @@ from playground.see.record.recording import (
     PHASE,
     Event,
 )
+from playground.see.record.rank import PATIENCE, DeviceRecorder
+from playground.see.record.run import read_recording
 
 ABOUT = {"host": "here", "host_id": "here 1", "device": "cuda:0", "cores": 1}
 MILLISECOND = 1_000_000
@@ -138,7 +138,7 @@ def test_a_call_that_goes_on_after_it_returned_ends_when_its_work_does(tmp_path:
 
 
 def test_what_the_gpu_does_not_get_to_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.see.record.device.PATIENCE", PATIENCE / 100)
+    monkeypatch.setattr("playground.see.record.rank.PATIENCE", PATIENCE / 100)
     gpu = FakeGpu(HostClock())
     recorder = new_recorder(tmp_path, gpu)
     record_forward(recorder, gpu)

@@ -12,11 +12,9 @@ import torch
 
 from playground.remote.agent import REPLY, Agent, current_agent
 from playground.remote.messages import ENVELOPE
-from playground.see.analyse.messages import match_messages
-from playground.see.analyse.timeline import Timeline
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, WAIT
-from playground.see.record.run import Recorded
+from playground.see.analyse import Timeline, match_messages
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT
+from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
 RunCli = Callable[..., Any]

@@ -12,9 +12,8 @@ from torch import nn
 from playground.lessons.data_parallel.lesson import data_parallel
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, name_of_move, read_move
-from playground.see.record.run import Recorded
+from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, name_of_move, read_move
+from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:2")

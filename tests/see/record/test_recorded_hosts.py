@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hosts import Network
 
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import RECEIVE, SEND
+from playground.see.record import RECEIVE, SEND
+from playground.see.record.run import read_recording
 
 
 @pytest.mark.stress

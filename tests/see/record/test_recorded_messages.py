@@ -17,14 +17,12 @@ import torch.distributed as dist
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.runtime.backends import BACKENDS
-from playground.see.analyse.messages import match_messages
+from playground.see.analyse import match_messages
 from playground.see.analyse.transfers import volumes
-from playground.see.record.distributed import DistributedHooks
-from playground.see.record.hooks import Groups
-from playground.see.record.merge import read_recording
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
+from playground.see.record.distributed import DistributedHooks, Groups
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
-from playground.see.record.run import Recorded
+from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
 Worlds = Callable[..., World]

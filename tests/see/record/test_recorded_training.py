@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader
 
 from playground import launch
 from playground.algorithms import load_all_reduce
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import BUCKET, COMPUTE, GRADIENT, PHASE, Event, RankRecording
-from playground.see.record.run import Recorded
+from playground.see.record import BUCKET, COMPUTE, GRADIENT, PHASE, Event, RankRecording
+from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 from playground.training.sync import GradSync, new_grad_sync
 

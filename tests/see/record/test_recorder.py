@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from playground.see.record import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
 from playground.see.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
-from playground.see.record.merge import merge, read_recording
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
-from playground.see.record.run import pack
+from playground.see.record.run import merge, pack, read_recording
 
 ABOUT = {"host": "here", "host_id": "here 1", "device": "cpu", "cores": 1}
 
@@ -80,9 +79,9 @@ FILL = """
 import sys
 from pathlib import Path
 from playground.see.record.layout import MAX_VALUES
-from playground.see.record.merge import read_recording
+from playground.see.record.run import read_recording
 from playground.see.record.recorder import Recorder
-from playground.see.record.recording import COMPUTE, VALUES
+from playground.see.record import COMPUTE, VALUES
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 recorder = Recorder(folder, 0, host="here", host_id="here 1", device="cpu", cores=1)

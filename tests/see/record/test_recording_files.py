@@ -24,10 +24,9 @@ from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.entry import World
 from playground.see.files import PAINTED, Recordings, without_option
+from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
-from playground.see.record.merge import read_recording
-from playground.see.record.recording import COLLECTIVE, SCHEMA, SEND, Recording
-from playground.see.record.run import Recorded, describe_run, pack, record_run
+from playground.see.record.run import Recorded, describe_run, pack, read_recording, record_run
 
 RunCli = Callable[..., Any]
 
