@@ -40,18 +40,18 @@ def values(tensors: list[torch.Tensor]) -> list[float]:
 def groups(rank: int, size: int) -> dict[str, object]:
     """`new_group` makes a smaller group. Every rank of the world must call it, in the same order, member or not.
 
-    Here ranks 0 and 1 add up their values. A rank outside gets a handle with which it can do nothing: in that group
-    it has the rank -1, and an operation on it changes nothing.
+    Here ranks 0 and 1 add up ones. A rank outside gets a handle with which it can do nothing: in that group it has the
+    rank -1, and an operation on it changes nothing.
 
     | rank | before | after | rank_in_group |
     |------|--------|-------|---------------|
-    | 0    | 1.0    | 3.0   | 0             |
-    | 1    | 2.0    | 3.0   | 1             |
-    | 2    | 3.0    | 3.0   | -1            |
-    | 3    | 4.0    | 4.0   | -1            |
+    | 0    | 1.0    | 2.0   | 0             |
+    | 1    | 1.0    | 2.0   | 1             |
+    | 2    | 1.0    | 1.0   | -1            |
+    | 3    | 1.0    | 1.0   | -1            |
     """
     group = dist.new_group([0, 1][:size])
-    tensor = mine(rank)
+    tensor = torch.ones(1, device=device())
     before = tensor.item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns a rank outside the group, which is the point here

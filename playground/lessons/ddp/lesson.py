@@ -27,7 +27,7 @@ def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
     """Train `Net` on this rank's part of the data. Every rank returns the same figures."""
     torch.manual_seed(settings.seed)
     images = training_images(settings)
-    train_set = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
+    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     model = DistributedDataParallel(model)

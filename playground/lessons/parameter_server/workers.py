@@ -30,7 +30,7 @@ def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torc
     All batches are whole, so that all gradients count alike. From here on, every worker has dropout masks of its own.
     """
     samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
-    train_set = partition_dataset(
+    train_set, _ = partition_dataset(
         Images(settings.folder, "train", samples), settings.batch_size, settings.seed, group=workers
     )
     torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
