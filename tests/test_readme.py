@@ -28,6 +28,8 @@ ROOT_README = ROOT / "README.md"
 CHAPTERS = sorted((ROOT / "playground").rglob("README.md"))
 READMES = [ROOT_README, *CHAPTERS]
 OURS = "python -m playground "
+EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
+"""Code that a chapter shows of a file, which is named before it: tests/lessons/test_chapters.py compares the two."""
 
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
@@ -300,7 +302,8 @@ def python_blocks(kind: str) -> list[Any]:
     """The blocks of Python of one kind, as parameters: scripts to be started, test modules, or cells of a notebook."""
     found = []
     for readme in READMES:
-        for number, block in enumerate(fenced_blocks(readme.read_text(encoding="utf-8"), "python")):
+        text = EXCERPT.sub("", readme.read_text(encoding="utf-8"))
+        for number, block in enumerate(fenced_blocks(text, "python")):
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
