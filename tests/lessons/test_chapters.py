@@ -26,13 +26,13 @@ LONGEST_RUN = 25
 
 
 def stands_in(block: str, source: str) -> bool:
-    """Whether the lines of `block` are whole lines of `source`, in order: dedented, with a line `# …` for what is left
-    out."""
-    pieces = [piece.strip("\n") for piece in re.split(r"^ *# …\n", block, flags=re.MULTILINE)]
+    """Whether the lines of `block` are lines of `source`, in order: dedented, with a line `# …` for what is left out.
+    Empty lines do not count: the formatter has rules of its own for those of a block."""
+    pieces = re.split(r"^ *# …\n", re.sub(r"\n\s*\n", "\n", block), flags=re.MULTILINE)
     for indent in range(0, 17, 4):
-        rest, found = f"\n{source}", True
+        rest, found = re.sub(r"\n\s*\n", "\n", f"\n{source}"), True
         for piece in filter(None, pieces):
-            _, found_here, rest = rest.partition(f"\n{textwrap.indent(piece, ' ' * indent)}\n")
+            _, found_here, rest = rest.partition(f"\n{textwrap.indent(piece, ' ' * indent)}")
             rest, found = f"\n{rest}", found and bool(found_here)
         if found:
             return True

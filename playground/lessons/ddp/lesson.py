@@ -33,13 +33,13 @@ def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     history = History(model, train_set, test_set)
-    torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+    torch.manual_seed(settings.seed + 1 + rank)  # from here on, each rank draws different dropout masks
 
     for _ in history.epochs(settings.epochs):
         for images, labels, samples_per_rank in batches(train_set, settings.batch_size):
             optimizer.zero_grad()
             output = model(images)
-            # A sum, and not this rank's mean: of 128 samples 3 ranks get 43, 43 and 42, and all shall weigh the same.
+            # A sum, and not this rank's mean: of 128 samples 3 ranks get 43, 43 and 42; each sample is weighted equally.
             loss = F.nll_loss(output, labels, reduction="sum")
             (loss / samples_per_rank).backward()
             optimizer.step()

@@ -109,7 +109,7 @@ def any_source(rank: int, size: int) -> dict[str, float]:
 
 
 def exchange(rank: int, size: int) -> dict[str, float]:
-    """Two ranks swap values. Were both to `send` first, each could wait for the other's `recv` for ever.
+    """Two ranks swap values. Were both to `send` first, each could wait forever for the other's `recv`.
 
     A batch hands over sends and receives together, so that their order does not matter, on any backend. Ranks pair
     up as 0-1, 2-3, …; with an odd number of ranks the last one stays alone.
