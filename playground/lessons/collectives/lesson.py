@@ -183,7 +183,7 @@ def all_to_all(rank: int, size: int) -> dict[str, object]:
 
 
 def barrier(rank: int, size: int) -> dict[str, object]:
-    """Nobody goes on before everybody has arrived. `arrived` is how many had when this rank was let through.
+    """No rank continues before all have arrived. `arrived` is how many had when this rank was let through.
 
     Each rank signs a book (a key of the store) before the barrier and reads it after, so a barrier that lets a rank
     through early would show.

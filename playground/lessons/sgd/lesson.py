@@ -42,7 +42,7 @@ def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
         for images, labels, samples_per_rank in batches(train_set, settings.batch_size):
             optimizer.zero_grad()
             output = model(images)
-            # A sum, and not this rank's mean: of 128 samples 3 ranks get 43, 43 and 42; each sample is weighted equally.
+            # A sum, and not this rank's mean: of 128 samples 3 ranks get 43, 43 and 42, all weighted equally.
             loss = F.nll_loss(output, labels, reduction="sum")
             (loss / samples_per_rank).backward()
             average_gradients(model)
