@@ -189,21 +189,19 @@ def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:
 
 
 def test_torch_s_arguments_and_defaults() -> None:
-    module, inputs = model(), torch.randn(7, 5, dtype=torch.float64)
     for ours, theirs in ((DataParallel, nn.DataParallel), (DataParallelModel, nn.DataParallel)):
         taken = [(each.name, each.default) for each in inspect.signature(ours).parameters.values()]
         assert taken == [(each.name, each.default) for each in inspect.signature(theirs).parameters.values()]
     names = list(inspect.signature(nn.parallel.data_parallel).parameters)
     assert list(inspect.signature(data_parallel).parameters) == names
-    parallel = DataParallel(module, device_ids=[0, 1], output_device=0)
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    assert [*map(str, parallel.devices)] == [f"{kind}:0", f"{kind}:1"]
-    assert torch.equal(parallel(inputs), module(inputs))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the module would have to be on the GPU")
-def test_without_a_gpu_the_default_is_the_module_alone() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the devices would be GPUs")
+def test_without_a_gpu_numbers_are_virtual_devices_and_the_default_is_the_module_alone() -> None:
     module, inputs, criterion = model(), torch.randn(7, 5, dtype=torch.float64), nn.MSELoss()
+    parallel = DataParallel(module, device_ids=[0, 1], output_device=0)
+    assert parallel.devices == DEVICES[:2]
+    assert torch.allclose(parallel(inputs), module(inputs), rtol=0, atol=1e-12)
     assert torch.equal(DataParallel(module)(inputs), module(inputs))
     [output] = DataParallelModel(module)(inputs)
     assert torch.equal(output, module(inputs))
@@ -584,4 +582,6 @@ def test_on_gpus_it_is_torch_s_own() -> None:
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     module, inputs = model().to(gpus[0]), torch.randn(13, 5, dtype=torch.float64, device=gpus[0])
     theirs = gradients(nn.DataParallel(module, gpus), module, inputs)
-    assert (theirs - gradients(DataParallel(module, gpus), module, inputs)).abs().max() <= 1e-12
+    for parallel in (DataParallel(module, gpus), DataParallel(module), DataParallel(module, range(len(gpus)), 0)):
+        assert parallel.devices == gpus
+        assert (theirs - gradients(parallel, module, inputs)).abs().max() <= 1e-12

@@ -51,7 +51,8 @@ def two_tensors(rank: int, size: int) -> dict[str, int]:
     | 1    | 0      | 2        |
     | 2    | 0      | 0        |
     """
-    tensor, received = torch.zeros(2, 1, dtype=torch.int64, device=device())
+    tensor = torch.zeros(1, dtype=torch.int64, device=device())
+    received = torch.zeros_like(tensor)
     if rank == 0:
         tensor += 2
         dist.send(tensor, dst=1)
