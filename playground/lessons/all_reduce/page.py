@@ -43,7 +43,7 @@ def spec_of(name: str) -> AlgorithmSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSettings:
-    """What to trace. Raises `UsageError` for what cannot be run, or not be read."""
+    """The run to trace. Raises `UsageError` for what cannot be run, or not be read."""
 
     size: int
     """Number of ranks."""
@@ -131,7 +131,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What an algorithm costs, on all its ranks."""
+    """An algorithm's cost, on all its ranks."""
 
     steps: int
     """Number of steps, one after the other."""
@@ -146,7 +146,7 @@ class Load:
 
 
 def load_of(traces: Sequence[Trace]) -> Load:
-    """What an algorithm costs, from what every rank recorded."""
+    """An algorithm's cost, from the records of all ranks."""
     received = [0] * len(traces)
     for trace in traces:
         for message in (message for note in trace.notes for message in note.sends):
@@ -228,7 +228,7 @@ def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[lis
 
 
 def sends_text(note: Note) -> str:
-    """What is sent to whom: "all = [1, 1] to 1, 2", or of a part, "[2:3] = [110] to 1"."""
+    """The message and its receiver: "all = [1, 1] to 1, 2", or of a part, "[2:3] = [110] to 1"."""
     receivers: dict[str, list[str]] = defaultdict(list)
     for message in note.sends:
         whole = message.where is None or len(message.values) == len(note.holds)

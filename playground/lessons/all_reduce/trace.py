@@ -1,7 +1,7 @@
 """Run what stands on the board on small tensors, and record every message when it is started, and what the rank then
 holds. The board knows nothing of it.
 
-Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins anew), so each digit of what a
+Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins again), so each digit of what a
 rank holds says whose tensor is in it.
 """
 
@@ -37,7 +37,7 @@ COLLECTIVES = {"all_reduce": AllReduce, "reduce_scatter": ReduceScatter, "all_ga
 Step = Callable[..., Any]
 """Called as `step(rank, size, tensor)`: leaves the sum over all ranks in the tensor."""
 _steps: dict[str, Step] = {}
-"""What stands on the board, by the name of the algorithm."""
+"""The board's functions, by the name of the algorithm."""
 _messages: list[Messages] = []
 """Those that carry what is being traced."""
 

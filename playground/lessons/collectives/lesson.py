@@ -24,7 +24,7 @@ from playground.runtime.backends import refusal
 
 
 def mine(rank: int) -> torch.Tensor:
-    """What a rank starts with: its number, counted from one."""
+    """The tensor a rank starts with: its number, counted from one."""
     return torch.full((1,), float(rank + 1), device=device())
 
 
@@ -106,7 +106,7 @@ def reduce(rank: int, size: int) -> dict[str, object]:
 
 
 def all_reduce(rank: int, size: int) -> dict[str, object]:
-    """Everybody gets the sum: the operation that averages gradients.
+    """Every rank gets the sum: the operation that averages gradients.
 
     | rank | before | after |
     |------|--------|-------|
@@ -121,7 +121,7 @@ def all_reduce(rank: int, size: int) -> dict[str, object]:
 
 
 def broadcast(rank: int, size: int) -> dict[str, object]:
-    """Everybody gets the root's tensor.
+    """Every rank gets the root's tensor.
 
     | rank | before | after |
     |------|--------|-------|
@@ -136,7 +136,7 @@ def broadcast(rank: int, size: int) -> dict[str, object]:
 
 
 def all_gather(rank: int, size: int) -> dict[str, object]:
-    """Everybody collects one tensor from each rank.
+    """Every rank collects one tensor from each rank.
 
     | rank | before | after                |
     |------|--------|----------------------|
@@ -167,7 +167,7 @@ def reduce_scatter(rank: int, size: int) -> dict[str, object]:
 
 
 def all_to_all(rank: int, size: int) -> dict[str, object]:
-    """Everybody has a tensor for everybody: rank r's element s becomes rank s's element r, a transposition.
+    """Every rank has a tensor for every rank: rank r's element s becomes rank s's element r, a transposition.
 
     | rank | before                   | after                    |
     |------|--------------------------|--------------------------|
@@ -263,7 +263,7 @@ def gather_object(rank: int, size: int) -> dict[str, object]:
 
 
 def all_gather_object(rank: int, size: int) -> dict[str, object]:
-    """Everybody collects any objects, of any size.
+    """Every rank collects any objects, of any size.
 
     | rank | before    | after                                           |
     |------|-----------|-------------------------------------------------|

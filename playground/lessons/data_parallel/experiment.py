@@ -1,7 +1,7 @@
 """DataParallel measured: what it shares out and moves, what fills a device and what helps; two claims; training.
 
 "Two models sit on the first GPU": the replica there is made of the model's own memory. "The replicas differ, so
-training does not go well": every forward makes them anew, of the one model, which gets the sum of their gradients.
+training does not go well": every forward copies them again from the one model, which gets the sum of their gradients.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Devic
 
 
 def device_step(account: Account, device: torch.device) -> DeviceStep:
-    """What the account of a step says of one device."""
+    """The account of a step for one device."""
     return DeviceStep(
         device=str(device),
         held={part: held[device] for part, held in account.snapshots.items()},
@@ -170,7 +170,7 @@ def track_step(
 
 
 def device_loads(account: Account, use: Utilisation) -> list[DeviceLoad]:
-    """What a step takes of each device."""
+    """The load of each device in a step."""
     peak, at_peak = account.peak, account.at_peak
     return [
         DeviceLoad(device=str(device), peak=peak[device], at_peak=at_peak[device], share=share)

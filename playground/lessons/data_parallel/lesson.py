@@ -52,7 +52,7 @@ def scatter(inputs: Any, devices: Sequence[torch.device], dim: int = 0) -> list[
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
-    """A replica of `module` on each of `devices`, the first of which is where it lies. Made anew for every forward.
+    """A replica of `module` on each of `devices`, the first of which is where it lies. Made again for every forward.
 
     A replica's parameters are no leaves: what reaches them in backward goes on to the one original, where it is added
     up. The first replica has the parameters themselves, and the module's own buffers: what it changes in them in place
@@ -78,7 +78,7 @@ def parallel_apply(
     kwargs: Sequence[Mapping[str, object]] | None,
     devices: Sequence[torch.device],
 ) -> list[Any]:
-    """What `modules[i](*inputs[i], **kwargs[i])` returns on `devices[i]`, for every i at once, each in its own thread.
+    """The results of `modules[i](*inputs[i], **kwargs[i])` on `devices[i]`, for all i at once, each in its own thread.
 
     Raises the error of the first replica that failed, with the device's name before the message.
     """

@@ -114,7 +114,7 @@ def processes(rank: int, size: int) -> dict[str, WorkSeconds]:
 
 
 def do_nothing() -> None:
-    """What a rank does while another one works."""
+    """Keep a rank alive while another one works."""
 
 
 def work_together(work: Callable[[], object]) -> None:

@@ -106,7 +106,7 @@ observers: list[Observer] = []
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
-    """Where a tensor lies; `HOST` for one in CPU memory that nobody has put on a virtual device."""
+    """Where a tensor lies; `HOST` for one in CPU memory that is on no virtual device."""
     return observers[-1].device_of(tensor) if observers and tensor.device.type == "cpu" else tensor.device
 
 
@@ -121,7 +121,7 @@ def moving(part: str, target: torch.device, *tensors: torch.Tensor) -> Iterator[
 
 @contextlib.contextmanager
 def use_device(device: torch.device) -> Iterator[None]:
-    """What this thread makes without saying where, it makes on `device`."""
+    """In this block, this thread allocates on `device` by default."""
     on_gpu = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     observed = observers[-1].working_for(device) if observers else contextlib.nullcontext()
     with on_gpu, observed, device_work.working_for(device):
@@ -260,7 +260,7 @@ _callers = threading.local()
 def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
     """The calling thread's own thread for that replica, kept from call to call.
 
-    A new one each time would have to set up anew what the libraries below keep for a thread, memory above all: two
+    A new one each time would have to set up again what the libraries below keep for a thread, memory above all: two
     threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
     """
     workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})

@@ -1,4 +1,4 @@
-"""What each device holds, and what moves between devices: real for GPUs, an account kept here for virtual ones.
+"""The contents of each device, and the moves between devices: real for GPUs, an account kept here for virtual ones.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
 are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
@@ -61,7 +61,7 @@ class Holding:
 
 
 class Account:
-    """Of virtual devices: `moves` in order, and per device the bytes it holds and has held at most, by label.
+    """An account of virtual devices: `moves` in order, and per device the bytes it holds and held at most, by label.
 
     The labels are those of `LABELS`. What the caller puts on the account is labelled by the caller; what moves between
     devices, by the part of the step that moves it; everything else by the phase of the step, `label`: what forward
@@ -259,7 +259,7 @@ class AllocationTracker(TorchDispatchMode):
 
 
 class GpuAccount(Account):
-    """Of GPUs: moves and labels are recorded as everywhere, how many bytes there are the allocator says."""
+    """An account of GPUs: moves and labels are recorded as everywhere, how many bytes there are the allocator says."""
 
     def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
         super().__init__(devices, timed)
@@ -316,7 +316,7 @@ def track_memory(
 
 
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
-    """Have `account` count the buckets of `ddp` as gradients, where DDP makes them anew: in its second forward.
+    """Have `account` count the buckets of `ddp` as gradients, where DDP makes them again: in its second forward.
 
     (Those of the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)
     """
@@ -344,11 +344,11 @@ class Utilisation:
 
     @property
     def share(self) -> dict[torch.device, float]:
-        """Of the time from begin to end, 0 to 1."""
+        """Fraction of the time from begin to end, 0 to 1."""
         return self.share_of(self.seconds)
 
     def share_of(self, seconds: float) -> dict[torch.device, float]:
-        """The share of so many seconds: those that the same step takes when nobody looks on."""
+        """The share of so many seconds: those that the same step takes when it is not observed."""
         return {device: min(1.0, busy / seconds) for device, busy in self.busy.items()}
 
 

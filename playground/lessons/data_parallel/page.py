@@ -136,7 +136,7 @@ class DeviceShares:
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """What a part of a training step copied to a device from one other."""
+    """Bytes that a part of a training step copied to a device from one other."""
 
     part: str
     source: str
@@ -164,23 +164,23 @@ class DeviceStep:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceLoad:
-    """What a step takes of one device."""
+    """The load of one device in a step."""
 
     device: str
     peak: int
     """The most bytes it holds at any moment."""
     at_peak: dict[str, int]
-    """What these bytes are, by label."""
+    """These bytes, by label."""
     share: float
-    """Of the step, in which it computes: 0 to 1."""
+    """Fraction of the step in which it computes: 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WayResult:
-    """What a step costs by one way to the loss."""
+    """A step's cost by one way to the loss."""
 
     gather: str
-    """What is gathered: a name of `WAYS`."""
+    """A name of `WAYS`."""
     output_device: str
     loss: float
     """Before the step."""
@@ -188,7 +188,7 @@ class WayResult:
     """Bytes that gather copied from other devices."""
     devices: list[DeviceLoad]
     seconds: float
-    """Of a step, median."""
+    """Seconds of a step, median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class LargestBatch:
     fullest: str
     """The device that holds most."""
     at_peak: dict[str, int]
-    """What it holds then, by label."""
+    """Bytes it holds then, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,10 +278,10 @@ class DeviceTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Copying:
-    """What a step of DataParallel costs."""
+    """The cost of a step of DataParallel."""
 
     seconds: float
-    """Of a step, median."""
+    """Seconds of a step, median."""
     devices: list[DeviceTraffic]
 
     @property
@@ -296,10 +296,10 @@ class Copying:
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """What the same step costs one rank where each has its own replica, and gradients are averaged."""
+    """The cost of the same step for one rank where each has its own replica, and gradients are averaged."""
 
     seconds: float
-    """Of a step, median."""
+    """Seconds of a step, median."""
     sent: int
     """Bytes this rank sends in a step, with our ring."""
 
@@ -328,7 +328,7 @@ class TrainingComparison:
 
     @property
     def loss_difference(self) -> float:
-        """Of the last epoch. Float32 rounds sums of other parts otherwise, and training enlarges it."""
+        """Difference of the last epoch's losses. Float32 rounds sums of other parts otherwise; training enlarges it."""
         return abs(self.together.epochs[-1].loss - self.alone.epochs[-1].loss)
 
 
@@ -339,7 +339,7 @@ def to_documents(
 
 
 PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
-"""Of a training step, in order."""
+"""Parts of a training step, in order."""
 MOVES = {
     "scatter": ("scatter",),
     "replicate": ("replicate",),
@@ -347,7 +347,7 @@ MOVES = {
     "loss": ("loss",),
     "backward": ("gradients of outputs", "reduce"),
 }
-"""What is moved in which part."""
+"""Tensors that each part moves."""
 
 
 def part_texts(name: str, about: str, texts: Sequence[str | Prose | Table]) -> list[str | Prose | Table]:
@@ -364,7 +364,7 @@ def split_texts(shares: Sequence[DeviceShares]) -> list[str | Prose | Table]:
 
 
 def step_texts(devices: Sequence[DeviceStep]) -> list[str | Prose | Table]:
-    """What moved in each part of a step, and what each device held after it."""
+    """Bytes moved in each part of a step, and bytes that each device held after it."""
     moved = Table(Column("part"), Column("from"), Column("to"), Column("moved", "bytes", right=True))
     for name in PARTS:
         for part in MOVES.get(name, ()):
@@ -427,7 +427,7 @@ def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> list[
 
 
 def claims_texts(claims: Claims) -> list[str | Prose | Table]:
-    """What each device has of the model, and how far replicas are from each other and from one device."""
+    """Each device's share of the model, and how far replicas are from each other and from one device."""
     copies = Table(
         Column("device"), Column("parameters", "bytes", right=True), Column("of its replica, the\nmodel's own memory")
     )
@@ -647,9 +647,9 @@ def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, .
 
 
 def list_devices(devices: str) -> list[str]:
-    """The names that --devices stands for: so many of the CPU, or those with commas between them."""
+    """The names that --devices means: a number of virtual ones, or the names between commas."""
     if devices.isdecimal():
-        check_device_count(float(devices))  # before so many names are made
+        check_device_count(float(devices))  # before that many names are made
         return [f"cpu:{number}" for number in range(int(devices))]
     names = [name.strip() for name in devices.split(",")]
     if "" in names:

@@ -38,7 +38,7 @@ the other one, and gradients jump. (For float64 they must be 2^29 times as close
 EPSILON = 2.0**-52
 """Epsilon of float64."""
 UNEXPLAINED = 1e-6
-"""What fraction of a break its explanation may leave open."""
+"""Fraction of a break that its explanation may leave open."""
 JUMP = 100
 """So many times as many epsilons in float32 as in float64 are more than accumulated rounding."""
 ADVICE = "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer --steps"
@@ -81,7 +81,7 @@ class MaxAbs:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStep:
-    """What one process and the ranks had after a step; each figure is the largest on any rank."""
+    """One process and the ranks after a step; each figure is the largest on any rank."""
 
     step: int
     """Number of the step; 1 for the first."""
@@ -145,12 +145,12 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakResult:
-    """What a failure mode results in: the largest differences on any rank, each by what differs from what."""
+    """The result of a failure mode: the largest differences on any rank, each by what differs from what."""
 
     breaks: dict[str, float]
-    """What is wrong."""
+    """Differences that are too large."""
     holds: dict[str, float]
-    """What must be rounding and no more, if the failure mode is what it is said to be."""
+    """Differences that must be rounding and no more, if the failure mode is what it is said to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ def explanation(proof: Proof) -> str:
 
 
 def break_texts(result: BreakResult) -> Texts:
-    """What is broken, and what holds all the same if the explanation is right."""
+    """The differences that are broken, and those that hold all the same if the explanation is right."""
     table = Table(Column("difference", right=True), Column("of", wraps=True), Column("expected"))
     for what, value in result.breaks.items():
         table.add(number_text(value), what, "is broken")

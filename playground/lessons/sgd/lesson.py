@@ -53,7 +53,7 @@ def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Leave in every `param.grad` its mean over all ranks. All must call this: each all_reduce waits for everybody."""
+    """Leave in every `param.grad` its mean over all ranks. All must call this: each all_reduce waits for all ranks."""
     size = dist.get_world_size()
     for param in model.parameters():
         dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
