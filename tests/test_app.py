@@ -40,10 +40,18 @@ def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
     shown = run_cli("p2p")
     lines = shown.out.splitlines()
     assert lines[0] == f"p2p: gloo on cpu, 2 ranks x {threads_per_rank(2)} thread{'s' * (threads_per_rank(2) > 1)}"
-    assert "Rank 0 has data 1.0" in lines
-    assert "Rank 1 has data 1.0" in lines
+    said = [line for line in lines if line.startswith("Rank ")]
+    assert said[:2] == ["Rank 0 has data 1.0", "Rank 1 has data 1.0"]
+    assert said[2:4] == ["Rank 0 has data 2, 0", "Rank 1 has data 0, 2"]
+    assert said[4:6] == ["Rank 0 started sending", "Rank 1 started receiving"]
+    assert said[6:8] == ["Rank 0 has data 1.0", "Rank 1 has data 1.0"]
     assert any(line.startswith("Shown: ") for line in lines[-2:])
     assert (shown.code, shown.err) == (0, "")
+
+
+def test_a_group_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
+    lines = run_cli("collectives", "--only", "groups", "-n", 2).out.splitlines()
+    assert [line for line in lines if line.startswith("Rank ")] == ["Rank 0 has data 2.0", "Rank 1 has data 2.0"]
 
 
 def test_only_picks_steps_in_the_lesson_s_order(run_cli: Run) -> None:

@@ -28,6 +28,8 @@ ROOT_README = ROOT / "README.md"
 CHAPTERS = sorted((ROOT / "playground").rglob("README.md"))
 READMES = [ROOT_README, *CHAPTERS]
 OURS = "python -m playground "
+EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
+"""Code that a chapter shows of a file, which is named before it: tests/lessons/test_chapters.py compares the two."""
 
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
@@ -52,9 +54,9 @@ NOT_RUN = {
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
     "bert", "bert --only same-losses", "bert --way ddp --only train --dropout 0.1", "data-parallel",
-    "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "prove", "ladder", "ladder --bucket-cap-mb 25",
-    "ladder -n 3 --all-reduce tutorial-ring --dataset digits", "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3",
-    "ddp --lab", "ddp --only buckets --dataset digits",
+    "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "data-parallel --devices 3 --steps 1",
+    "prove", "ladder", "ladder --bucket-cap-mb 25", "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
+    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --only buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async --over rpc",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
@@ -300,7 +302,8 @@ def python_blocks(kind: str) -> list[Any]:
     """The blocks of Python of one kind, as parameters: scripts to be started, test modules, or cells of a notebook."""
     found = []
     for readme in READMES:
-        for number, block in enumerate(fenced_blocks(readme.read_text(encoding="utf-8"), "python")):
+        text = EXCERPT.sub("", readme.read_text(encoding="utf-8"))
+        for number, block in enumerate(fenced_blocks(text, "python")):
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds

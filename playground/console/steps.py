@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 
@@ -28,8 +29,8 @@ class Lesson:
     """World size unless the user asks for another."""
     min_size: int = 1
     """Smallest world in which it makes sense."""
-    says: str = ""
-    """A line each rank has to say after a step that leaves it with `before` and `after`, as tutorials print it."""
+    says: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Lines each rank has to say after a step, by the step's name, as tutorials print them."""
     folder: str = ""
     """Where it lies, if its command has another name."""
 
@@ -77,17 +78,17 @@ Outcome = Mapping[str, object]
 """The result of a step on a rank."""
 
 
-def step_texts(name: str, about: str, returned: Sequence[object], says: str = "") -> Texts:
-    """One step: what it does, then what every rank had before and after, and what each `says` about that."""
+def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence[str] = ()) -> Texts:
+    """One step: what it does, then what every rank had before and after, and each line that all of them say."""
     ranks = [each if isinstance(each, Mapping) else vars(each) for each in returned]
     head = prose(heading(name), f": {about}")
     if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
         return [head, f"  the backend refuses: {refused[0]}"]
     texts = [head, *rank_texts(ranks)]
-    if says and ranks[0].keys() == {"before", "after"}:
-        before, _, after = says.partition("{rank}")
-        for rank, values in enumerate(ranks):
-            texts.append(prose(before, rank_number(rank), after.format(rank=rank, **values)))
+    for line in says:
+        before, _, after = line.partition("{rank}")
+        with contextlib.suppress(KeyError):  # a step that a reader has changed may return other names
+            texts += [prose(before, rank_number(rank), after.format(**values)) for rank, values in enumerate(ranks)]
     return texts
 
 
@@ -145,7 +146,7 @@ def steps_command(lesson: Lesson) -> click.Command:
         by_rank = session.world.run(RUN_STEPS, steps, run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
         for step in steps:
-            session.say("", *step_texts(step.name, step.summary, by_step[step.name], lesson.says))
+            session.say("", *step_texts(step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())))
         shown = ", ".join(step.name for step in steps) if only else lesson.conclude(session.world.size)
         session.say("", f"Shown: {shown}.")
         session.print_document(by_step)

@@ -109,7 +109,10 @@ def epoch_cells(epoch: Epoch) -> list[str]:
         f"{100 * epoch.test_accuracy:.2f}",
         f"{epoch.samples_per_second:,.0f}",
         f"{epoch.seconds:.1f}",
-        " ".join("-" if loss is None else f"{loss:.4f}" for loss in epoch.loss_per_rank),
+        "\n".join(
+            f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
+            for rank, loss in enumerate(epoch.loss_per_rank)
+        ),
     ]
 
 

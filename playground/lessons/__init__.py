@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from playground.console.steps import Lesson
 
+HAS_DATA = "Rank {rank} has data {after}"
+
 PATH = (
     Lesson(
         name="hello",
@@ -21,13 +23,20 @@ PATH = (
         shown="messages between ranks: blocking, immediate, from anyone, in a batch, round a ring",
         default_size=2,
         min_size=2,
-        says="Rank {rank} has data {after}",
+        says={
+            "blocking": (HAS_DATA,),
+            "two_tensors": ("Rank {rank} has data {tensor}, {received}",),
+            "immediate": ("Rank {rank} started {started}", HAS_DATA),
+            "exchange": (HAS_DATA,),
+            "ring": (HAS_DATA,),
+        },
     ),
     Lesson(
         name="collectives",
         teaches="groups, and what each collective leaves on every rank",
         shown="what each collective leaves on every rank",
         default_size=4,
+        says={"groups": (HAS_DATA,)},
     ),
     Lesson(
         name="allreduce",

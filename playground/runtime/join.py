@@ -25,7 +25,7 @@ from playground.runtime.preemption import heed_signals, raise_if_preempted, run_
 from playground.runtime.rank import Progress, failure, report_to
 from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen
 from playground.runtime.torchelastic import await_reaped, write_error_file
-from playground.runtime.world import init_process
+from playground.runtime.world import run_in_world
 
 EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""
@@ -60,7 +60,7 @@ def join(
         report_to(partial(on_report, env.rank))
     watch = PeerWatch(env, timeout, used.stuck_limit, lambda: abandon(watch))
     try:
-        results = init_process(
+        results = run_in_world(
             env.rank, env.size, partial(run_watched, watch, grace, fn), backend,
             args=args, rendezvous=env.rendezvous, listener=bind_store(env), timeout=timeout,
             local_rank=env.local_rank, local_size=env.local_size, joined=True, before_leaving=partial(share, watch),

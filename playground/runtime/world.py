@@ -1,4 +1,4 @@
-"""init_process(): N processes become one world. The only place that creates and destroys a process group."""
+"""N processes become one world. The only place that creates and destroys a process group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from playground.runtime.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.temporary_folder import remove_empty_cache
 
 
-def init_process(
+def run_in_world(
     rank: int,
     size: int,
     fn: Callable[..., Any],

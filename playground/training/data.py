@@ -21,6 +21,7 @@ from playground.runtime import UsageError, device
 from playground.training.image_files import SIDE, UnreadableImage, list_image_files
 from playground.training.loader import RankLoader
 from playground.training.partition import DataPartitioner, Partition, share, shares
+from playground.training.prepare import default_data_dir, prepare
 from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
@@ -156,16 +157,25 @@ class EqualSteps(Sampler[list[int]]):
 
 
 def partition_dataset(
-    data: Dataset[Batch], batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
-) -> DataLoader[Batch]:
-    """This rank's part of `data`, in batches: its share of every global batch of `batch_size`, of which each rank of
-    the group has one.
+    data: Dataset[Batch] | None = None,
+    batch_size: int = 128,
+    seed: int = 1234,
+    num_workers: int = 0,
+    group: Any = None,
+) -> tuple[DataLoader[Batch], int]:
+    """This rank's part of `data` in batches, and their size: its share of each global batch of `batch_size`.
 
-    With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes fetch the
-    batches, ahead of the rank; with 0 it does that itself.
+    With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes load the
+    batches ahead of the rank; with 0 it does that itself. The default for `data` is MNIST's training set, or digits
+    where MNIST cannot be downloaded.
     """
+    if data is None:
+        data = Images(prepare("auto", default_data_dir()).folder, "train")
     partition, steps = part_of(data, batch_size, seed, dist.get_rank(group), dist.get_world_size(group))
-    return RankLoader(partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
+    train_set: DataLoader[Batch] = RankLoader(
+        partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate
+    )
+    return train_set, steps.batch_size
 
 
 def part_of(data: Dataset[Batch], batch_size: int, seed: int, rank: int, size: int) -> tuple[Partition, EqualSteps]:

@@ -19,7 +19,7 @@ class Sent:
     sent: int
 
 
-def lines_of(returned: list[object], says: str = "") -> list[str]:
+def lines_of(returned: list[object], *says: str) -> list[str]:
     return render(step_texts("ring", "A token goes round.", returned, says), 80).splitlines()
 
 
@@ -44,7 +44,8 @@ def test_a_dataclass_is_shown_by_its_fields() -> None:
 
 
 def test_ranks_that_return_different_names_are_shown_all_the_same() -> None:
-    assert lines_of([{"root": 1}, {"leaf": 2}])[1:] == ["  rank  root  leaf", "     0  1     -", "     1  -     2"]
+    lines = lines_of([{"root": 1}, {"leaf": 2}], "Rank {rank} has {leaf}")
+    assert lines[1:] == ["  rank  root  leaf", "     0  1     -", "     1  -     2"]
 
 
 def test_a_table_that_is_the_same_everywhere_stands_below() -> None:

@@ -47,8 +47,9 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
     assert too_wide(narrow) == []
     assert "more columns with --wide: train loss of each rank" in narrow
     assert "more columns" not in wide
-    [row] = [line.split() for line in wide.splitlines() if line.startswith("      1 ")]
-    assert len(row) == 6 + 3
+    [(number, row)] = [(n, row) for n, row in enumerate(wide.splitlines()) if row.startswith("      1 ")]
+    lines = [row.split(maxsplit=6)[-1], *(line.strip() for line in wide.splitlines()[number + 1 : number + 3])]
+    assert [line[:-6] for line in lines] == [f"Rank {rank}, epoch 1: " for rank in range(3)]
 
 
 def test_wide_without_tables_is_refused(run_cli: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 from collections import namedtuple
 from collections.abc import Callable
@@ -17,12 +18,20 @@ from torch import nn
 from playground.lessons.data_parallel import experiment
 from playground.lessons.data_parallel.experiment import claims
 from playground.lessons.data_parallel.largest_batch import largest_batches
-from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes, data_parallel, gather, replicate, scatter
+from playground.lessons.data_parallel.lesson import (
+    DataParallel,
+    chunk_sizes,
+    data_parallel,
+    gather,
+    parallel_apply,
+    replicate,
+    scatter,
+)
 from playground.lessons.data_parallel.losses import (
     LOSSES,
     DataParallelCriterion,
     DataParallelModel,
-    LossModel,
+    ParallelLossModel,
     weighted_mean,
 )
 from playground.lessons.data_parallel.memory import track_memory
@@ -179,6 +188,36 @@ def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:
     assert DataParallel(Adding(), DEVICES[:2])(x[:0], more={"y": y[:0]}, times=2)["sum"].shape == (0, 2)
 
 
+def test_torch_s_arguments_and_defaults() -> None:
+    for ours, theirs in ((DataParallel, nn.DataParallel), (DataParallelModel, nn.DataParallel)):
+        taken = [(each.name, each.default) for each in inspect.signature(ours).parameters.values()]
+        assert taken == [(each.name, each.default) for each in inspect.signature(theirs).parameters.values()]
+    names = list(inspect.signature(nn.parallel.data_parallel).parameters)
+    assert list(inspect.signature(data_parallel).parameters) == names
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the devices would be GPUs")
+def test_without_a_gpu_numbers_are_virtual_devices_and_the_default_is_the_module_alone() -> None:
+    module, inputs, criterion = model(), torch.randn(7, 5, dtype=torch.float64), nn.MSELoss()
+    parallel = DataParallel(module, device_ids=[0, 1], output_device=0)
+    assert parallel.devices == DEVICES[:2]
+    assert torch.allclose(parallel(inputs), module(inputs), rtol=0, atol=1e-12)
+    assert torch.equal(DataParallel(module)(inputs), module(inputs))
+    [output] = DataParallelModel(module)(inputs)
+    assert torch.equal(output, module(inputs))
+    assert torch.equal(DataParallelCriterion(criterion)([output], inputs[:, :3]), criterion(output, inputs[:, :3]))
+
+
+def test_the_parts_in_either_order() -> None:
+    """One tutorial replicates first, another scatters first."""
+    module, inputs, devices = model(), torch.randn(3, 5, dtype=torch.float64), DEVICES[:4]
+    replicas = replicate(module, devices)
+    chunks = scatter((inputs,), devices)
+    replicas = replicas[: len(chunks)]
+    outputs = parallel_apply(replicas, chunks, None, devices[: len(chunks)])
+    assert torch.equal(gather(outputs, devices[0]), data_parallel(module, inputs, devices))
+
+
 def test_what_the_first_replica_does_to_buffers_stays() -> None:
     module, inputs = nn.BatchNorm1d(2).double(), torch.randn(8, 2, dtype=torch.float64)
     DataParallel(module, DEVICES[:3])(inputs)
@@ -236,7 +275,7 @@ def test_the_loss_in_parallel_is_the_loss(reduction: str, batch: int) -> None:
     assert [len(output) for output in outputs] == chunk_sizes(batch, 4)
     assert (DataParallelCriterion(criterion, DEVICES[:4])(outputs, targets) - alone).abs().max() <= 1e-12
     if reduction == "mean":
-        losses = DataParallel(LossModel(module, criterion), DEVICES[:4])(inputs, targets)
+        losses = DataParallel(ParallelLossModel(module, criterion), DEVICES[:4])(inputs, targets)
         assert (weighted_mean(losses, chunk_sizes(batch, 4)) - alone).abs() <= 1e-12
         assert ((losses.mean() - alone).abs() <= 1e-12) == (len(set(chunk_sizes(batch, 4))) == 1)
 
@@ -543,4 +582,6 @@ def test_on_gpus_it_is_torch_s_own() -> None:
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     module, inputs = model().to(gpus[0]), torch.randn(13, 5, dtype=torch.float64, device=gpus[0])
     theirs = gradients(nn.DataParallel(module, gpus), module, inputs)
-    assert (theirs - gradients(DataParallel(module, gpus), module, inputs)).abs().max() <= 1e-12
+    for parallel in (DataParallel(module, gpus), DataParallel(module), DataParallel(module, range(len(gpus)), 0)):
+        assert parallel.devices == gpus
+        assert (theirs - gradients(parallel, module, inputs)).abs().max() <= 1e-12

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.data_parallel.lesson import data_parallel
-from playground.lessons.data_parallel.losses import LossModel
+from playground.lessons.data_parallel.losses import ParallelLossModel
 from playground.lessons.data_parallel.machine import copy_to, use_device
 from playground.lessons.data_parallel.memory import Utilisation, covered, label_buckets, track_memory, track_utilisation
 from playground.lessons.data_parallel.page import LABELS
@@ -124,7 +124,7 @@ def test_every_kind_has_its_label() -> None:
 
 
 def test_a_loss_inside_forward_leaves_no_gathered_outputs_but_numbers() -> None:
-    model = LossModel(nn.Linear(100, 100), nn.MSELoss())
+    model = ParallelLossModel(nn.Linear(100, 100), nn.MSELoss())
     with track_memory([FIRST, SECOND]) as account:
         account.put_module(model, FIRST)
         data_parallel(model, (torch.ones(8, 100), torch.ones(8, 100)), [FIRST, SECOND])

@@ -97,7 +97,8 @@ def by_itself(rank: int, size: int, folder: Path, steps: int, samples: int, batc
     torch.manual_seed(seed)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-    batches = iter(partition_dataset(Images(folder, "train", samples), batch_size, seed))
+    train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size, seed)
+    batches = iter(train_set)
     for step in range(steps):
         images, labels = next(batches)
         torch.manual_seed(seed + 1 + step * size + rank)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import free_port
 
 from playground import launch
 from playground.lessons import LESSONS
@@ -66,8 +69,10 @@ def refused(step: str, results: tuple[Any, ...]) -> bool:
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_point_to_point_in_any_world(size: int, world: Worlds) -> None:
     by_rank = world(size).run(run_steps, steps_of("p2p"))
-    blocking, immediate, any_source, exchange, ring = zip(*by_rank, strict=True)
+    blocking, two_tensors, immediate, any_source, exchange, ring = zip(*by_rank, strict=True)
     assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
+    assert [(rank["tensor"], rank["received"]) for rank in two_tensors] == [(2, 0), (0, 2)] + [(0, 0)] * (size - 2)
+    assert [rank.pop("started") for rank in immediate] == ["sending", "receiving"] + ["nothing"] * (size - 2)
     assert blocking == immediate
     assert [rank["sender"] for rank in any_source] == [(rank - 1) % size for rank in range(size)]
     assert [rank["letter"] for rank in any_source] == [10.0 * ((rank - 1) % size) for rank in range(size)]
@@ -83,7 +88,7 @@ def test_collectives_in_any_world(size: int, world: Worlds) -> None:
     by_step = dict(zip(steps, zip(*by_rank, strict=True), strict=True))
     everyone = [float(rank + 1) for rank in range(size)]
     after = {step: [rank.get("after") for rank in results] for step, results in by_step.items()}
-    assert after["groups"] == [sum(everyone[:2])] * min(2, size) + everyone[2:]
+    assert after["groups"] == [min(2.0, size)] * min(2, size) + [1.0] * (size - 2)
     assert after["scatter"] == everyone
     assert after["gather"] == [everyone] + [None] * (size - 1)
     assert after["reduce"] == [sum(everyone)] + [None] * (size - 1)
@@ -123,6 +128,51 @@ def write_down(folder: Path, rank: int, size: int) -> None:
     total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
     (folder / str(rank)).write_text(f"{dist.get_rank()} of {dist.get_world_size()}: {total.item():g}")
+
+
+SPAWNED = """
+import torch.multiprocessing as mp
+from playground.lessons.hello.lesson import init_process
+
+def run(rank, size):
+    print("Rank", rank, "of", size)
+
+if __name__ == "__main__":
+    processes = []
+    mp.set_start_method("spawn")
+    for rank in range(2):
+        p = mp.Process(target=init_process, args=(rank, 2, run))
+        p.start()
+        processes.append(p)
+    for p in processes:
+        p.join()
+    mp.spawn(init_process, args=(3, run, "gloo"), nprocs=3)
+"""
+
+
+def test_the_tutorial_s_program_runs_as_it_stands(tmp_path: Path) -> None:
+    """With a port of its own, that is: the default is taken where two tests run at once."""
+    (tmp_path / "tutorial.py").write_text(SPAWNED)
+    place = {**os.environ, "MASTER_PORT": str(free_port())}
+    shown = subprocess.run([sys.executable, tmp_path / "tutorial.py"], env=place, capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = [f"Rank {rank} of {size}" for size in (2, 3) for rank in range(size)]
+    assert sorted(shown.stdout.splitlines(), key=lambda line: line.split()[::-1]) == lines
+
+
+def test_the_place_where_ranks_meet_is_the_tutorial_s_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[tuple[str, str]] = []
+
+    def meet(backend: str, rank: int, world_size: int) -> None:
+        met.append((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]))
+
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "put back after the test")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    hello.init_process(0, 1, lambda rank, size: None)
+    assert met == [("127.0.0.1", "29500")]
 
 
 def test_the_tutorials_processes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_after_a_loss_only_threads_that_get_free_are_waited_for(
         watches.append(run.args[0])
         raise PeerDisconnected(rank, size, "lost rank 0")
 
-    monkeypatch.setattr(join, "init_process", never_enter)
+    monkeypatch.setattr(join, "run_in_world", never_enter)
     monkeypatch.setattr(BACKENDS["nccl"], "check", lambda local_ranks, joined: "")
     env = rank_env_from(by_hand(1, 2, free_port()))
     assert env

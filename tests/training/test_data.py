@@ -82,7 +82,7 @@ def test_digits_vary_and_every_class_comes() -> None:
 def fetched(rank: int, size: int, folder: Path, loader: str, workers: int) -> list[Any]:
     """All batches of two epochs."""
     settings = TrainingSettings(folder=folder, limit=17, loader=loader)
-    batches = partition_dataset(training_images(settings), 8, num_workers=workers)
+    batches, _ = partition_dataset(training_images(settings), 8, num_workers=workers)
     return [(images.tolist(), labels.tolist(), str(images.dtype)) for _ in range(2) for images, labels in batches]
 
 

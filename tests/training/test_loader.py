@@ -78,7 +78,9 @@ def test_an_image_that_is_gone_or_damaged_is_named(
 def lose(rank: int, size: int, settings: TrainingSettings, whom: str, note: Path) -> None:
     """Fetch batches for ever; after the first ones rank 1, or a worker of its, is killed. `note`: its workers' ids."""
     torch_worker.MP_STATUS_CHECK_INTERVAL = HOURS  # workers must not wait until torch looks for their rank
-    train_set = partition_dataset(training_images(settings), settings.batch_size, num_workers=settings.loader_workers)
+    train_set, _ = partition_dataset(
+        training_images(settings), settings.batch_size, num_workers=settings.loader_workers
+    )
     while True:
         for _ in train_set:
             dist.barrier()

@@ -304,7 +304,7 @@ def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dic
     model: nn.Module = Doubled()
     in_ddp = settings.get("sync") == "ddp"
     chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
-    train_set = partition_dataset(training_images(chosen), chosen.batch_size)
+    train_set, _ = partition_dataset(training_images(chosen), chosen.batch_size)
     if in_ddp:
         sync = GradSync(DistributedDataParallel(model))
     else:

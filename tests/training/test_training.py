@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from ranks import device_behind, small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from playground.lessons import LESSONS
 from playground.runtime import PlaygroundError, RankFailed, UsageError
@@ -60,7 +62,7 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
 
 def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: int) -> dict[str, Any]:
     """The positions, within the whole set, of what this rank trains on in each step of two epochs, and tests on."""
-    train_set = partition_dataset(Images(folder, "train", samples), batch_size)
+    train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
     index, epochs = train_set.dataset.index, range(2)
     steps = [[index[position] for position in step] for _ in epochs for step in train_set.batch_sampler]
     tested = partition_test_set(Images(folder, "t10k"))
@@ -82,7 +84,7 @@ def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: i
     averaging = new_grad_sync(sync, model, bucket_cap=1000) if sync in RUNGS else GradSync(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
-    train_set = partition_dataset(Images(folder, "train", samples), batch_size)
+    train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
     for _ in range(2):
         left = samples
         for images, labels in train_set:
@@ -239,10 +241,40 @@ def test_a_run_whose_replicas_differ_says_where() -> None:
         replicas_verdict(0.5, None, "1.running_mean")
 
 
+def tutorial_s_loader(rank: int, size: int, cache: Path) -> tuple[int, list[int], int]:
+    """The batch size, the length of each batch, and the tutorial's own count of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.setattr("torchvision.datasets.MNIST.mirrors", ["file:///nowhere/"])
+        train_set, bsz = partition_dataset()
+    num_batches = ceil(len(train_set.dataset) / float(bsz))
+    return bsz, [len(target) for data, target in train_set], num_batches
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(2, [64, 64]), (3, [43, 43, 42])])
+def test_the_tutorial_s_partition_dataset(
+    size: int, sizes: list[int], world: Worlds, data_dir: Path, digits_folder: Path, tmp_path: Path
+) -> None:
+    """`train_set, bsz = partition_dataset()`, where MNIST cannot be had: its default are the digits, then."""
+    (tmp_path / "playground").symlink_to(data_dir)
+    by_rank = world(size).run(tutorial_s_loader, tmp_path)
+    assert [bsz for bsz, _, _ in by_rank] == sizes
+    for bsz, batches, num_batches in by_rank:
+        assert batches[:-1] == [bsz] * 4
+        assert len(batches) == num_batches
+    assert sum(sum(batches) for _, batches, _ in by_rank) == len(Images(digits_folder, "train"))
+
+
+def test_a_data_loader_takes_no_fraction_as_its_batch_size() -> None:
+    """As tutorials have it, `bsz = 128 / float(size)`."""
+    with pytest.raises(ValueError, match=r"batch_size should be a positive integer value, but got batch_size=64\.0"):
+        DataLoader(list(range(128)), batch_size=128 / float(2))
+
+
 def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
     """What the first random numbers of training are on this rank."""
     torch.manual_seed(0)
-    train_set = partition_dataset(Images(folder, "train", 64), 16)
+    train_set, _ = partition_dataset(Images(folder, "train", 64), 16)
     test_set = partition_test_set(Images(folder, "t10k", 8))
     drawn: list[float] = []
     net = Net()

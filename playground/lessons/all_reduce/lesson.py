@@ -4,7 +4,7 @@
     python -m playground allreduce --algorithm ring -n 3 --elements 6
     python -m playground allreduce --algorithm reduce-scatter
 
-Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins anew), so each digit of what a
+Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins again), so each digit of what a
 rank holds says whose tensor is in it.
 What is shown are the messages of the run itself, recorded as they are sent. The tables hold for as many ranks and
 elements as they have rows: `messages` and `sent` are what a rank sends, `sent` in bytes, eight per element.
@@ -72,7 +72,7 @@ def reduce_broadcast(rank: int, size: int, tensor: torch.Tensor) -> None:
 
 @traced
 def all_to_all(rank: int, size: int, tensor: torch.Tensor) -> None:
-    """Everybody sends everything to everybody: one step, no root, but N(N-1) whole tensors on the wire.
+    """Every rank sends everything to every other: one step, no root, but N(N-1) whole tensors on the wire.
 
     | rank | before                   | after                    | messages | sent |
     |------|--------------------------|--------------------------|----------|------|

@@ -1,7 +1,7 @@
 """Run what stands on the board on small tensors, and record every message when it is started, and what the rank then
 holds. The board knows nothing of it.
 
-Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins anew), so each digit of what a
+Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins again), so each digit of what a
 rank holds says whose tensor is in it.
 """
 

@@ -24,7 +24,7 @@ from playground.runtime.backends import refusal
 
 
 def mine(rank: int) -> torch.Tensor:
-    """What a rank starts with: its number, counted from one."""
+    """The tensor a rank starts with: its number, counted from one."""
     return torch.full((1,), float(rank + 1), device=device())
 
 
@@ -40,18 +40,18 @@ def values(tensors: list[torch.Tensor]) -> list[float]:
 def groups(rank: int, size: int) -> dict[str, object]:
     """`new_group` makes a smaller group. Every rank of the world must call it, in the same order, member or not.
 
-    Here ranks 0 and 1 add up their values. A rank outside gets a handle with which it can do nothing: in that group
-    it has the rank -1, and an operation on it changes nothing.
+    Here ranks 0 and 1 add up ones. A rank outside gets a handle with which it can do nothing: in that group it has the
+    rank -1, and an operation on it changes nothing.
 
     | rank | before | after | rank_in_group |
     |------|--------|-------|---------------|
-    | 0    | 1.0    | 3.0   | 0             |
-    | 1    | 2.0    | 3.0   | 1             |
-    | 2    | 3.0    | 3.0   | -1            |
-    | 3    | 4.0    | 4.0   | -1            |
+    | 0    | 1.0    | 2.0   | 0             |
+    | 1    | 1.0    | 2.0   | 1             |
+    | 2    | 1.0    | 1.0   | -1            |
+    | 3    | 1.0    | 1.0   | -1            |
     """
     group = dist.new_group([0, 1][:size])
-    tensor = mine(rank)
+    tensor = torch.ones(1, device=device())
     before = tensor.item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns a rank outside the group, which is the point here
@@ -106,7 +106,7 @@ def reduce(rank: int, size: int) -> dict[str, object]:
 
 
 def all_reduce(rank: int, size: int) -> dict[str, object]:
-    """Everybody gets the sum: the operation that averages gradients.
+    """Every rank gets the sum: the operation that averages gradients.
 
     | rank | before | after |
     |------|--------|-------|
@@ -121,7 +121,7 @@ def all_reduce(rank: int, size: int) -> dict[str, object]:
 
 
 def broadcast(rank: int, size: int) -> dict[str, object]:
-    """Everybody gets the root's tensor.
+    """Every rank gets the root's tensor.
 
     | rank | before | after |
     |------|--------|-------|
@@ -136,7 +136,7 @@ def broadcast(rank: int, size: int) -> dict[str, object]:
 
 
 def all_gather(rank: int, size: int) -> dict[str, object]:
-    """Everybody collects one tensor from each rank.
+    """Every rank collects one tensor from each rank.
 
     | rank | before | after                |
     |------|--------|----------------------|
@@ -167,7 +167,7 @@ def reduce_scatter(rank: int, size: int) -> dict[str, object]:
 
 
 def all_to_all(rank: int, size: int) -> dict[str, object]:
-    """Everybody has a tensor for everybody: rank r's element s becomes rank s's element r, a transposition.
+    """Every rank has a tensor for every rank: rank r's element s becomes rank s's element r, a transposition.
 
     | rank | before                   | after                    |
     |------|--------------------------|--------------------------|
@@ -183,7 +183,7 @@ def all_to_all(rank: int, size: int) -> dict[str, object]:
 
 
 def barrier(rank: int, size: int) -> dict[str, object]:
-    """Nobody goes on before everybody has arrived. `arrived` is how many had when this rank was let through.
+    """No rank continues before all have arrived. `arrived` is how many had when this rank was let through.
 
     Each rank signs a book (a key of the store) before the barrier and reads it after, so a barrier that lets a rank
     through early would show.
@@ -263,7 +263,7 @@ def gather_object(rank: int, size: int) -> dict[str, object]:
 
 
 def all_gather_object(rank: int, size: int) -> dict[str, object]:
-    """Everybody collects any objects, of any size.
+    """Every rank collects any objects, of any size.
 
     | rank | before    | after                                           |
     |------|-----------|-------------------------------------------------|

@@ -26,7 +26,7 @@ from playground.lessons.data_parallel.lesson import (
 )
 from playground.lessons.data_parallel.losses import (
     LOSSES,
-    LossModel,
+    ParallelLossModel,
     TokenLoss,
     new_model_and_batch,
     new_optimizer,
@@ -231,7 +231,9 @@ def count_models(settings: DataParallelSettings, devices: list[torch.device]) ->
 
 def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[ReplicaStep]:
     """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64."""
-    models = [LossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)]
+    models = [
+        ParallelLossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)
+    ]
     optimizers = [new_optimizer(model, settings.optimizer) for model in models]
     _, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
     return [compare_step(step, models, optimizers, batch, devices) for step in range(1, settings.steps + 1)]
@@ -297,7 +299,7 @@ def run(rank: int, size: int, settings: TrainingSettings, devices: Sequence[str]
     first = resolve_devices(devices)[0]
     if first.type == "cuda":
         torch.cuda.set_device(first)  # where this rank's batches are put, and so their labels: beside the outputs
-    train_set = partition_dataset(training_images(settings), settings.batch_size, settings.seed)
+    train_set, _ = partition_dataset(training_images(settings), settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = NetWithoutDropout().to(first, memory_format=torch.channels_last)
     return train(GradSync(DataParallel(model, devices)), train_set, test_set, settings)

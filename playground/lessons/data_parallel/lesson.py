@@ -14,7 +14,6 @@ A forward pass of DataParallel is four calls:
 Without GPUs the devices are virtual ones, `cpu:0` and on: each with its own thread and its own memory, and what moves
 between them is copied. On GPUs the same code runs on the real ones: --devices cuda:0,cuda:1. (One process drives them
 all, so what --world-size and --backend say to other lessons, --devices says here.)
-What DataParallel costs beside processes: limits.py.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html and
 https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 """
@@ -29,7 +28,7 @@ import torch
 from torch import nn
 
 from playground.lessons.data_parallel import machine, nested
-from playground.lessons.data_parallel.machine import Device
+from playground.lessons.data_parallel.machine import Device, Devices
 
 
 def chunk_sizes(batch: int, devices: int) -> list[int]:
@@ -53,7 +52,7 @@ def scatter(inputs: Any, devices: Sequence[torch.device], dim: int = 0) -> list[
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
-    """A replica of `module` on each of `devices`, the first of which is where it lies. Made anew for every forward.
+    """A replica of `module` on each of `devices`, the first of which is where it lies. Made again for every forward.
 
     A replica's parameters are no leaves: what reaches them in backward goes on to the one original, where it is added
     up. The first replica has the parameters themselves, and the module's own buffers: what it changes in them in place
@@ -79,7 +78,7 @@ def parallel_apply(
     kwargs: Sequence[Mapping[str, object]] | None,
     devices: Sequence[torch.device],
 ) -> list[Any]:
-    """What `modules[i](*inputs[i], **kwargs[i])` returns on `devices[i]`, for every i at once, each in its own thread.
+    """The results of `modules[i](*inputs[i], **kwargs[i])` on `devices[i]`, for all i at once, each in its own thread.
 
     Raises the error of the first replica that failed, with the device's name before the message.
     """
@@ -101,18 +100,19 @@ def gather(outputs: Sequence[Any], device: torch.device, dim: int = 0) -> Any:
 
 
 class DataParallel(nn.Module):
-    """`module`, each forward shared out over `devices`; outputs are gathered on `output_device`, by default the first.
+    """`module`, each forward shared out over `device_ids`, by default all GPUs or, without one, cpu:0. Outputs are
+    gathered on `output_device`, by default the first. A number names a GPU or, without one, a virtual device.
 
     Raises `UsageError` for devices that are not there or of two kinds, an output device outside the list, inputs
     without a batch dimension or of different batch sizes, and a module that lies elsewhere than on the first device.
     """
 
     def __init__(
-        self, module: nn.Module, devices: Sequence[Device], output_device: Device | None = None, dim: int = 0
+        self, module: nn.Module, device_ids: Devices = None, output_device: Device | None = None, dim: int = 0
     ) -> None:
         super().__init__()
         self.module, self.dim = module, dim
-        self.devices = machine.resolve_devices(devices)
+        self.devices = machine.resolve_devices(device_ids)
         self.output_device = machine.resolve_output_device(output_device, self.devices)
         machine.check_module_is_on(module, self.devices[0])
 
@@ -134,14 +134,14 @@ class DataParallel(nn.Module):
 def data_parallel(
     module: nn.Module,
     inputs: Any,
-    devices: Sequence[Device],
+    device_ids: Devices = None,
     output_device: Device | None = None,
     dim: int = 0,
-    kwargs: dict[str, object] | None = None,
+    module_kwargs: dict[str, object] | None = None,
 ) -> Any:
     """A forward pass of `DataParallel`. `inputs` that are no tuple are the only argument."""
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    return DataParallel(module, devices, output_device, dim).forward(*arguments, **(kwargs or {}))
+    return DataParallel(module, device_ids, output_device, dim).forward(*arguments, **(module_kwargs or {}))
 
 
 if __name__ == "__main__":

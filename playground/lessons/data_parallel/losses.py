@@ -24,7 +24,7 @@ from playground.lessons.data_parallel.lesson import (
     replicate,
     scatter,
 )
-from playground.lessons.data_parallel.machine import Device, copy_to
+from playground.lessons.data_parallel.machine import Device, Devices, copy_to
 from playground.runtime.errors import UsageError
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -83,7 +83,7 @@ def new_step(model: nn.Module, loss: Callable[[], torch.Tensor], sync: GradSync)
     return partial(training_step, new_optimizer(model), [loss], sync)
 
 
-class LossModel(nn.Module):
+class ParallelLossModel(nn.Module):
     """A model and its criterion as one module: (inputs, targets) → loss. In DataParallel only losses are gathered."""
 
     def __init__(self, model: nn.Module, criterion: nn.Module) -> None:
@@ -114,11 +114,11 @@ class DataParallelCriterion(nn.Module):
     """
 
     def __init__(
-        self, criterion: nn.Module, devices: Sequence[Device], output_device: Device | None = None, dim: int = 0
+        self, criterion: nn.Module, device_ids: Devices = None, output_device: Device | None = None, dim: int = 0
     ) -> None:
         super().__init__()
         self.criterion, self.dim = criterion, dim
-        self.devices = machine.resolve_devices(devices)
+        self.devices = machine.resolve_devices(device_ids)
         self.output_device = machine.resolve_output_device(output_device, self.devices)
 
     def forward(self, outputs: list[Any], targets: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ def gather_losses(
     model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
 ) -> torch.Tensor:
     """A cure: each replica computes its loss in forward, and only the losses are gathered, one number per replica."""
-    losses = data_parallel(LossModel(model, TokenLoss()), (tokens, targets), devices, output)
+    losses = data_parallel(ParallelLossModel(model, TokenLoss()), (tokens, targets), devices, output)
     return weighted_mean(losses, chunk_sizes(len(tokens), len(devices)))
 
 

@@ -30,14 +30,19 @@ from torch import nn
 from playground.runtime.errors import UsageError
 from playground.training import device_work
 
-Device: TypeAlias = "torch.device | str"
+Device: TypeAlias = "torch.device | str | int"
+Devices: TypeAlias = "Sequence[Device] | None"
 HOST = torch.device("cpu")
 """Memory of no device: where batches come from."""
 DEVICE_TYPES = ("cpu", "cuda")
 
 
-def resolve_devices(devices: Sequence[Device]) -> list[torch.device]:
-    """The devices of these names, numbered. Raises `UsageError` for none, for unknown or absent ones, for two kinds."""
+def resolve_devices(devices: Devices = None) -> list[torch.device]:
+    """The devices of these names, numbered; by default every GPU, or cpu:0 where there is none. Raises `UsageError` for
+    an empty list, for unknown or absent devices, for two kinds.
+    """
+    if devices is None:
+        devices = range(torch.cuda.device_count()) or ["cpu:0"]
     if not devices:
         raise UsageError("no devices: name at least one, as in cpu:0,cpu:1")
     resolved = [resolve_device(device) for device in devices]
@@ -47,7 +52,9 @@ def resolve_devices(devices: Sequence[Device]) -> list[torch.device]:
 
 
 def resolve_device(device: Device) -> torch.device:
-    """One of them: "cuda" is cuda:0."""
+    """One of them: "cuda" is cuda:0, and a number alone is that GPU, or that virtual device where there is no GPU."""
+    if isinstance(device, int):
+        device = f"{'cuda' if torch.cuda.is_available() else 'cpu'}:{device}"
     try:
         resolved = torch.device(device)
         number = str(device).partition(":")[2]

@@ -221,5 +221,6 @@ def share_out(samples: range, size: int, seed: int) -> dict[str, list[int]]:
         with_set_epoch.set_epoch(epoch)
         ways[f"set_epoch({epoch})"] = list(with_set_epoch)
     ways["drop_last"] = list(dropping)
-    ways["partition_dataset"] = list(partition_dataset(samples, size, seed).dataset.index)
+    train_set, _ = partition_dataset(samples, size, seed)
+    ways["partition_dataset"] = list(train_set.dataset.index)
     return ways

@@ -27,19 +27,19 @@ def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
     """Train `Net` on this rank's part of the data. Every rank returns the same figures."""
     torch.manual_seed(settings.seed)
     images = training_images(settings)
-    train_set = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
+    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     history = History(model, train_set, test_set)
-    torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+    torch.manual_seed(settings.seed + 1 + rank)  # from here on, each rank draws different dropout masks
 
     for _ in history.epochs(settings.epochs):
         for images, labels, samples_per_rank in batches(train_set, settings.batch_size):
             optimizer.zero_grad()
             output = model(images)
-            # A sum, and not this rank's mean: of 128 samples 3 ranks get 43, 43 and 42, and all shall weigh the same.
+            # A sum, and not this rank's mean: of 128 samples 3 ranks get 43, 43 and 42, all weighted equally.
             loss = F.nll_loss(output, labels, reduction="sum")
             (loss / samples_per_rank).backward()
             optimizer.step()

@@ -43,7 +43,8 @@ def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Seque
     Each time the world is started, the next of `kills` happens.
     """
     torch.manual_seed(settings.seed)
-    train_set = partition_dataset(Images(settings.folder, "train", settings.limit), settings.batch_size, settings.seed)
+    images = Images(settings.folder, "train", settings.limit)
+    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
     if way == "ddp":

@@ -35,7 +35,7 @@ def start_processes(size: int, fn: Callable[[int, int], object], backend: str = 
     Raises `RuntimeError` if one of them fails. Its peers may wait for it until their timeout: `launch` ends them.
     Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:  # the tutorial's fixed 29500 may be taken
+    with socket.create_server(("127.0.0.1", 0)) as server:  # 29500 may be taken
         port = server.getsockname()[1]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # the processes inherit them
     context = mp.get_context("spawn")
@@ -51,6 +51,8 @@ def start_processes(size: int, fn: Callable[[int, int], object], backend: str = 
 
 def init_process(rank: int, size: int, fn: Callable[[int, int], object], backend: str = "gloo") -> None:
     """Join the world that meets at MASTER_ADDR and MASTER_PORT as `rank` of `size`, call `fn(rank, size)`, leave."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group(backend, rank=rank, world_size=size)
     fn(rank, size)
     dist.destroy_process_group()

@@ -86,7 +86,7 @@ class Rounds:
     def __init__(self, settings: LadderSettings) -> None:
         self.settings, self.heartbeat = settings, Heartbeat()
         samples = len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
-        self.train_set = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
+        self.train_set, _ = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
 
     def __iter__(self) -> Iterator[None]:
         total = WARM_UP + self.settings.steps

@@ -42,26 +42,46 @@ def blocking(rank: int, size: int) -> dict[str, float]:
     return {"before": before, "after": tensor.item()}
 
 
-def immediate(rank: int, size: int) -> dict[str, float]:
-    """The same with requests: both calls return at once, and only `wait()` makes the data safe to touch.
+def two_tensors(rank: int, size: int) -> dict[str, int]:
+    """Rank 0 adds two and sends; rank 1 receives into a second tensor, and its own stays as it was.
 
-    | rank | before | after |
-    |------|--------|-------|
-    | 0    | 0.0    | 1.0   |
-    | 1    | 0.0    | 1.0   |
-    | 2    | 0.0    | 0.0   |
+    | rank | tensor | received |
+    |------|--------|----------|
+    | 0    | 2      | 0        |
+    | 1    | 0      | 2        |
+    | 2    | 0      | 0        |
+    """
+    tensor = torch.zeros(1, dtype=torch.int64, device=device())
+    received = torch.zeros_like(tensor)
+    if rank == 0:
+        tensor += 2
+        dist.send(tensor, dst=1)
+    elif rank == 1:
+        dist.recv(received, src=0)
+    return {"tensor": int(tensor), "received": int(received)}
+
+
+def immediate(rank: int, size: int) -> dict[str, object]:
+    """`blocking` with requests: both calls return at once, and only `wait()` makes the data safe to touch.
+
+    | rank | before | started     | after |
+    |------|--------|-------------|-------|
+    | 0    | 0.0    | 'sending'   | 1.0   |
+    | 1    | 0.0    | 'receiving' | 1.0   |
+    | 2    | 0.0    | 'nothing'   | 0.0   |
     """
     tensor = torch.zeros(1, device=device())
-    before = tensor.item()
-    request = None
+    before, started, request = tensor.item(), "nothing", None
     if rank == 0:
         tensor += 1
         request = dist.isend(tensor, dst=1)
+        started = "sending"
     elif rank == 1:
         request = dist.irecv(tensor, src=0)
+        started = "receiving"
     if request:
         request.wait()
-    return {"before": before, "after": tensor.item()}
+    return {"before": before, "started": started, "after": tensor.item()}
 
 
 def any_source(rank: int, size: int) -> dict[str, float]:
@@ -90,7 +110,7 @@ def any_source(rank: int, size: int) -> dict[str, float]:
 
 
 def exchange(rank: int, size: int) -> dict[str, float]:
-    """Two ranks swap values. Were both to `send` first, each could wait for the other's `recv` for ever.
+    """Two ranks swap values. Were both to `send` first, each could wait forever for the other's `recv`.
 
     A batch hands over sends and receives together, so that their order does not matter, on any backend. Ranks pair
     up as 0-1, 2-3, …; with an odd number of ranks the last one stays alone.

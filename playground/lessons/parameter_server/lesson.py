@@ -195,7 +195,7 @@ def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torc
     that all gradients count alike. From here on, every worker has dropout masks of its own."""
     samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
     images = Images(settings.folder, "train", samples)
-    train_set = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
+    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
     torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
     while True:
         for images, labels, samples_per_worker in batches(train_set, settings.batch_size, group=workers):

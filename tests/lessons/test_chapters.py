@@ -1,0 +1,96 @@
+"""Every chapter has the same form, and the code it shows is the code that runs."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from test_readme import EXCERPT, fenced_blocks
+
+from playground.app import TOOLS
+from playground.lessons import PATH
+
+ROOT = Path(__file__).parents[2]
+LESSONS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
+CHAPTERS = LESSONS | {
+    name: ROOT.joinpath(*tool.command.module.split(".")[:-1]) / "README.md" for name, tool in TOOLS.items()
+}
+BOX = re.compile(
+    r"# .+\n\n> \*\*You will see\*\* (?:.*\n>)+ \*\*You need\*\* (?:.*\n>)+ "
+    r"\*\*Time\*\*: .+ to run, \d+ minutes? to read\.\n\n"
+)
+LONGEST_RUN = 25
+"""Lines of a run that is shown."""
+
+
+def stands_in(block: str, source: str) -> bool:
+    """Whether the lines of `block` are lines of `source`, in order: dedented, with a line `# …` for what is left out.
+    Empty lines do not count: the formatter has rules of its own for those of a block."""
+    pieces = re.split(r"^ *# …\n", re.sub(r"\n\s*\n", "\n", block), flags=re.MULTILINE)
+    for indent in range(0, 17, 4):
+        rest, found = re.sub(r"\n\s*\n", "\n", f"\n{source}"), True
+        for piece in filter(None, pieces):
+            _, found_here, rest = rest.partition(f"\n{textwrap.indent(piece, ' ' * indent)}")
+            rest, found = f"\n{rest}", found and bool(found_here)
+        if found:
+            return True
+    return False
+
+
+def test_an_excerpt_is_verbatim() -> None:
+    source = "def f():\n    a = 1\n    b = 2\n\n    c = 3\n    return a\n"
+    assert stands_in("a = 1\nb = 2\n", source)
+    assert stands_in("def f():\n    a = 1\n    # …\n    return a\n", source)
+    assert stands_in("b = 2\n\nc = 3\n", source)
+    assert not stands_in("a = 1\nc = 3\n", source)
+    assert not stands_in("return a\n# …\na = 1\n", source)
+    assert not stands_in("a = 1  # one\n", source)
+    assert not stands_in("a = 1\n    b = 2\n", source)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_box_says_what_to_expect(name: str) -> None:
+    assert BOX.match(CHAPTERS[name].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_code_in_a_chapter_is_the_source_s(name: str) -> None:
+    chapter = CHAPTERS[name]
+    excerpts = EXCERPT.findall(chapter.read_text(encoding="utf-8"))
+    assert excerpts or name not in LESSONS
+    for file, indent, block in excerpts:
+        source = (chapter.parent / file).read_text(encoding="utf-8")
+        assert stands_in(textwrap.dedent(block), source), f"{indent}{block}"
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_run_is_short(name: str) -> None:
+    runs = fenced_blocks(CHAPTERS[name].read_text(encoding="utf-8"), "console")
+    assert runs
+    assert [len(run.splitlines()) for run in runs if len(run.splitlines()) > LONGEST_RUN] == []
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_every_exercise_has_its_outcome_folded_away(name: str) -> None:
+    exercises = CHAPTERS[name].read_text(encoding="utf-8").split("## Try this")[1].split("\n## ")[0]
+    for exercise in re.split(r"^\d+\. ", exercises, flags=re.MULTILINE)[1:]:
+        assert exercise.count("<details><summary>Outcome</summary>\n\n") == 1, exercise
+        assert exercise.rstrip().endswith("</details>"), exercise
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_last_line_leads_on(name: str) -> None:
+    last = CHAPTERS[name].read_text(encoding="utf-8").splitlines()[-1]
+    if name not in LESSONS:
+        assert re.match(r"(Back to|Previous:|Next:) \[", last)
+        return
+    names = list(LESSONS)
+    before, after = names[: names.index(name)][-1:], names[names.index(name) + 1 :][:1]
+    links = [
+        f"{where}: [{other}](../{LESSONS[other].parent.name}/README.md)"
+        for where, others in (("Previous", before), ("Next", after))
+        for other in others
+    ]
+    assert last == " · ".join(links)
