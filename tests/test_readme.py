@@ -25,7 +25,7 @@ pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
 ROOT_README = ROOT / "README.md"
-CHAPTERS = sorted((ROOT / "playground").rglob("README.md"))
+CHAPTERS = sorted((ROOT / "playground").rglob("*.md"))
 READMES = [ROOT_README, *CHAPTERS]
 OURS = "python -m playground "
 
@@ -254,7 +254,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: f"{readme.parent.name} {readme.stem}")
 def test_what_a_readme_points_to_is_there(readme: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme.read_text(encoding="utf-8")):
         file = readme.parent / target if target else readme

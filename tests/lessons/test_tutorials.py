@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Messages, observed
 from playground.algorithms.transport import Addressed
+from playground.lessons import PATH
 from playground.lessons.data_parallel.lesson import DataParallel, replicate
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime.remote import ROOT
@@ -614,3 +615,20 @@ def whole_tensors_go_round(world: Worlds) -> str:
     assert world(4).run(tensors_sent, "ring") == [1.5] * 4
     [each] = {*world(4).run(tensors_sent, "tutorial-ring")}
     return f"{each:g}"
+
+
+def test_the_glossary_is_in_order_and_each_word_is_in_its_chapter_or_on_the_page() -> None:
+    _, table = (PAGE.parent / "glossary.md").read_text(encoding="utf-8").split("| word | meaning | chapter |")
+    words = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert [word.strip().casefold() for word, *_ in words] == sorted(word.strip().casefold() for word, *_ in words)
+    for word, _, chapter in words:
+        [folder] = re.findall(r"\]\((.*?)\)", chapter)
+        files = [PAGE, *(file for file in (PAGE.parent / folder).rglob("*") if file.suffix in (".md", ".py"))]
+        text = " ".join(" ".join(file.read_text(encoding="utf-8").casefold().split()) for file in files)
+        assert any(each.strip(" `").casefold() in text for each in word.split(", ")), word
+
+
+def test_every_lesson_is_in_the_decision_table_or_the_glossary() -> None:
+    text = (PAGE.parent / "glossary.md").read_text(encoding="utf-8")
+    linked = {(PAGE.parent / link).resolve() for link in re.findall(r"\]\((.*?)\)", text)}
+    assert {ROOT / lesson.path for lesson in PATH} <= linked
