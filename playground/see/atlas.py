@@ -21,6 +21,7 @@ from playground.see.paint import collectives, data_parallel, training
 from playground.see.paint.painters import paint_scene
 from playground.see.paint.results import Evidence
 from playground.see.paint.scene import Scene
+from playground.see.play.moving import moving
 from playground.see.record.run import record_run
 from playground.survival.settings import SnapshotSettings
 from playground.training import prepare
@@ -273,6 +274,10 @@ CHAPTERS = {
         Figure(
             name="see", file="ring", shows="a recorded ring all-reduce: ranks, waits and messages",
             run="ring", draw=collectives.ring, chapter="playground/see",
+        ),
+        Figure(
+            name="moving", file="moving", shows="a ring all-reduce that moves: messages on their way, and their sums",
+            run="ring", draw=moving, chapter="playground/see",
         ),
     )
 }  # fmt: skip

@@ -70,7 +70,8 @@ def style_sheet(scene: Scene) -> str:
         rules.append(f".arrow.{name}{{stroke:var(--{name})}}text.in-{name}{{fill:var(--{name})}}")
     light = variables({style: STYLES[style].light for style in used}, PAPER.light, INK.light, STYLES["muted"].light)
     dark = variables({style: STYLES[style].dark for style in used}, PAPER.dark, INK.dark, STYLES["muted"].dark)
-    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}{turn_rules(scene)}"
+    rules += [turn_rules(scene), moving_rules(scene)]
+    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
 
 
 def variables(styles: dict[str, str], paper: str, ink: str, line: str) -> str:
@@ -100,15 +101,52 @@ def turn_rules(scene: Scene) -> str:
     )
 
 
+Course = tuple[float, float, tuple[float, float]]
+"""From when to when a mark is there, and how far it travels meanwhile."""
+
+
+def course_of(mark: Mark) -> Course:
+    return mark.start, mark.end, mark.travels
+
+
+def courses_of(scene: Scene) -> list[Course]:
+    """Those of the marks that a moving scene does not have all the time."""
+    if not scene.period:
+        return []
+    courses = dict.fromkeys(map(course_of, scene.marks))
+    return [course for course in courses if course[0] > 0 or course[1] < scene.period]
+
+
+def moving_rules(scene: Scene) -> str:
+    """What shows marks in their time, and has them travel. Those who mind movement see the end."""
+    courses = courses_of(scene)
+    if not courses:
+        return ""
+    frames, moving, hidden = [], [], []
+    for place, (start, end, (right, down)) in enumerate(courses):
+        begins, ends = (100 * min(moment, scene.period) / scene.period for moment in (start, end))
+        to = f";transform:translate({number(right)}px,{number(down)}px)" if right or down else ""
+        before = "" if start <= 0 else f"0%,{begins - 0.01:.2f}%{{opacity:0}}"
+        after = "" if end >= scene.period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
+        frames.append(f"@keyframes c{place}{{{before}{begins:.2f}%{{opacity:1}}{ends:.2f}%{{opacity:1{to}}}{after}}}")
+        moving.append(f".c{place}{{animation:c{place} {scene.period:g}s linear infinite}}")
+        hidden += [f".c{place}"] * bool(after)
+    still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
+    return f"{still}@media(prefers-reduced-motion:no-preference){{{''.join(moving)}}}{''.join(frames)}"
+
+
 def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
-    """The elements of one mark, in a group that has its title and says which event it stands for."""
-    event = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
+    """The elements of one mark, in a group that has its title, its course, and says which event it stands for."""
+    attributes = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
+    courses = courses_of(scene)
+    if course_of(mark) in courses:
+        attributes += f' class="c{courses.index(course_of(mark))}"'
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
-    if event or title:
-        yield f"<g{event}>{title}"
+    if attributes or title:
+        yield f"<g{attributes}>{title}"
     turn = scene.turns.index(mark) if mark in scene.turns else None
     yield from shape_lines(mark, turn)
-    if event or title:
+    if attributes or title:
         yield "</g>"
 
 
@@ -163,7 +201,7 @@ def to_png(scene: Scene) -> bytes:
     image = Image.new("RGB", size, PAPER.light)
     painter = Painter(ImageDraw.Draw(image), load_font())
     painter.write(scene.title, 8, 14, "start")
-    for mark in scene.marks:
+    for mark in scene.at_end:
         painter.paint(mark)
     for line, text in enumerate(scene.caption):
         painter.write(text, 8, TITLE_HEIGHT + scene.height + CELL[1] * line + 12, "start", STYLES["muted"].light)
@@ -250,10 +288,10 @@ def to_text(scene: Scene) -> str:
     columns, rows = to_column(scene.width), round(scene.height / CELL[1]) + 1
     page = Page(columns, rows)
     for kinds in ((LANE,), (BAR, BOX), (ARROW,)):
-        for mark in scene.marks:
+        for mark in scene.at_end:
             if mark.kind in kinds:
                 page.paint(mark)
-    for mark in scene.marks:  # what is written lies on top
+    for mark in scene.at_end:  # what is written lies on top
         page.write_on(mark)
     return "\n".join([scene.title, "", *page.lines(), "", *scene.caption, ""])
 

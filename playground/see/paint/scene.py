@@ -88,7 +88,9 @@ class Mark:
     """What it is, in words: for screen readers, and to be shown where the mouse is."""
     start: float = 0.0
     end: float = FOREVER
-    """Seconds of the recording in which it is lit."""
+    """Seconds of the recording in which it is lit; in a moving scene, seconds in which it is there."""
+    travels: tuple[float, float] = (0.0, 0.0)
+    """In a moving scene: how far it has gone, to the right and downwards, at its `end`."""
     meant: bool = False
     """Whether it was not recorded, but is what is meant to happen: drawn dashed."""
     event: tuple[int, int] | None = None
@@ -129,12 +131,19 @@ class Scene:
     """Where time goes to the right."""
     takes_turns: bool = False
     """Whether its arrows are one thing on its way: where pictures move, they are lit in turn, by their `start`."""
+    period: float = 0.0
+    """Seconds after which a moving scene begins again. 0 for one that does not move."""
 
     @property
     def turns(self) -> list[Mark]:
         """The arrows that are lit in turn."""
         arrows = (mark for mark in self.marks if mark.kind == ARROW)
         return sorted(arrows, key=lambda mark: mark.start) if self.takes_turns else []
+
+    @property
+    def at_end(self) -> tuple[Mark, ...]:
+        """The marks that a picture which does not move has: those that are there when the period ends."""
+        return tuple(mark for mark in self.marks if mark.end >= self.period)
 
     @property
     def description(self) -> str:
