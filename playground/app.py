@@ -31,10 +31,10 @@ CHAPTERS = {
     **{tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in TOOLS.values()},
     **{name: ROOT / "playground" / "lessons" / f"{name}.md" for name in ("tutorials", "glossary")},
 }
-READ = read_command("read", "show the chapter of a lesson or a tool, tutorials, or the glossary", CHAPTERS)
+READ, READS = "read", "show the chapter of a lesson or a tool, tutorials, or the glossary"
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
-    "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()} | {READ.name: READ.short_help},
+    "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()} | {READ: READS},
 }
 """What each command is for, under the titles under which --help lists them."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -78,7 +78,7 @@ class Commands(click.Group):
         return resolved
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, READ.name]
+        return [*COMMANDS, READ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The path and the tools, in order, from their tables: no command is imported for it."""
@@ -87,8 +87,8 @@ class Commands(click.Group):
                 formatter.write_dl(list(lines.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == READ.name:
-            return READ
+        if cmd_name == READ:
+            return read_command(READ, READS, CHAPTERS)
         if cmd_name in TOOLS:
             return TOOLS[cmd_name].command.load()
         if lesson := LESSONS.get(cmd_name):
@@ -115,7 +115,7 @@ def show_path() -> None:
     formatter.dedent()
     formatter.write_paragraph()
     formatter.write_text(f"Start with: python -m playground {PATH[0].name}")
-    formatter.write_text(f"Then read its chapter: python -m playground {READ.name} {PATH[0].name}")
+    formatter.write_text(f"Then read its chapter: python -m playground {READ} {PATH[0].name}")
     formatter.write_text(f"Beside the path: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
     click.echo(formatter.getvalue().rstrip())
 
