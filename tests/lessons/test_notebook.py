@@ -14,14 +14,13 @@ from playground.runtime.remote import ROOT
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e '.[dev]'")
 LIMIT = 300
 """Seconds for a cell: the first one that starts ranks imports torch."""
+nbformat = pytest.importorskip("nbformat")
 NOTEBOOK = ROOT / "playground" / "lessons" / "first.ipynb"
 
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The cells with code, as they are once they have run in an empty folder."""
-    import nbformat
-
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     resources = {"metadata": {"path": tmp_path_factory.mktemp("notebook")}}
