@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -171,6 +173,22 @@ def local_rank_is_spelt_differently(launched: Callable[..., str]) -> str:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+NOTEBOOK = """
+def run():
+    pass
+
+import multiprocessing
+process = multiprocessing.get_context("spawn").Process(target=run)
+process.start()
+process.join()
+"""
+
+
+@tries("a function of a notebook's cell, given to `Process` or `mp.spawn`")
+def a_cell_is_no_module() -> str:
+    return subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True).stderr
 
 
 @tries("`CUDA_VISIBLE_DEVICES=0,1 python train.py`")
@@ -407,6 +425,12 @@ def two_steps(find_unused: bool) -> None:
         ddp(torch.ones(1, 1)).sum().backward()
 
 
+@tries("`torch.cuda.amp.GradScaler()`")
+def amp_is_not_cuda_s_alone() -> None:
+    assert torch.amp.GradScaler("cuda", enabled=False).state_dict() == {}
+    torch.cuda.amp.GradScaler(enabled=False)
+
+
 @tries("a model some of whose parameters the loss does not reach")
 def unused_parameters(alone: None) -> None:
     two_steps(True)
@@ -543,6 +567,14 @@ def samples_are_padded() -> int:
 
 
 DEVICES = [torch.device("cpu:0"), torch.device("cpu:1")]
+
+
+@tries('"DataParallel replicates the model, then scatters the batch"')
+def the_batch_is_scattered_first() -> str:
+    source = inspect.getsource(nn.DataParallel.forward)
+    parts = ["replicate", "scatter", "gather", "parallel_apply"]
+    assert all(f"self.{part}(" in source for part in parts)
+    return ", ".join(sorted(parts, key=lambda part: source.rindex(f"self.{part}(")))
 
 
 @tries('"DataParallel keeps one replica per device."')

@@ -125,10 +125,14 @@ def moving_rules(scene: Scene) -> str:
     frames, moving, hidden = [], [], []
     for place, (start, end, (right, down)) in enumerate(courses):
         begins, ends = (100 * min(moment, scene.period) / scene.period for moment in (start, end))
-        to = f";transform:translate({number(right)}px,{number(down)}px)" if right or down else ""
+        travels = right or down
+        here = ";transform:none" if travels else ""
+        to = f";transform:translate({number(right)}px,{number(down)}px)" if travels else ""
         before = "" if start <= 0 else f"0%,{begins - 0.01:.2f}%{{opacity:0}}"
         after = "" if end >= scene.period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
-        frames.append(f"@keyframes c{place}{{{before}{begins:.2f}%{{opacity:1}}{ends:.2f}%{{opacity:1{to}}}{after}}}")
+        frames.append(
+            f"@keyframes c{place}{{{before}{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}{after}}}"
+        )
         moving.append(f".c{place}{{animation:c{place} {scene.period:g}s linear infinite}}")
         hidden += [f".c{place}"] * bool(after)
     still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
