@@ -6,6 +6,9 @@ SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest
 QUICK := tests/test_house.py tests/algorithms tests/runtime/test_launch.py tests/training/test_sync.py
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
+FETCHED := Fetching PyTorch and what it needs into .venv: on Linux 5.4 GB on the disk, with CUDA libraries, some minutes; \
+	for CPUs alone 1 GB, README.md says how. Training fetches MNIST once, 12 MB, and takes a minute.
+
 .PHONY: demo quick test lint stress oldest gpu clean
 
 demo: .venv/.installed
@@ -38,6 +41,7 @@ gpu: .venv/.installed-dev
 	$(BIN)/python tests/on_gpu.py $(N)
 
 .venv/.installed: pyproject.toml
+	@echo "$(FETCHED)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@

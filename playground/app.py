@@ -15,19 +15,26 @@ import click
 from playground import tools
 from playground.console import session, terminal
 from playground.console.paths import leave_deleted_folder
+from playground.console.read import read_command
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
 from playground.runtime import server, signals, surroundings, torchelastic
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.remote import remote
+from playground.runtime.remote import ROOT, remote
 from playground.runtime.untrusted import printable
 from playground.see import SEE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 COMMANDS = [*LESSONS, *TOOLS]
+CHAPTERS = {
+    **{lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH},
+    **{tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in TOOLS.values()},
+    **{name: ROOT / "playground" / "lessons" / f"{name}.md" for name in ("tutorials", "glossary")},
+}
+READ, READS = "read", "show the chapter of a lesson or a tool, tutorials, or the glossary"
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
-    "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()},
+    "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()} | {READ: READS},
 }
 """The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -71,7 +78,7 @@ class Commands(click.Group):
         return resolved
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return COMMANDS
+        return [*COMMANDS, READ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The path and the tools, in order, from their tables: no command is imported for it."""
@@ -80,6 +87,8 @@ class Commands(click.Group):
                 formatter.write_dl(list(lines.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == READ:
+            return read_command(READ, READS, CHAPTERS)
         if cmd_name in TOOLS:
             return TOOLS[cmd_name].command.load()
         if lesson := LESSONS.get(cmd_name):
@@ -106,7 +115,7 @@ def show_path() -> None:
     formatter.dedent()
     formatter.write_paragraph()
     formatter.write_text(f"Start with: python -m playground {PATH[0].name}")
-    formatter.write_text("Then read its folder in playground/lessons/, and run it again with other options (--help).")
+    formatter.write_text(f"Then read its chapter: python -m playground {READ} {PATH[0].name}")
     formatter.write_text(f"Beside the path: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
     click.echo(formatter.getvalue().rstrip())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -25,7 +26,7 @@ pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
 ROOT_README = ROOT / "README.md"
-CHAPTERS = sorted((ROOT / "playground").rglob("README.md"))
+CHAPTERS = sorted((ROOT / "playground").rglob("*.md"))
 READMES = [ROOT_README, *CHAPTERS]
 OURS = "python -m playground "
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
@@ -246,8 +247,34 @@ def test_the_path_lists_every_lesson_in_order() -> None:
     assert listed == [(lesson.name, lesson.path, lesson.name) for lesson in PATH]
 
 
-def test_the_first_readme_is_short() -> None:
-    assert len(ROOT_README.read_text(encoding="utf-8").splitlines()) <= 150
+def test_the_path_says_how_many_minutes_each_chapter_takes() -> None:
+    """As the box of the chapter does, and those of all of them together in hours."""
+    text = ROOT_README.read_text(encoding="utf-8")
+    minutes = dict(re.findall(r"^\| \[([\w-]+)\]\(.*\| (\d+) \|$", text, re.MULTILINE))
+    assert [*minutes] == [lesson.name for lesson in PATH]
+    for lesson in PATH:
+        chapter = (ROOT / lesson.path / "README.md").read_text(encoding="utf-8")
+        if said := re.search(r"(\d+) minutes to read", chapter):
+            assert minutes[lesson.name] == said[1], lesson.name
+    assert f"In all: {round(sum(map(int, minutes.values())) / 60)} hours." in " ".join(text.split())
+
+
+def test_the_first_readme_is_short_and_has_a_picture_that_moves() -> None:
+    text = ROOT_README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    [picture] = re.findall(r"^!\[.{20,}\]\((.*\.svg)\)$", text, re.MULTILINE)
+    svg = (ROOT / picture).read_bytes()
+    assert b"@keyframes" in svg
+    assert len(svg) <= 300_000
+
+
+def test_make_demo_says_first_what_it_fetches(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    made = subprocess.run(["make", "--dry-run", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first = made.stdout.splitlines()[0]
+    assert first.startswith("echo ")
+    assert all(word in first for word in (" 5.4 GB ", " 1 GB", " 12 MB", " minute"))
 
 
 def anchors(text: str) -> set[str]:
@@ -256,7 +283,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: f"{readme.parent.name} {readme.stem}")
 def test_what_a_readme_points_to_is_there(readme: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme.read_text(encoding="utf-8")):
         file = readme.parent / target if target else readme

@@ -21,6 +21,7 @@ from playground.see import SEE
 from playground.see.paint import Scene, collectives, data_parallel as dp, training
 from playground.see.paint.painters import paint_scene
 from playground.see.paint.results import Evidence
+from playground.see.play.moving import moving
 from playground.see.record.run import record_run
 from playground.survival.settings import SnapshotSettings
 from playground.training import prepare
@@ -206,6 +207,9 @@ CHAPTERS = {
         "pipeline/schedules", "pipeline", training.schedules, "a pipeline's stages at work, by three schedules"
     ),
     "see": Figure("see/ring", "ring", collectives.ring, "a recorded ring all-reduce: ranks, waits and messages"),
+    "moving": Figure(
+        "see/moving", "ring", moving, "a ring all-reduce that moves: messages on their way, and their sums"
+    ),
 }
 """Figures of chapters that none of the tutorials' figures is about."""
 ALL = FIGURES | CHAPTERS

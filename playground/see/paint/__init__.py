@@ -94,7 +94,9 @@ class Mark:
     """A description, for screen readers and tooltips."""
     start: float = 0.0
     end: float = FOREVER
-    """Seconds of the recording between which it is lit."""
+    """Seconds of the recording in which it is lit; in a moving scene, seconds in which it is there."""
+    travels: tuple[float, float] = (0.0, 0.0)
+    """In a moving scene: the distance it has gone, to the right and downwards, at its `end`."""
     meant: bool = False
     """Whether it was inferred, not recorded: drawn dashed."""
     event: Ref | None = None
@@ -136,12 +138,19 @@ class Scene:
     """The time axis, if it has one."""
     takes_turns: bool = False
     """Whether its arrows show one thing on its way: where pictures move, they are lit in turn, ordered by `start`."""
+    period: float = 0.0
+    """Seconds after which a moving scene begins again; 0 for one that does not move."""
 
     @property
     def turns(self) -> list[Mark]:
         """The arrows that are lit in turn."""
         arrows = (mark for mark in self.marks if mark.kind == ARROW)
         return sorted(arrows, key=lambda mark: mark.start) if self.takes_turns else []
+
+    @property
+    def at_end(self) -> tuple[Mark, ...]:
+        """The marks of a still picture: those that are there when the period ends."""
+        return tuple(mark for mark in self.marks if mark.end >= self.period)
 
     @property
     def description(self) -> str:

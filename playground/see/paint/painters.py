@@ -91,7 +91,8 @@ def style_sheet(scene: Scene) -> str:
         ";".join(f"--{css_name(name)}:{getattr(colour, surroundings)}" for name, colour in palette.items())
         for surroundings in ("light", "dark")
     )
-    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}{turn_rules(scene)}"
+    rules += [turn_rules(scene), moving_rules(scene)]
+    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
 
 
 def css_name(style: str) -> str:
@@ -112,16 +113,57 @@ def turn_rules(scene: Scene) -> str:
     )
 
 
+Course = tuple[float, float, tuple[float, float]]
+"""From when to when a mark is there, and how far it travels meanwhile."""
+
+
+def course_of(mark: Mark) -> Course:
+    return mark.start, mark.end, mark.travels
+
+
+def courses_of(scene: Scene) -> list[Course]:
+    """Those of the marks that a moving scene does not have all the time."""
+    if not scene.period:
+        return []
+    courses = dict.fromkeys(map(course_of, scene.marks))
+    return [course for course in courses if course[0] > 0 or course[1] < scene.period]
+
+
+def moving_rules(scene: Scene) -> str:
+    """What shows marks in their time, and has them travel. Those who mind movement see the end."""
+    courses = courses_of(scene)
+    if not courses:
+        return ""
+    frames, moving, hidden = [], [], []
+    for place, (start, end, (right, down)) in enumerate(courses):
+        begins, ends = (100 * min(moment, scene.period) / scene.period for moment in (start, end))
+        travels = right or down
+        here = ";transform:none" if travels else ""
+        to = f";transform:translate({number(right)}px,{number(down)}px)" if travels else ""
+        before = "" if start <= 0 else f"0%,{begins - 0.01:.2f}%{{opacity:0}}"
+        after = "" if end >= scene.period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
+        frames.append(
+            f"@keyframes c{place}{{{before}{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}{after}}}"
+        )
+        moving.append(f".c{place}{{animation:c{place} {scene.period:g}s linear infinite}}")
+        hidden += [f".c{place}"] * bool(after)
+    still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
+    return f"{still}@media(prefers-reduced-motion:no-preference){{{''.join(moving)}}}{''.join(frames)}"
+
+
 def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
-    """The elements of a mark, in a group with its title and its event."""
-    event = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
+    """The elements of a mark, in a group with its title, its event and its course."""
+    attributes = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
+    courses = courses_of(scene)
+    if course_of(mark) in courses:
+        attributes += f' class="c{courses.index(course_of(mark))}"'
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
     name, x, y, w, h = css_name(mark.style), number(mark.x), number(mark.y), number(mark.w), number(mark.h)
     classes = f"{mark.kind} {name}" + (" meant" if mark.meant else "")
     if mark in scene.turns:
         classes += f" turn turn-{scene.turns.index(mark)}"
-    if event or title:
-        yield f"<g{event}>{title}"
+    if attributes or title:
+        yield f"<g{attributes}>{title}"
     if mark.kind == ARROW:
         yield f'<path class="{classes}" marker-end="url(#head-{name})" d="M{x} {y}l{w} {h}"/>'
         at = mark.label_at
@@ -133,7 +175,7 @@ def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
         corner = 4 if mark.kind == BOX else 0
         yield f'<rect class="{classes}" x="{x}" y="{y}" width="{w}" height="{h}" rx="{corner}"/>'
         yield from text_lines(mark.text, mark.x + mark.w / 2, mark.y + mark.h / 2, "middle")
-    if event or title:
+    if attributes or title:
         yield "</g>"
 
 
@@ -171,7 +213,7 @@ def to_png(scene: Scene) -> bytes:
     image = Image.new("RGB", size, PAPER.light)
     painter = Painter(ImageDraw.Draw(image), load_font())
     painter.write(scene.title, 8, 14, "start")
-    for mark in scene.marks:
+    for mark in scene.at_end:
         painter.paint(mark)
     for y, text in caption_lines(scene):
         painter.write(text, 8, y, "start", STYLES["muted"].light)
@@ -247,7 +289,7 @@ def to_text(scene: Scene) -> str:
     """The scene as text: its title, its marks, and its caption."""
     page = Page(to_column(scene.width), round(scene.height / CELL[1]) + 1)
     for kind, paint in (((BAR, BOX), page.paint_rectangle), ((ARROW,), page.paint_arrow), (KINDS, page.write_on)):
-        for mark in scene.marks:
+        for mark in scene.at_end:
             if mark.kind in kind:
                 paint(mark)
     lines = ("".join(row).rstrip() for row in page.cells)

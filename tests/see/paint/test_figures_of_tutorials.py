@@ -222,3 +222,20 @@ def test_after_each_kill_the_training_goes_on_from_a_snapshot(evidence: Any) -> 
 def test_the_world_is_one(evidence: Any) -> None:
     boxes = texts(scene_of("hello", evidence))
     assert [text.split("\n")[1:] for text in boxes if text.startswith("rank ")][-3:] == [["heard from", "0 1 2"]] * 3
+
+
+def test_the_moving_picture_shows_every_message_on_its_way(evidence: Any) -> None:
+    scene = scene_of("moving", evidence)
+    messages = [mark for mark in scene.marks if mark.travels != (0.0, 0.0)]
+    assert len(messages) == len(evidence("ring").messages) == 4 * 2 * 3
+    for mark in messages:
+        assert 0 <= mark.start < mark.end < scene.period
+        there = [other.text for other in scene.marks if (other.x, other.y) == (mark.x, mark.y) and other is not mark]
+        assert mark.text in there, "what is sent was there before"
+    held = [mark.text for mark in scene.at_end if mark.kind == BOX]
+    assert held == ["16"] * 16
+    svg = to_svg(scene)
+    assert "prefers-reduced-motion:no-preference" in svg
+    assert (
+        len(re.findall(r"@keyframes", svg)) == len({(mark.start, mark.end, mark.travels) for mark in scene.marks}) - 1
+    )
