@@ -30,10 +30,10 @@ def test_a_chapter_is_shown_whole(name: str, run_cli: Run, monkeypatch: pytest.M
     assert (shown.code, shown.err, too_wide(shown.out)) == (0, "", [])
     text = CHAPTERS[name].read_text(encoding="utf-8")
     assert text.splitlines()[0].removeprefix("# ").replace("`", "") in " ".join(shown.out.split())
-    assert not re.search(r"</?(details|summary)>|\]\((?!https?:)|\x1b", FENCE.sub("", shown.out))
+    assert not re.search(r"</?(details|summary)>|\]\((?!https?:|\))|\x1b", FENCE.sub("", shown.out))
     lines = {line.strip() for line in shown.out.splitlines()}
-    fenced = (line.strip() for block in FENCE.findall(text) for line in block.splitlines()[1:-1])
-    assert {line for line in fenced if len(line) <= WIDEST} - lines <= {""}
+    fenced = (line for block in FENCE.findall(text) for line in block.splitlines()[1:-1])
+    assert {line.strip() for line in fenced if len(line) <= WIDEST} - lines <= {""}
 
 
 @pytest.mark.parametrize("cell", ["`bucket_size_mb=25`", "straggler"])
