@@ -231,7 +231,7 @@ STYLE_OF_LABEL = {
 
 
 def way_of(run: Evidence, gather: str) -> WayResult:
-    """What was measured on the only rank, by this way to the loss."""
+    """The measurements on the only rank, by this way to the loss."""
     ways: Sequence[WayResult] = run.results[0]
     return next(way for way in ways if way.gather == gather)
 

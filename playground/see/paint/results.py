@@ -101,7 +101,7 @@ class DataParallelStep:
     """A step of DataParallel by one way to the loss."""
 
     gather: str
-    """What is gathered: a name of `playground.lessons.data_parallel.page.WAYS`."""
+    """The tensors that are gathered: a name of `playground.lessons.data_parallel.page.WAYS`."""
     batch: tuple[int, ...]
     """The shape of the batch that is scattered."""
     chunks: list[tuple[int, ...]]

@@ -42,11 +42,11 @@ PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication
 """Parts of a step as the ladder measures them, and their styles."""
 KEY = {style: style for style in PARTS.values()}
 FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂θ"}
-"""What backward and the optimizer compute; J is the loss."""
+"""Formulas of backward and the optimizer; J is the loss."""
 
 
 def rung_of(run: Evidence, name: str) -> RungResult:
-    """What rank 0 measured on this rung of the ladder."""
+    """Rank 0's measurements on this rung of the ladder."""
     result: LadderResult = run.results[0]
     return next(rung for rung in result.rungs if rung.rung == name)
 

@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,21 +88,18 @@ class RecordedTransport:
             self.recorder.instant(VALUES, "holds", values_of(self.messages.flat), shape=self.messages.flat.shape)
 
 
+@dataclass
 class RecordedStarted:
     """Messages under way."""
 
-    def __init__(
-        self,
-        transport: RecordedTransport,
-        real: Started,
-        sends: Sequence[int],
-        receives: Sequence[int],
-        arriving: Sequence[Addressed],
-        source: int,
-    ) -> None:
-        """`sends` and `receives` are numbers of events; `arriving` are the messages received."""
-        self.transport, self.real, self.source = transport, real, source
-        self.sends, self.receives, self.arriving = sends, receives, arriving
+    transport: RecordedTransport
+    real: Started
+    sends: Sequence[int]
+    receives: Sequence[int]
+    """Numbers of events."""
+    arriving: Sequence[Addressed]
+    """The messages received."""
+    source: int
 
     def received(self) -> None:
         arrived, self.receives = self.receives, ()

@@ -270,14 +270,14 @@ class DistributedHooks:
             number = self.begin_message(RECEIVE, real.__name__, tensor, src, group_src, group, tag)
             result = self.call_whole(number, real, tensor, src, group, tag, group_src)
             from_anyone = src is None and group_src is None
-            if isinstance(result, int):  # of recv: it is done, and this is who sent it
+            if isinstance(result, int):  # the sender: recv is done
                 if from_anyone:
                     self.note_sender(number, result, group, tag)
                 finish(self.recorder, [(number, (tensor,))])
                 return result
             work = self.record_work(result, (number, (tensor,)))
             if from_anyone and work is not None:
-                ranks = self.groups.ranks_of(group)  # the work tells which of these it was
+                ranks = self.groups.ranks_of(group)  # the work knows the sender
                 work.when_done = lambda: self.note_sender(number, ranks[result._source_rank()], group, tag)
             return work
 
@@ -355,7 +355,7 @@ class DistributedHooks:
                 recorder.resume(number)
                 if not is_of_torch(sys._getframe(1)):
                     return RecordedWork(recorder, result, [(number, left)])
-                self.issued.add(result, (number, left))  # torch may pass it on to C++: it gets the very work
+                self.issued.add(result, (number, left))  # torch may pass the work itself on to C++
                 return result
             recorder.put_values(number, values_of_all(left))
             return result

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json
-from playground.see.record import BACKGROUND, DEVICE, KINDS, MAIN, SCHEMA
+from playground.see.record import BACKGROUND, DEVICE, MAIN, SCHEMA
 
 RECORD = struct.Struct("<5q7i2H2B6x")
 """The binary format of a `Record`. The kind is written last: a record without one is incomplete."""
@@ -51,16 +51,9 @@ class Record(NamedTuple):
     group: int
     lane: int
     kind: int
+    """Its place in `KINDS`, from 1 on."""
 
 
-WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
-"""The length of a record in units of 8 and of 4 bytes."""
-END, VALUES_AT = 1, 4
-"""Offsets in a record, in units of 8 bytes."""
-PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
-"""Offsets in a record, in units of 4 bytes."""
-LANE_AT = 72
-"""An offset in a record, in bytes."""
 MAX_VALUES = 64
 """Elements of a tensor whose values are recorded; of larger ones only the shape is."""
 SPAN = 128
@@ -68,11 +61,9 @@ SPAN = 128
 
 HEADER = struct.Struct("<8s3q48x")
 """MAGIC, capacity, dropped, number of values: as long as a record, and before them."""
-CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
 MAGIC = b"PLAYREC1"
 NONE = -1
 
-KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 LANES = (MAIN, BACKGROUND, DEVICE)
 LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 

@@ -20,25 +20,17 @@ from types import CodeType, FrameType
 from typing import Any
 
 from playground.runtime.remote import ROOT
-from playground.see.record import BACKGROUND, MAIN, PHASE, WAIT
+from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT
 from playground.see.record.layout import (
-    CAPACITY_AT,
-    DROPPED_AT,
-    END,
     ENDED,
     EVENTS,
     GROUP,
-    HALVES,
     HEADER,
-    KIND_CODES,
-    LANE_AT,
     LANE_CODES,
     MAGIC,
     MAX_VALUES,
-    MESSAGE_AT,
     NAME,
     NONE,
-    PEER_AT,
     RECORD,
     SHAPE,
     SOURCE,
@@ -46,10 +38,6 @@ from playground.see.record.layout import (
     START,
     TABLES,
     VALUES,
-    VALUES_AT,
-    VALUES_USED_AT,
-    WAIT_AT,
-    WORDS,
     file_name,
 )
 
@@ -237,6 +225,17 @@ class MappedFile:
         os.close(self.file)
 
 
+WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
+"""The length of a record in units of 8 and of 4 bytes."""
+END, VALUES_AT = 1, 4
+"""Offsets in a record, in units of 8 bytes."""
+PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
+"""Offsets in a record, in units of 4 bytes."""
+LANE_AT = 72
+"""An offset in a record, in bytes."""
+CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
+"""Offsets in the header, in units of 8 bytes."""
+KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
 """Maximum numbers of events and of values of small tensors: 21 and 8 MB, which are allocated piece by piece."""
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]

@@ -25,27 +25,10 @@ from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 from playground.runtime.work import call
-from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, Source
+from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, Source, layout
 from playground.see.record.layout import (
-    CLOCK,
-    ENDED,
-    EVENTS,
-    GROUP,
     HEADER,
-    LANES,
-    MAGIC,
-    MAX_RANKS,
-    NAME,
-    NONE,
-    RANK_FILE,
     RECORD,
-    RUN,
-    SHAPE,
-    SOURCE,
-    SPAN,
-    START,
-    TABLES,
-    VALUES,
     Members,
     Record,
     check_version,
@@ -143,24 +126,24 @@ def read_tables(content: bytes) -> RankTables:
     read = RankTables()
     for line in content.split(b"\n")[:-1]:
         about, value, *more = expect_list(parse_json(line))
-        if about == NAME:
+        if about == layout.NAME:
             read.names.append(expect_text(value))
-        elif about == SHAPE:
+        elif about == layout.SHAPE:
             read.shapes.append(tuple(expect_int(each, 0) for each in expect_list(value)))
-        elif about == GROUP:
-            read.groups.append(tuple(expect_int(each, 0, MAX_RANKS - 1) for each in expect_list(value)))
-        elif about == SOURCE:
+        elif about == layout.GROUP:
+            read.groups.append(tuple(expect_int(each, 0, layout.MAX_RANKS - 1) for each in expect_list(value)))
+        elif about == layout.SOURCE:
             file, number, function, path = expect_list(value)
             source = Source(expect_text(file), expect_int(number, 0), expect_text(function))
             read.sources.append((source, str(path)))
-        elif about == CLOCK:
+        elif about == layout.CLOCK:
             read.samples.append(ClockSample(*map(expect_int, (value, *more))))
-        elif about == START:
+        elif about == layout.START:
             told = expect_dict(value)
             time, clock = expect_float(told["time"], 0, YEAR_10000 - 1), expect_int(told["clock"])
             host, host_id, device = (expect_text(told[name]) for name in ("host", "host_id", "device"))
             read.about = RankAbout(time, clock, host, host_id, device, expect_int(told["cores"], 1))
-        elif about == ENDED:
+        elif about == layout.ENDED:
             read.ended = expect_int(value)
     return read
 
@@ -189,7 +172,7 @@ class EventReader:
         if len(content) < HEADER.size:
             return [], 0
         magic, capacity, dropped, _ = HEADER.unpack_from(content)
-        if magic != MAGIC:
+        if magic != layout.MAGIC:
             raise UsageError(f"the events of rank {self.rank} are none: record the run anew")
         end = min(HEADER.size + capacity * RECORD.size, len(content) // RECORD.size * RECORD.size)
         return list(self.events(content[HEADER.size : end], values)), expect_int(dropped, 0)
@@ -216,7 +199,7 @@ class EventReader:
                 name=self.tables.names[record.name],
                 start=self.seconds(record.start),
                 end=self.seconds(max(record.start, record.end)) if record.end else INFINITE,
-                lane=LANES[record.lane],
+                lane=layout.LANES[record.lane],
                 parent=numbers.get(record.parent),
                 peer=optional(record.peer),
                 nbytes=record.nbytes,
@@ -226,7 +209,7 @@ class EventReader:
                 tag=record.tag,
                 offset=optional(record.offset),
                 awaits=tuple(awaits.get(place, ())),
-                source=None if record.source == NONE else self.sources[record.source],
+                source=None if record.source == layout.NONE else self.sources[record.source],
                 values=read_values(record.values, values),
             )
 
@@ -236,7 +219,7 @@ def check_records(records: Sequence[tuple[int, Record]]) -> None:
     depths: dict[int, int] = {}
     for place, record in records:
         depth = 0
-        if record.parent != NONE:
+        if record.parent != layout.NONE:
             if not 0 <= record.parent < place:
                 raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
             depth = depths.get(record.parent, 0) + 1
@@ -244,21 +227,21 @@ def check_records(records: Sequence[tuple[int, Record]]) -> None:
                 raise ValueError(f"event {place} lies in more than {MAX_DEPTH} others")
         depths[place] = depth
         least = min(record.peer, record.message, record.offset, record.source)
-        if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
+        if least < layout.NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")
 
 
 def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
     """The values of an event; None if they were not recorded, or are missing."""
-    if span == NONE:
+    if span == layout.NONE:
         return None
-    first, count = divmod(span, SPAN)
+    first, count = divmod(span, layout.SPAN)
     content = memoryview(values)[8 * first : 8 * (first + count)]
     return tuple(content.cast("d")) if len(content) == 8 * count else None
 
 
 def optional(number: int) -> int | None:
-    return None if number == NONE else number
+    return None if number == layout.NONE else number
 
 
 TEXT = "text/"
@@ -288,11 +271,11 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
     """The recording in a file or folder of this name. Raises `UsageError` as `read_recording`."""
     files = members.files
     with refused_if_damaged(name):
-        run = expect_dict(parse_json(files.get(RUN, b"{}")))
+        run = expect_dict(parse_json(files.get(layout.RUN, b"{}")))
         check_version("this", expect_int(run.get("schema", SCHEMA)))
-        present = [int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name and name[2] == TABLES]
-        size = expect_int(run.get("size", max(present, default=-1) + 1), 0, MAX_RANKS)
-        ranks = [read_tables(files.get(file_name(rank, TABLES), b"")) for rank in range(size)]
+        present = [int(name[1]) for name in map(layout.RANK_FILE.fullmatch, files) if name and name[2] == layout.TABLES]
+        size = expect_int(run.get("size", max(present, default=-1) + 1), 0, layout.MAX_RANKS)
+        ranks = [read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)]
         require_compared(ranks)
         sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
         versions = expect_dict(run.get("versions", {}))
@@ -326,7 +309,7 @@ def read_rank(reader: EventReader, members: Members) -> RankRecording:
     rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
     if about is None:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
-    records, values = (members.files.get(file_name(rank, kind), b"") for kind in (EVENTS, VALUES))
+    records, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
     events, dropped = reader.read(records, values)
     return RankRecording(
         rank=rank,
@@ -404,7 +387,7 @@ def collect(folder: Path) -> Members:
     paths: dict[str, Path] = {}
     with refused_if_damaged(folder):
         for name in members.files:
-            if name.endswith(TABLES):
+            if name.endswith(layout.TABLES):
                 paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
     texts = {
         f"{TEXT}{file}": path.read_bytes()
