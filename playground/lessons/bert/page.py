@@ -322,6 +322,13 @@ class Defaults(NamedTuple):
 
 PRETRAINED, GENERATED = Defaults(128, 3e-5, 512), Defaults(max_length=32)
 """The tutorials' for pretrained weights, and those for generated sentences, which are short."""
+SCRATCH = Defaults()
+SHOWN = {
+    "batch_size": f"{SCRATCH.batch_size}, pretrained {PRETRAINED.batch_size}",
+    "lr": f"{SCRATCH.lr:g}, pretrained {PRETRAINED.lr:.5f}",
+    "max_length": f"{SCRATCH.max_length}, generated {GENERATED.max_length}, pretrained {PRETRAINED.max_length}",
+}
+"""The same, as --help shows them."""
 WORKERS_AT_LEAST = 2
 """One device gets as many cores as each of two, so that the two can be twice as fast."""
 CAP = 5
@@ -349,11 +356,9 @@ class BertOptions:
         DataOptions, "data_dir", help="Directory with MultiNLI's .jsonl files; tokenised pairs are put there."
     )
     steps: int = like(BertSettings, "steps")
-    batch_size: int | None = like(BertSettings, "batch_size", None, click={"show_default": "64, pretrained 128"})
-    lr: float | None = like(BertSettings, "lr", None, click={"show_default": "0.001, pretrained 0.00003"})
-    max_length: int | None = like(
-        BertSettings, "max_length", None, click={"show_default": "64, generated 32, pretrained 512"}
-    )
+    batch_size: int | None = like(BertSettings, "batch_size", None, click={"show_default": SHOWN["batch_size"]})
+    lr: float | None = like(BertSettings, "lr", None, click={"show_default": SHOWN["lr"]})
+    max_length: int | None = like(BertSettings, "max_length", None, click={"show_default": SHOWN["max_length"]})
     dropout: float | None = flag(
         None,
         "Probability that dropout zeroes a feature.",
@@ -444,7 +449,7 @@ def make_settings(
     asked: BertOptions, weights: WeightsSource, pairs: PairsSource, world: World, seed: int
 ) -> BertSettings:
     """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
-    defaults = PRETRAINED if weights.folder else GENERATED if pairs.name == "generated" else Defaults()
+    defaults = PRETRAINED if weights.folder else GENERATED if pairs.name == "generated" else SCRATCH
     max_length = asked.max_length or defaults.max_length
     config = weights.config or BertConfig(vocabulary=pairs.vocabulary, max_length=max(64, max_length), dropout=0.0)
     if asked.dropout is not None:

@@ -343,7 +343,7 @@ def changes_table(changes: Iterable[Change]) -> Table:
     for each in changes:
         verdict = STYLES[each.verdict](each.verdict) if each.verdict in STYLES else each.verdict
         cells = (str(each.size), f"{each.before_us:.1f}", f"{each.after_us:.1f}", f"{each.ratio:.2f}")
-        both = ("{:.1f} to {:.1f}".format(*each) for each in (each.before_range_us, each.after_range_us))
+        both = ("{:.1f} to {:.1f}".format(*limits) for limits in (each.before_range_us, each.after_range_us))
         table.add(each.algorithm, *cells, verdict, *both)
     return table
 
