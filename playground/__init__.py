@@ -17,7 +17,7 @@ From a script, a test or a notebook:
     from playground import launch
     launch(fn, 2)    # runs fn(rank, size) on two ranks, returns [result of rank 0, result of rank 1]
 
-A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is started anew,
+A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is restarted,
 three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM and
 SIGUSR1 give the ranks 30 s to store where they are: see `preempted()`. With `launch(fn, 4, expendable=[1, 2, 3])` these
 may die, and the others go on. What `launch` raises is a `PlaygroundError`:

@@ -20,7 +20,7 @@ import pytest
 PREFIX = "playground"
 BURST = ("burst", "6kb", "latency", "10ms")
 SEGMENTS = 2
-"""Of a slow cable: it may be handed so many packets at once, and lets little more pass without delay. With more, what
+"""Packets that a slow cable takes at once; it lets little more pass without delay. With more, what
 is small would travel in no time, and answers would wait behind long queues."""
 RUN_AS = 'hostname "$0" && exec "$@"'
 RUN_WITH_DISK = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'

@@ -150,7 +150,7 @@ class Play:
         self.sent: dict[tuple[int, int, int, int], float] = {}
         """When what was sent is there, by sender, receiver, tag and number."""
         self.calls: dict[int, dict[int, tuple[int, float]]] = {}
-        """Of the so-many-th collective: each rank's event and when it came."""
+        """Each rank's event of the collective of that number, and when it came."""
 
     def run(self) -> None:
         while any(self.advance(player) for player in self.players):
@@ -261,7 +261,7 @@ def play(programs: Sequence[Iterable[Action]], alpha: float = ALPHA, beta: float
 
 
 def recording_of(events: Sequence[Sequence[Event]]) -> Recording:
-    """Of these events, by rank. Their `source` is a line of FILE, counted from 0."""
+    """A recording of these events, by rank. Their `source` is a line of FILE, counted from 0."""
     ranks = tuple(
         RankRecording(rank=rank, host="here", device="cpu", events=tuple(its)) for rank, its in enumerate(events)
     )

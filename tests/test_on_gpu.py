@@ -70,7 +70,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 
 
 def cells_of(table: str) -> list[list[str]]:
-    """Of each row, without the heading."""
+    """The cells of each row, without the heading."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 

@@ -54,7 +54,8 @@ NOT_RUN = {
 }
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
-    "bert", "bert --only same-losses", "bert --way ddp --only train --dropout 0.1", "data-parallel",
+    "bert", "bert --only same-losses", "bert --only utilisation", "bert --only averaging",
+    "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "data-parallel --devices 3 --steps 1",
     "prove", "ladder", "ladder --bucket-cap-mb 25", "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --only buckets --dataset digits",

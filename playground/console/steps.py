@@ -93,7 +93,7 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence
 
 
 def rank_texts(ranks: Sequence[Outcome]) -> Texts:
-    """One row per rank. What is the same on every rank, or is itself a table, stands below."""
+    """One row per rank. Values that are the same on every rank, and tables, follow below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
     shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
     common = {name: ranks[0][name] for name in shared}

@@ -5,7 +5,7 @@
     session.say(table)
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
-become narrower and then columns are left out, the rightmost first. What is left out is named in a line below. With
+become narrower and then columns are left out, the rightmost first. A line below names them. With
 --wide all columns are shown, however wide the lines.
 
 Rows that are printed one by one, as they become known, are those of `session.rows`:

@@ -116,7 +116,7 @@ class Bar:
 
 
 def start_progress() -> Progress:
-    """A bar of rich's on stderr. What is then written to stdout goes through it, if that is the same terminal."""
+    """A bar of rich's on stderr. Output to stdout goes through it, if that is the same terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -69,9 +69,7 @@ class SnapshotOptions:
         "none; or from the snapshot at PATH.",
         metavar=f"{AUTO}|{NO}|PATH",
     )
-    restarts: int = flag(
-        0, "How often to start all ranks anew after a failure.", least=0, most=MAX_RESTARTS, metavar="K"
-    )
+    restarts: int = flag(0, "How often to restart all ranks after a failure.", least=0, most=MAX_RESTARTS, metavar="K")
     grace: float = flag(
         30.0,
         "Time for a last snapshot after SIGTERM or SIGUSR1, in seconds; then, exit code 75.",

@@ -84,7 +84,7 @@ PATH = (
     ),
     Lesson(
         name="elastic",
-        teaches="ranks are killed, all start anew from a snapshot, and the end has the same bits",
+        teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
         shown="{ranks} trained on after failures, to the same bits",
         default_size=4,
     ),

@@ -87,7 +87,7 @@ def keep_freed_memory() -> None:
     """Have malloc keep what is freed for what is asked for next, and not give it back to the kernel (glibc).
 
     Every step of training frees what the next one asks for. Given back, each page of it must be found and cleared
-    anew: for Net and 64 images up to 850 page faults a step, a fifth of its time. Source: mallopt(3)
+    again: for Net and 64 images up to 850 page faults a step, a fifth of its time. Source: mallopt(3)
     """
     if tuning_is_on() and sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -59,7 +59,7 @@ class StoreTransport:
         return Hosts.from_ids([rank % 2 for rank in range(self.size)])
 
     def key(self, source: int, to: int) -> str:
-        """Of the next message from one rank to another."""
+        """Number of the next message from one rank to another."""
         self.numbers[source, to] += 1
         return f"{source}-{to}-{self.numbers[source, to]}"
 

@@ -18,8 +18,8 @@ CHAPTERS = LESSONS | {
     name: ROOT.joinpath(*tool.command.module.split(".")[:-1]) / "README.md" for name, tool in TOOLS.items()
 }
 BOX = re.compile(
-    r"# .+\n\n> \*\*You will see\*\* (?:.*\n>)+ \*\*You need\*\* (?:.*\n>)+ "
-    r"\*\*Time\*\*: .+ to run, \d+ minutes? to read\.\n\n"
+    r"# .+\n\n> - \*\*You will see\*\* (?:.*\n>)+ - \*\*You need\*\* (?:.*\n>)+ "
+    r"- \*\*Time\*\*: .+ to run, \d+ minutes? to read\.\n\n"
 )
 LONGEST_RUN = 25
 """Lines of a run that is shown."""

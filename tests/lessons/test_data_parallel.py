@@ -64,7 +64,7 @@ def model() -> nn.Module:
 
 
 def gradients(run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Of the mean square of what comes out: of every parameter that learns, and of the inputs."""
+    """Gradients of the output's mean square: of every parameter that learns, and of the inputs."""
     module.zero_grad()
     inputs = inputs.clone().requires_grad_()
     (run(inputs) ** 2).mean().backward()

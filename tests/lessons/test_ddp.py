@@ -232,7 +232,7 @@ class ExactMean:
     has_share: bool
     """Whether this rank's part of the batch has as many samples as it should."""
     largest: float
-    """Of the elements of the gradient."""
+    """Number of elements of the gradient."""
 
 
 def exact_mean(rank: int, size: int, folder: Path) -> ExactMean:

@@ -63,7 +63,7 @@ NAMES = [*NET_SYNCS, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""
 FIRST = 66_240
-"""Of those, the bytes of its linear layers, which come first."""
+"""The bytes of its linear layers, which come first."""
 
 
 def test_the_tables_agree_with_what_they_describe() -> None:

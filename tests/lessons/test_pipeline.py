@@ -64,7 +64,7 @@ def gradients(model: nn.Module) -> torch.Tensor:
 
 
 def expected_gradients(samples: int, stage: int, stages: int) -> torch.Tensor:
-    """Of that stage, by one process with the whole batch."""
+    """The gradients of that stage, by one process with the whole batch."""
     model, (images, labels) = small_model(), small_batch(samples)
     F.cross_entropy(model(images), labels).backward()
     return gradients(cut(model, stage, stages))

@@ -545,7 +545,7 @@ def masks_are_equal_too(world: Worlds) -> bool:
 
 
 def mean_losses(rank: int, size: int) -> tuple[float, float]:
-    """Of its own part, and of the batch."""
+    """The means of its own part, and of the batch."""
     losses = torch.tensor([1.0] if rank == 0 else [2.0, 4.0])
     total = torch.tensor([losses.sum(), torch.tensor(float(len(losses)))])
     dist.all_reduce(total)

@@ -230,7 +230,7 @@ KILL = Kill(role=RANK, pid=1, at=0.5, phase="saving", step=0)
     [
         (RunRecord(kills=[KILL], code=1, notices=["out of luck"]), "exit code 1 after 1 kills: out of luck"),
         (RunRecord(kills=[KILL], code=1), "it said nothing"),
-        (RunRecord(unexplained=["rank 1 of 2 failed"]), "failed where nobody was killed: rank 1 of 2 failed"),
+        (RunRecord(unexplained=["rank 1 of 2 failed"]), "failed where no process was killed: rank 1 of 2 failed"),
         (RunRecord(comparison=Comparison(tensors=1, nbytes=8, differing=1)), "1 of 8 bytes differ"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Of an embedding's gradient only the rows in use travel, and nothing else is different from averaging all of it."""
+"""Only the rows in use of an embedding's gradient travel; all else is as if the whole gradient were averaged."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def count_words(input_ids: torch.Tensor, vocabulary: int) -> int:
 
 
 def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
-    """What averaging the gradients costs in a step: with DDP, and with a rung that sends of the word embeddings'
+    """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
     gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
     start, coming = build_model(Model, settings), batches(settings, rank, size)
@@ -136,7 +136,7 @@ LOOKED_ON = 3
 
 
 def speed(rank: int, size: int, settings: BertSettings) -> Speed:
-    """Samples per second, where more workers share the same batches. One worker is one device, with nobody to wait for.
+    """Samples per second, where more workers share the same batches. One worker is one device, which waits for none.
 
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
@@ -167,8 +167,8 @@ def utilisation(rank: int, size: int, settings: BertSettings) -> list[Use]:
 
 
 def memory(rank: int, size: int, settings: BertSettings) -> list[Held]:
-    """What each device holds at its peak. DataParallel's first device alone has all of the gradients and Adam's state;
-    with DDP every device has them, and nobody more than the others."""
+    """Each device's memory at its peak. DataParallel's first device alone has all of the gradients and Adam's state;
+    with DDP every device has them, and none more than the others."""
     probe = Probe(rank, size, settings)
     account = probe.account_of(settings.batch_size // size)
     return [Held(device=str(each), peak=account.peak[each], held=account.at_peak[each]) for each in probe.devices]

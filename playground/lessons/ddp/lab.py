@@ -156,7 +156,7 @@ BATCHES = 3
 
 
 def uneven_inputs(rank: int, size: int, settings: LabSettings) -> UnevenResult:
-    """Rank r has 3 + r batches. Without Join the others would wait for ever for the rank that is done first; within it
+    """Rank r has 3 + r batches. Without Join the others would wait forever for the rank that is done first; within it
     that rank answers with zeros until all are done, and then takes over the parameters of the last.
 
     Raises `PlaygroundError` if replicas differ in the end.
@@ -195,7 +195,7 @@ SAMPLES = 10
 
 def sampler(rank: int, size: int, settings: LabSettings) -> list[SamplerResult]:
     """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice, or, with drop_last,
-    some to nobody. Every epoch has the same order, unless set_epoch tells it which one this is. Our partition_dataset
+    some to none. Every epoch has the same order, unless set_epoch tells it which one this is. Our partition_dataset
     gives each sample to one rank.
 
     One result per way.

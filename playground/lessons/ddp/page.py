@@ -94,7 +94,7 @@ def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
 
 
 def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
-    """What each hook sends, and the errors it brings: the largest, and of the norm."""
+    """Bytes that each hook sends, and the errors it brings: the largest, and of the norm."""
     errors = [
         *numbers("gradient\nmax. error", wide=True),
         *numbers("gradient\nrel. error"),

@@ -1,4 +1,4 @@
-"""Training goes on after failures: ranks are killed, all start anew, and the end has the same bits.
+"""Training resumes after failures: ranks are killed, all restart, and the end has the same bits.
 
     python -m playground elastic
     python -m playground elastic --kills 10 --seed 7 --way ddp
@@ -9,7 +9,7 @@ that is whole. What a snapshot holds, and how a run is put back to where it was 
 What ranks run is what stands here; the experiment, in the process that launches them, is on the page beside it, since
 that process does not need torch. sgd and ddp with --snapshots take the same steps by the general loop,
 playground/training/loop.py.
-Source: https://docs.pytorch.org/docs/stable/elastic/run.html, for the idea that all ranks start anew
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html, for the idea that all ranks restart
 """
 
 from __future__ import annotations

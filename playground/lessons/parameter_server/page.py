@@ -27,7 +27,7 @@ from playground.training.settings import TrainingSettings
 MODES = {
     "sync": "waits for every worker's gradient, then takes one step with their mean",
     "async": "takes a step with each gradient as it comes, however old",
-    "stale-synchronous": "the same, but nobody gets more than --staleness gradients ahead of the slowest",
+    "stale-synchronous": "the same, but no worker gets more than --staleness gradients ahead of the slowest",
 }
 """When the server takes a step, and when a worker gets the new parameters."""
 ALL_REDUCE = "all-reduce"

@@ -130,7 +130,7 @@ def courses_of(scene: Scene) -> list[Course]:
 
 
 def moving_rules(scene: Scene) -> str:
-    """What shows marks in their time, and has them travel. Those who mind movement see the end."""
+    """CSS that shows marks in their time, and moves them. Readers who prefer less motion see the end."""
     courses = courses_of(scene)
     if not courses:
         return ""

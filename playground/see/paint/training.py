@@ -241,7 +241,7 @@ def add_process(drawing: Drawing, rank: int, backward: Backward, x: float, width
 def attempts(run: Evidence) -> Scene:
     """elastic: after each failure all ranks restart from the newest snapshot."""
     steps, starts, ends = steps_of_attempts(run)
-    drawing = Drawing("A rank is killed, all start anew and go on from a snapshot")
+    drawing = Drawing("A rank is killed; all restart, and resume from a snapshot")
     bars = []
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         kept = min([end, *starts[number : number + 1]])

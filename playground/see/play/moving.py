@@ -93,7 +93,7 @@ def add_numbers(drawing: Drawing, stage: Stage, rank: RankRecording) -> None:
 
 
 def add_message(drawing: Drawing, stage: Stage, message: Message) -> None:
-    """What is sent, on its way from its place on the one rank to the same place on the other."""
+    """A message on its way from its place on one rank to the same place on the other."""
     send, receive = message.send, message.receive
     x, y = stage.chunk(send.rank, send.offset or 0)
     to_x, to_y = stage.chunk(receive.rank, send.offset or 0)

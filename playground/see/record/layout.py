@@ -169,7 +169,7 @@ def read_file(path: Path) -> Members:
             content, is_whole = inflate(file)
             return Members(split(content), is_cut_off=not is_whole)
         except (zlib.error, ValueError, KeyError) as error:
-            raise UsageError(f"{path} is a damaged recording ({error}): record the run anew") from None
+            raise UsageError(f"{path} is a damaged recording ({error}): record the run again") from None
 
 
 def inflate(file: BinaryIO) -> tuple[bytes, bool]:
@@ -189,7 +189,7 @@ def inflate(file: BinaryIO) -> tuple[bytes, bool]:
 def check_version(what: str, version: int) -> None:
     """Raise `UsageError` for a recording of another version."""
     if version != SCHEMA:
-        cure = "read it with a newer one" if version > SCHEMA else "record the run anew"
+        cure = "read it with a newer one" if version > SCHEMA else "record the run again"
         found = f"{what} is a recording of version {version}"
         raise UsageError(f"{found} and this playground reads version {SCHEMA}: {cure}")
 

@@ -173,7 +173,7 @@ class EventReader:
             return [], 0
         magic, capacity, dropped, _ = HEADER.unpack_from(content)
         if magic != layout.MAGIC:
-            raise UsageError(f"the events of rank {self.rank} are none: record the run anew")
+            raise UsageError(f"the events of rank {self.rank} are none: record the run again")
         end = min(HEADER.size + capacity * RECORD.size, len(content) // RECORD.size * RECORD.size)
         return list(self.events(content[HEADER.size : end], values)), expect_int(dropped, 0)
 
@@ -264,7 +264,7 @@ def refused_if_damaged(name: str | Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, struct.error) as error:
-        raise UsageError(f"{name} is a damaged recording ({error}): record the run anew") from None
+        raise UsageError(f"{name} is a damaged recording ({error}): record the run again") from None
 
 
 def merge(members: Members, name: str | Path = "this") -> Recording:
@@ -326,13 +326,13 @@ def read_rank(reader: EventReader, members: Members) -> RankRecording:
 def require_compared(ranks: Sequence[RankTables]) -> None:
     """Raise `UsageError` if no rank has begun, or if a rank on another host never compared its clock with rank 0's."""
     if not any(rank.about for rank in ranks):
-        raise UsageError("the recording ends before its first rank begins: record the run anew")
+        raise UsageError("the recording ends before its first rank begins: record the run again")
     first = ranks[0].about
     for number, rank in enumerate(ranks):
         if first and rank.about and rank.about.host_id != first.host_id and not rank.samples:
             raise UsageError(
                 f"the clock of rank {number} on {rank.about.host} was never compared with that of rank 0 on "
-                f"{first.host}, so that their times do not belong together: record the run anew"
+                f"{first.host}, so that their times do not belong together: record the run again"
             )
 
 

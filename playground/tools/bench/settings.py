@@ -104,7 +104,7 @@ ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values(
 """Every algorithm of any collective."""
 DEFAULT_COLLECTIVES = ("all_reduce",)
 DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
-"""By collective; the backend's alone for the others. What a program gets, and the best of ours at every size: the ring
+"""Algorithms by collective, the backend's alone for the others. The program's default, and ours that is best: the ring
 that is taught is neither, and one word away."""
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 """Bytes per element."""

@@ -114,7 +114,7 @@ def command(settings: ChaosSettings, folder: Path | None, wide: bool, as_json: b
     """Kill processes of a command that trains at random moments, and compare its end with that of a run that nobody
     disturbs.
 
-    The command is run twice, with snapshots. What is killed is restarted, and goes on from the newest snapshot. If the
+    The command runs twice, with snapshots. Killed processes are restarted, and resume from the newest snapshot. If the
     training is over before all kills have happened, it is run once more. Exit code 1 if a single byte differs.
 
     \b

@@ -125,7 +125,7 @@ END_LIMIT = 5.0
 
 class CommandProcess:
     """`python -m playground words…`, in a session of its own: Ctrl-C reaches its parent alone. If that is killed, so is
-    this. What it prints on stdout is thrown away."""
+    this. Its stdout is discarded."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, restarts: int) -> None:
         options = ("--snapshots", str(folder), "--restarts", str(restarts))

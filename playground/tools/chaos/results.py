@@ -106,6 +106,6 @@ class RunRecord:
             last = self.notices[-1] if self.notices else "it said nothing"
             raise PlaygroundError(f"the command ended with exit code {self.code} after {len(self.kills)} kills: {last}")
         if self.unexplained:
-            raise PlaygroundError(f"the command failed where nobody was killed: {self.unexplained[0]}")
+            raise PlaygroundError(f"the command failed where no process was killed: {self.unexplained[0]}")
         if self.comparison:
             self.comparison.check()

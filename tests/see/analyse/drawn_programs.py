@@ -14,7 +14,7 @@ moments = st.floats(0, 1e-3)
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Recording:
-    """Of a few ranks that work, exchange messages and call collectives, round by round."""
+    """Programs of a few ranks that work, exchange messages and call collectives, round by round."""
     size = draw(st.integers(2, 4))
     programs: list[list[Action]] = [[] for _ in range(size)]
     for _ in range(draw(st.integers(1, 4))):

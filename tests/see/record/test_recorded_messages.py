@@ -77,7 +77,7 @@ def test_messages_and_bytes_are_those_of_the_closed_forms(
 def test_what_was_sent_is_held_against_the_closed_forms_of_the_backend(
     backend: str, batched: bool, world: Worlds, tmp_path: Path
 ) -> None:
-    """Of few elements some pieces are empty."""
+    """With few elements, some pieces are empty."""
     recording = replace(record(world(3), tmp_path, reduce_by_all, batched, range(1, 9)), backend=backend)
     found = volumes(recording)
     assert len(found) == 8 * sum(not spec.chooses for spec in ALGORITHMS.values())

@@ -107,7 +107,10 @@ def test_wherever_a_file_is_cut_off_what_is_whole_is_read(packed: Path, tmp_path
         (b"", "is not a recording: make one with --see"),
         (b"%PDF-1.7\nsomething", "is not a recording"),
         (b"playground recording %d\nx" % (SCHEMA + 1), f"reads version {SCHEMA}: read it with a newer one"),
-        (b"playground recording 0\nx", f"of version 0 and this playground reads version {SCHEMA}: record the run anew"),
+        (
+            b"playground recording 0\nx",
+            f"of version 0 and this playground reads version {SCHEMA}: record the run again",
+        ),
         (b"playground recording 1\nnothing of zlib's", "is a damaged recording"),
     ],
 )
@@ -131,7 +134,7 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
     files = dict(read_file(packed).files)
     for name, content in (("rank-0.tables", b"[1\n"), ("rank-1.events", b"x" * 200), ("run.json", b"{")):
         write_file(tmp_path / "damaged.playground", Members({**files, name: content}))
-        with pytest.raises(UsageError, match="record the run anew"):
+        with pytest.raises(UsageError, match="record the run again"):
             read_recording(tmp_path / "damaged.playground")
     for name, content in (("rank-0.tables", b"[1\n"), ("run.json", b"{")):
         folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / f"with damaged {name}")
