@@ -23,8 +23,8 @@ from playground.console.options import (
     plot_option,
 )
 from playground.console.session import Session
-from playground.console.tables import Column, Table, bars, cell
-from playground.console.text import Prose, heading, prose
+from playground.console.tables import Column, Table, Texts, bars, cell, numbers
+from playground.console.text import heading, prose
 from playground.console.training import RUN_TRAINING, EpochPrinter
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
@@ -348,45 +348,40 @@ MOVES = {
 """The copies that belong to each part."""
 
 
-def part_texts(name: str, about: str, texts: Sequence[str | Prose | Table]) -> list[str | Prose | Table]:
+def part_texts(name: str, about: str, texts: Texts) -> Texts:
     """A part of the lesson: its name, what it is about, and its tables."""
     return ["", prose(heading(name), f": {about}"), *texts]
 
 
-def split_texts(shares: Sequence[DeviceShares]) -> list[str | Prose | Table]:
+def split_texts(shares: Sequence[DeviceShares]) -> Texts:
     """How many samples each device got."""
-    table = Table(Column("device"), *(Column(name, right=True) for name in shares[0].samples))
+    table = Table("device", *numbers(*shares[0].samples))
     for share in shares:
         table.add(share.device, *map(str, share.samples.values()))
     return ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table]
 
 
-def step_texts(devices: Sequence[DeviceStep]) -> list[str | Prose | Table]:
+def step_texts(devices: Sequence[DeviceStep]) -> Texts:
     """The copies in each part of a step, and the bytes on each device after it."""
-    moved = Table(Column("part"), Column("from"), Column("to"), Column("moved", "bytes", right=True))
+    moved = Table("part", "from", "to", *numbers(("moved", "bytes")))
     for name in PARTS:
         for part in MOVES.get(name, ()):
             for device in devices:
                 for move in device.received:
                     if move.part == part:
                         moved.add(name, move.source, device.device, f"{move.bytes:,}")
-    held = Table(Column("after"), *(Column(device.device, "bytes", right=True) for device in devices))
+    held = Table("after", *numbers(*((device.device, "bytes") for device in devices)))
     for name in ("(before)", *PARTS):
         held.add(name, *(f"{device.held[name]:,}" for device in devices))
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
-def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose | Table]:
+def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
-    gathers, devices = (Column("gathered"), Column("on")), [device.device for device in ways[0].devices]
-    peaks = Table(*gathers, *(Column(device, "bytes", right=True) for device in devices))
-    shares = Table(*gathers, *(Column(device, "%", right=True) for device in devices))
-    costs = Table(
-        *gathers,
-        Column("copied by\ngather", "bytes", right=True),
-        Column("time\nper step", "ms", right=True),
-        Column("loss", right=True),
-    )
+    gathers, devices = ("gathered", "on"), [device.device for device in ways[0].devices]
+    peaks = Table(*gathers, *numbers(*((device, "bytes") for device in devices)))
+    shares = Table(*gathers, *numbers(*((device, "%") for device in devices)))
+    costs = Table(*gathers, *numbers(("copied by\ngather", "bytes"), ("time\nper step", "ms"), "loss"))
     for way in ways:
         name = way.gather, way.output_device
         peaks.add(*name, *(f"{device.peak:,}" for device in way.devices))
@@ -405,15 +400,15 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> list[str | Prose 
     ]
 
 
-def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> list[str | Prose | Table]:
+def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> Texts:
     """The largest batch by each way, and what the fullest device then holds."""
     table = Table(
-        Column("devices", right=True),
-        Column("gathered"),
-        Column("on"),
-        Column("largest\nbatch", right=True),
-        Column("fullest\ndevice"),
-        Column("holds", "bytes", right=True),
+        *numbers("devices"),
+        "gathered",
+        "on",
+        *numbers("largest\nbatch"),
+        "fullest\ndevice",
+        *numbers(("holds", "bytes")),
     )
     for each in batches:
         size = f"{each.batch}{'+' * (each.batch == most)}"
@@ -424,19 +419,13 @@ def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> list[
     return [f"  Each device may hold {cap:,} bytes:", table, *([more] if reached else [])]
 
 
-def claims_texts(claims: Claims) -> list[str | Prose | Table]:
+def claims_texts(claims: Claims) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
-    copies = Table(
-        Column("device"), Column("parameters", "bytes", right=True), Column("of its replica, the\nmodel's own memory")
-    )
+    copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory")
     for copy in claims.copies:
         copies.add(copy.device, f"{copy.parameters:,}", f"{copy.shared} of {copy.of} parameters")
     steps = Table(
-        Column("step", right=True),
-        Column("loss", right=True),
-        Column("parameters of\nthe replicas", right=True),
-        Column("their\ngradients", right=True),
-        Column("the model, from\none device's", right=True),
+        *numbers("step", "loss", "parameters of\nthe replicas", "their\ngradients", "the model, from\none device's")
     )
     for step in claims.steps:
         apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
@@ -450,15 +439,13 @@ def claims_texts(claims: Claims) -> list[str | Prose | Table]:
     ]
 
 
-def means_texts(batches: Sequence[Means]) -> list[str | Prose | Table]:
+def means_texts(batches: Sequence[Means]) -> Texts:
     """The mean of the means and the weighted one, beside the mean over all samples."""
     table = Table(
-        Column("samples", right=True),
+        *numbers("samples"),
         Column("chunks", wraps=True),
         Column("mean loss\nof each chunk", wraps=True),
-        Column("mean", right=True),
-        Column("mean of\nmeans", right=True),
-        Column("weighted\nmean", right=True),
+        *numbers("mean", "mean of\nmeans", "weighted\nmean"),
     )
     for means in batches:
         figures = [f"{value:g}" for value in (means.mean, means.mean_of_means, means.weighted_mean)]
@@ -466,15 +453,17 @@ def means_texts(batches: Sequence[Means]) -> list[str | Prose | Table]:
     return [table]
 
 
-def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> list[str | Prose | Table]:
+def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> Texts:
     """DataParallel's steps beside the processes'."""
     busiest, sent_by_a_rank = copying.busiest, max(rank.sent for rank in ranks)
     table = Table(
-        Column(""),
-        Column("sent\nat most", "bytes", right=True),
-        Column("received\nat most", "bytes", right=True),
-        Column("sent\nin total", "bytes", right=True),
-        Column("time\nper step", "ms", right=True),
+        "",
+        *numbers(
+            ("sent\nat most", "bytes"),
+            ("received\nat most", "bytes"),
+            ("sent\nin total", "bytes"),
+            ("time\nper step", "ms"),
+        ),
     )
     table.add(
         "data-parallel",
@@ -497,17 +486,9 @@ def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> list[str | Pr
     return [about, table]
 
 
-def gil_texts(
-    threads: dict[str, WorkSeconds], processes: Sequence[dict[str, WorkSeconds]]
-) -> list[str | Prose | Table]:
+def gil_texts(threads: dict[str, WorkSeconds], processes: Sequence[dict[str, WorkSeconds]]) -> Texts:
     """How many times as much is done at once, by threads and by processes."""
-    table = Table(
-        Column("work"),
-        Column("by"),
-        Column("alone", "ms", right=True),
-        Column("together", "ms", right=True),
-        Column("speed-up", right=True),
-    )
+    table = Table("work", "by", *numbers(("alone", "ms"), ("together", "ms"), "speed-up"))
     for name, of_threads in threads.items():
         together = median(rank[name].together for rank in processes)
         of_processes = WorkSeconds(alone=processes[0][name].alone, together=together)
@@ -677,7 +658,7 @@ def run_parts(
             bar.show(part.name)
             return where.run(part, *args, on_report=bar)
 
-        def show(part: Remote, texts: Sequence[str | Prose | Table]) -> None:
+        def show(part: Remote, texts: Texts) -> None:
             session.say(*part_texts(part.name, part.summary, texts))
 
         [shares] = run_on(world, SPLIT, settings)
