@@ -1,4 +1,4 @@
-"""A recorded all-reduce as a moving picture: what every rank holds, and the messages on their way, step by step."""
+"""A recorded all-reduce as a moving picture: each rank's numbers, and the messages on their way, step by step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANK_HEIGHT = 64.0
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the numbers of each rank are."""
+    """The places of the ranks' numbers."""
 
     size: int
     numbers: int
@@ -71,7 +71,7 @@ def seconds(step: float) -> float:
 
 
 def add_numbers(drawing: Drawing, stage: Stage, rank: RankRecording) -> None:
-    """A box for each number, with what it is from one change to the next; and while it is added to, a plus."""
+    """A box for each number, from one change to the next; and a plus while it is added to."""
     changes = [
         (change.event.end if change.at_end else change.event.start, change.values) for change in changes_of(rank)
     ]
@@ -94,7 +94,7 @@ def add_numbers(drawing: Drawing, stage: Stage, rank: RankRecording) -> None:
 
 
 def add_message(drawing: Drawing, stage: Stage, message: Message) -> None:
-    """What is sent, on its way from its place on the one rank to the same place on the other."""
+    """The box of a message, which travels from its place on one rank to the same place on the other."""
     send, receive = message.send, message.receive
     x, y = stage.chunk(send.rank, send.offset or 0)
     to_x, to_y = stage.chunk(receive.rank, send.offset or 0)
