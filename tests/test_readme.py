@@ -257,7 +257,7 @@ def test_the_path_says_how_many_minutes_each_chapter_takes() -> None:
         chapter = (ROOT / lesson.path / "README.md").read_text(encoding="utf-8")
         if said := re.search(r"(\d+) minutes to read", chapter):
             assert minutes[lesson.name] == said[1], lesson.name
-    assert f"In all: {round(sum(map(int, minutes.values())) / 60)} hours." in " ".join(text.split())
+    assert f"{round(sum(map(int, minutes.values())) / 60)} hours in all" in " ".join(text.split())
 
 
 def test_the_first_readme_is_short_and_has_a_picture_that_moves() -> None:

@@ -59,8 +59,8 @@ def render(file: Path) -> str:
 
 
 def to_plain(text: str, folder: Path) -> str:
-    """Without what only a browser can show: a figure is named with its file, what is folded away follows its title,
-    a link within the repository is its text, and a table that is too wide is a list."""
+    """Replace all that only a browser can show: a figure by its description and file, a link within the repository by
+    its text, a folded part by its title and text, a table that is too wide by a list."""
     parts = FENCE.split(text)
     for place in range(0, len(parts), 2):
         part = FIGURE.sub(lambda figure: f"{figure[1]}: {folder / figure[2]}", parts[place])

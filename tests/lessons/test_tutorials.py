@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(torch.__version__ < "2.15", reason="the page say
 Worlds = Callable[..., World]
 Try = Callable[..., object]
 TRIES: dict[str, Try] = {}
-"""What tries a row, by the row's first cell."""
+"""The functions that try a row, by its first cell."""
 
 
 def tries(cell: str) -> Callable[[Try], Try]:
@@ -74,7 +74,7 @@ def test_every_row_is_tried() -> None:
 
 @pytest.mark.parametrize("cell", rows())
 def test_a_row_holds(cell: str, request: pytest.FixtureRequest) -> None:
-    """What was returned, raised or warned of has a text that the row quotes, in whole words."""
+    """Its function returns, raises or warns a text that the row quotes, in whole words."""
     today, _, chapter = rows()[cell]
     said = outcome(TRIES[cell], request)
     quoted = "|".join(re.escape(text) for text in re.findall(r"`([^`]+)`", today))
@@ -104,7 +104,7 @@ def alone() -> Iterator[None]:
 
 
 def warned_on(fn: Callable[[], object]) -> str:
-    """What a rank is warned of, or what is raised there."""
+    """The warnings of this call, or the text of its error."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -146,7 +146,7 @@ parser.parse_args()
 
 @pytest.fixture
 def launched(fork_program: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
-    """`launched(module, *words)`: what a launcher of torch and a script of old say."""
+    """`launched(module, *words)`: the output of one of torch's launchers and of an old script."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 

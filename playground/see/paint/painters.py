@@ -114,7 +114,7 @@ def turn_rules(scene: Scene) -> str:
 
 
 Course = tuple[float, float, tuple[float, float]]
-"""From when to when a mark is there, and how far it travels meanwhile."""
+"""The seconds between which a mark is there, and how far it travels meanwhile."""
 
 
 def course_of(mark: Mark) -> Course:
@@ -122,7 +122,7 @@ def course_of(mark: Mark) -> Course:
 
 
 def courses_of(scene: Scene) -> list[Course]:
-    """Those of the marks that a moving scene does not have all the time."""
+    """The courses of marks that a moving scene does not show all the time."""
     if not scene.period:
         return []
     courses = dict.fromkeys(map(course_of, scene.marks))

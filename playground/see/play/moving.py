@@ -1,4 +1,4 @@
-"""A recorded all-reduce as a moving picture: what every rank holds, and the messages on their way, step by step."""
+"""A recorded all-reduce as a moving picture: each rank's numbers, and the messages on their way, step by step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANK_HEIGHT = 64.0
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the numbers of each rank are."""
+    """The places of the ranks' numbers."""
 
     size: int
     numbers: int
@@ -70,7 +70,7 @@ def seconds(step: float) -> float:
 
 
 def add_numbers(drawing: Drawing, stage: Stage, rank: RankRecording) -> None:
-    """A box for each number, with what it is from one change to the next; and while it is added to, a plus."""
+    """A box for each number, from one change to the next; and a plus while it is added to."""
     changes = [
         (change.event.end if change.at_end else change.event.start, change.values) for change in changes_of(rank)
     ]
