@@ -18,8 +18,10 @@ from playground.console.paths import leave_deleted_folder
 from playground.console.read import read_command
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
-from playground.runtime import server, signals, surroundings, torchelastic
+from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError
+from playground.runtime.launcher import server
+from playground.runtime.meeting import torchelastic
 from playground.runtime.remote import ROOT, remote
 from playground.runtime.untrusted import printable
 from playground.see import SEE

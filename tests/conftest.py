@@ -18,8 +18,8 @@ from processes import ENOUGH
 from programs import ForkedProgram
 
 from playground.app import run as run_command_line
-from playground.runtime.kept import end_worlds, keep_worlds
-from playground.runtime.server import preload
+from playground.runtime.launcher.kept import end_worlds, keep_worlds
+from playground.runtime.launcher.server import preload
 from playground.runtime.signals import do_nothing
 from playground.training import prepare
 

@@ -208,7 +208,7 @@ def test_a_world_that_contradicts_itself_is_refused(
 
 
 def test_a_hang_ends_with_exit_code_1_and_the_stacks(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = run_cli("p2p", "--timeout", "0.001")
+    shown = run_cli("collectives", "-n", 4, "--timeout", "0.001")
     assert shown.code == 1
     assert "no sign of life for 0.001 s" in shown.err
 

@@ -114,7 +114,7 @@ EXCEPTIONS = {
 
 
 MAKE_PROCESSES = {
-    *(f"playground.runtime.{name}" for name in ("server", "fork_server")),
+    *(f"playground.runtime.launcher.{name}" for name in ("server", "fork_server")),
     "playground.training.loader",
     "playground.lessons.hello.lesson",  # as the tutorial does
 }
@@ -259,7 +259,7 @@ def test_only_world_creates_and_destroys_groups() -> None:
     """And the first lesson, as the tutorial does."""
     names = {"init_process_group", "destroy_process_group"}
     modules = {module for module in MODULES if names & called_methods(module)}
-    assert modules == {"playground.lessons.hello.lesson", "playground.runtime.world"}
+    assert modules == {"playground.lessons.hello.lesson", "playground.runtime.rank.world"}
 
 
 def unchecked_names(module: str) -> Iterator[str]:
@@ -272,7 +272,7 @@ def unchecked_names(module: str) -> Iterator[str]:
     }
     for node in nodes_of(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in checked:
-            if module == "playground.runtime.server" and node.value.startswith("playground.runtime."):
+            if module == "playground.runtime.launcher.server" and node.value.startswith("playground.runtime."):
                 continue  # what every rank needs, loaded before there are any
             if re.fullmatch(r"playground(\.\w+)+(:\w+)?", node.value):
                 yield node.value
@@ -327,7 +327,7 @@ def test_every_tool_has_its_command() -> None:
 
 @pytest.mark.parametrize(
     "reference",
-    ["playground.no_such_module:f", "playground.runtime.world:no_such_function", "playground.runtime.world"],
+    ["playground.no_such_module:f", "playground.runtime.rank.world:no_such_function", "playground.runtime.rank.world"],
 )
 def test_a_reference_to_nothing_is_refused_where_it_is_written(reference: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reference)):

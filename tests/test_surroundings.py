@@ -138,6 +138,6 @@ def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() 
 
 def test_a_test_that_waits_for_what_never_comes_fails(tmp_path: Path) -> None:
     (tmp_path / "test_waiting.py").write_text("import threading\ndef test_waiting(): threading.Event().wait()")
-    done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests", PLAYGROUND_TEST_LIMIT="0.1")
+    done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests:tests/support", PLAYGROUND_TEST_LIMIT="0.1")
     assert "Failed: no end within 0.1 s" in done.stdout
     assert done.returncode == 1

@@ -28,8 +28,8 @@ from playground.console.paths import FilePath
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import Flag, flag, flags_of
-from playground.runtime.launch import MAX_RANKS
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT
+from playground.runtime.launcher.launch import MAX_RANKS
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 
 MEGABYTE = 2**20
 Changes = Mapping[str, Mapping[str, Any]]

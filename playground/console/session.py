@@ -15,8 +15,8 @@ from playground.console import terminal
 from playground.console.options import RunOptions
 from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
-from playground.runtime.entry import Around, World
 from playground.runtime.errors import UsageError
+from playground.runtime.launcher.entry import Around, World
 
 
 def to_document(content: Mapping[str, object]) -> str:

@@ -123,7 +123,7 @@ def is_table(value: object) -> bool:
     return isinstance(value, Mapping) and len(value) > 1
 
 
-RUN_STEPS = remote("playground.runtime.steps:run_steps")
+RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")
 
 
 def steps_command(lesson: Lesson) -> click.Command:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from playground.runtime.rank import Event
+from playground.runtime.rank.rank import Event
 
 if TYPE_CHECKING:
     from rich.progress import Progress

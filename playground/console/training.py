@@ -25,13 +25,13 @@ from playground.console.training_options import (
     prepare_data,
 )
 from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
-from playground.runtime.rank import Event
+from playground.runtime.launcher.restarts import OnRestart, describe_restart
+from playground.runtime.launcher.watch import describe_loss
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
-from playground.runtime.restarts import OnRestart, describe_restart
 from playground.runtime.signals import stopping_signal
 from playground.runtime.surroundings import working_folder
 from playground.runtime.untrusted import printable
-from playground.runtime.watch import describe_loss
 from playground.survival.folder import write_marker
 from playground.survival.settings import AUTO
 from playground.training.grad_syncs import RUNGS

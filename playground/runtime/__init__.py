@@ -7,7 +7,6 @@ whether it is asked to end soon.
 """
 
 from playground.runtime.backends import device, synchronize
-from playground.runtime.environment import restart_count
 from playground.runtime.errors import (
     ForkServerFailed,
     PeerDisconnected,
@@ -18,9 +17,10 @@ from playground.runtime.errors import (
     RendezvousTimeout,
     UsageError,
 )
-from playground.runtime.launch import launch
-from playground.runtime.preemption import preempted
-from playground.runtime.rank import report
+from playground.runtime.launcher.launch import launch
+from playground.runtime.meeting.environment import restart_count
+from playground.runtime.rank.preemption import preempted
+from playground.runtime.rank.rank import report
 
 __all__ = [
     "ForkServerFailed",

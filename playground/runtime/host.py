@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-from playground.runtime.environment import read_integer
+from playground.runtime.meeting.environment import read_integer
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT, FROM_THE_HEAP = 128 * 2**20, 32 * 2**20

@@ -13,8 +13,8 @@ from playground.lessons.data_parallel.page import DataParallelSettings, Way
 from playground.lessons.elastic.page import Kill
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
-from playground.runtime.launch import launch
-from playground.runtime.rank import Event as Report
+from playground.runtime.launcher.launch import launch
+from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.see import SEE

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from playground.console.paths import check_writable
-from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.launcher.entry import World
 from playground.runtime.untrusted import printable
 from playground.see.analyse import to_logical_time
 from playground.see.paint.chrome import to_chrome

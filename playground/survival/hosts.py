@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from playground.algorithms.hosts import Hosts
 from playground.runtime import UsageError, report, restart_count
-from playground.runtime.agreement import all_gather_object, refuse_together
 from playground.runtime.host import host_id
+from playground.runtime.meeting.agreement import all_gather_object, refuse_together
 from playground.survival.disk import make_folder
 from playground.survival.fingerprint import Fingerprint
 from playground.survival.folder import (

@@ -53,7 +53,7 @@ class World:
         Raises `RankFailed` with the traceback of the rank that failed first, `RankTimeout` with the stacks of all.
         """
         __tracebackhide__ = True
-        from playground.runtime.launch import launch
+        from playground.runtime.launcher.launch import launch
 
         imported = ImportedAsByPytest(fn=fn, settings=read_settings(self.config))
         return launch(imported, self.size, backend=self.backend, args=args, timeout=self.timeout, fresh=self.fresh)
@@ -80,8 +80,8 @@ def world(pytestconfig: pytest.Config) -> Iterator[WorldFactory]:
     module; a function without parameters, written for torchrun, works too. A failed assert or another exception in a
     rank fails the test with that rank's traceback. The output of ranks is captured like that of the test.
     """
-    from playground.runtime.kept import are_kept, end_worlds, keep_worlds
-    from playground.runtime.server import preload
+    from playground.runtime.launcher.kept import are_kept, end_worlds, keep_worlds
+    from playground.runtime.launcher.server import preload
     from playground.testing import rewriting
 
     # Where pytest is the program, every rank imports it again.

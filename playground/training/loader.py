@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from playground.runtime import device
 from playground.runtime.errors import RankFailed
-from playground.runtime.process_end import end_with_parent
+from playground.runtime.meeting.process_end import end_with_parent
 
 T = TypeVar("T")
 START_METHOD = "fork" if sys.platform == "linux" else None

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.runtime.agreement import require_same_on_all_ranks
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training.gradients import AllReduce, average_together, buckets
 
 SMALLEST = 5e-324

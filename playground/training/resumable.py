@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.runtime import PlaygroundError, Preempted, UsageError, device, preempted, report
-from playground.runtime.agreement import all_gather_object
 from playground.runtime.backends import backend_of
+from playground.runtime.meeting.agreement import all_gather_object
 from playground.survival.fingerprint import Fingerprint
 from playground.survival.folder import SnapshotFile, remove_marker
 from playground.survival.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from playground.runtime import host
-from playground.runtime.agreement import require_same_on_all_ranks
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.remote import Remote
 from playground.training.loader import explain_lost_worker
 

@@ -10,7 +10,7 @@ import torch
 from playground.console.rendering import render
 from playground.console.steps import step_texts
 from playground.runtime import PlaygroundError
-from playground.runtime.steps import check_outcome
+from playground.runtime.rank.steps import check_outcome
 
 
 @dataclass(frozen=True)

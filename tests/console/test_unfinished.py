@@ -14,7 +14,7 @@ from playground.console.options import RunOptions
 from playground.console.session import Session
 from playground.console.training import FinishedEpochs
 from playground.runtime import RankFailed, UsageError
-from playground.runtime.rank import Event
+from playground.runtime.rank.rank import Event
 from playground.training.results import Epoch
 
 Run = Callable[..., Any]

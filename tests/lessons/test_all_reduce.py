@@ -32,7 +32,7 @@ from playground.lessons.all_reduce.page import (
     summary_of,
 )
 from playground.runtime import PlaygroundError, UsageError
-from playground.runtime.steps import run_steps
+from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 from playground.training.results import replicas_verdict
 

@@ -40,8 +40,8 @@ from playground.lessons.ddp.settings import (
 )
 from playground.runtime import PlaygroundError, RankFailed, UsageError
 from playground.runtime.backends import BACKENDS
+from playground.runtime.launcher.server import preload
 from playground.runtime.remote import Remote, remote
-from playground.runtime.server import preload
 from playground.testing import World
 from playground.training.gradients import buckets
 from playground.training.models import IMAGE_MODELS

@@ -44,7 +44,7 @@ from playground.lessons.ladder.page import (
 from playground.measurement import environment
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
-from playground.runtime.entry import World
+from playground.runtime.launcher.entry import World
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
 from playground.training.data import Images, partition_dataset

@@ -21,8 +21,8 @@ from playground import launch
 from playground.lessons import LESSONS
 from playground.lessons.collectives.lesson import REDUCTIONS
 from playground.lessons.hello import lesson as hello
+from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
-from playground.runtime.steps import run_steps
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -153,7 +153,7 @@ if __name__ == "__main__":
 def test_the_tutorial_s_program_runs_as_it_stands(tmp_path: Path) -> None:
     """With a port of its own, that is: the default is taken where two tests run at once."""
     (tmp_path / "tutorial.py").write_text(SPAWNED)
-    place = {**os.environ, "MASTER_PORT": str(free_port())}
+    place = {**os.environ, "MASTER_PORT": str(free_port()), "PYTHONUNBUFFERED": ""}  # a line is then one write
     shown = subprocess.run([sys.executable, tmp_path / "tutorial.py"], env=place, capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
     lines = [f"Rank {rank} of {size}" for size in (2, 3) for rank in range(size)]

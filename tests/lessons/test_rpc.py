@@ -10,7 +10,7 @@ import pytest
 from playground.lessons import LESSONS
 from playground.lessons.rpc import lesson
 from playground.runtime import UsageError
-from playground.runtime.steps import run_steps
+from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 
 Worlds = Callable[..., World]

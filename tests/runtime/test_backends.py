@@ -15,8 +15,8 @@ import torch
 
 from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
-from playground.runtime.entry import World as EntryWorld
-from playground.runtime.rank_handle import RankHandle, describe_exit
+from playground.runtime.launcher.entry import World as EntryWorld
+from playground.runtime.launcher.rank_handle import RankHandle, describe_exit
 from playground.testing import World
 
 Worlds = Callable[..., World]

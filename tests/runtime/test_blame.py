@@ -18,10 +18,10 @@ from hosts import Host, Network
 from processes import ENOUGH, by_hand, free_port
 from programs import ForkedProgram
 
-from playground.runtime.connections import tcp_connections
 from playground.runtime.errors import PeerDisconnected, RankFailed
-from playground.runtime.process_end import describe_end
-from playground.runtime.torchelastic import write_error_file
+from playground.runtime.meeting.connections import tcp_connections
+from playground.runtime.meeting.process_end import describe_end
+from playground.runtime.meeting.torchelastic import write_error_file
 
 Fork = Callable[..., ForkedProgram]
 Networks = Callable[..., Network]
@@ -97,7 +97,7 @@ def test_shutting_down_ends_connections_and_spares_a_port() -> None:
     """In a process of its own: this one has connections to keep."""
     words = """
 import socket
-from playground.runtime.connections import shut_down_connections, tcp_connections
+from playground.runtime.meeting.connections import shut_down_connections, tcp_connections
 servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 kept, ended = [socket.create_connection(server.getsockname()) for server in servers]
 print(len([*tcp_connections()]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from playground.runtime import RankFailed
-from playground.runtime.coverage import count_lines, read_settings
+from playground.runtime.rank.coverage import count_lines, read_settings
 from playground.testing import World
 
 coverage = pytest.importorskip("coverage", minversion="7.10")

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from processes import ENOUGH, is_alive
 
-from playground.runtime import server
 from playground.runtime.errors import ForkServerFailed
-from playground.runtime.server import ForkServerClient
+from playground.runtime.launcher import server
+from playground.runtime.launcher.server import ForkServerClient
 
 Begin = Callable[..., ForkServerClient]
 

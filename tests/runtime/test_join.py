@@ -17,11 +17,12 @@ from processes import ENOUGH, by_hand, free_port, is_first_epoch
 from programs import ForkedProgram
 
 from playground.lessons import LESSONS
-from playground.runtime import PeerDisconnected, join
+from playground.runtime import PeerDisconnected
 from playground.runtime.backends import BACKENDS
-from playground.runtime.environment import rank_env_from
-from playground.runtime.peers import PeerWatch
-from playground.runtime.steps import run_steps
+from playground.runtime.meeting import join
+from playground.runtime.meeting.environment import rank_env_from
+from playground.runtime.meeting.peers import PeerWatch
+from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 
 Worlds = Callable[..., World]

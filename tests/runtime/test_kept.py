@@ -19,7 +19,7 @@ import torch.distributed as dist
 from processes import ENOUGH, is_alive
 
 from playground import RankFailed, launch
-from playground.runtime import kept
+from playground.runtime.launcher import kept
 
 
 @pytest.fixture(autouse=True)
@@ -157,8 +157,8 @@ def test_a_program_that_has_kept_a_world_ends_without_a_word(tmp_path: Path) -> 
     script.write_text(
         textwrap.dedent("""
         from playground import launch
-        from playground.runtime.kept import keep_worlds
-        from playground.runtime.steps import run_steps
+        from playground.runtime.launcher.kept import keep_worlds
+        from playground.runtime.rank.steps import run_steps
 
         if __name__ == "__main__":
             keep_worlds()

@@ -25,8 +25,9 @@ from processes import is_alive
 from ranks import go_wrong
 
 import playground
-from playground.runtime import RankFailed, RankTimeout, UsageError, host, report, shutdown, watch
+from playground.runtime import RankFailed, RankTimeout, UsageError, host, report
 from playground.runtime.host import cores
+from playground.runtime.launcher import shutdown, watch
 from playground.training.net import Net
 
 launch = partial(playground.launch, fresh=True)
@@ -410,7 +411,7 @@ def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(size: int, tmp
         import os, signal
         from multiprocessing import current_process
         from playground import launch
-        from playground.runtime import server
+        from playground.runtime.launcher import server
 
         if current_process().name == "rank 1 of 2":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -21,7 +21,7 @@ from hypothesis import given, settings, strategies as st
 from processes import ENOUGH
 
 from playground import RankFailed, RankTimeout, launch
-from playground.runtime.output import Output
+from playground.runtime.launcher.output import Output
 
 LINE = re.compile(r"rank (\d+) line (\d+) x{60}")
 
@@ -76,7 +76,7 @@ def test_eighty_thousand_lines_through_a_pipe(tmp_path: Path) -> None:
         """)
     )
     here = Path(__file__).parent
-    environ = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+    environ = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent / 'support'}"}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
     assert done.returncode == 1
     assert done.stderr == "rank 3 of 8 was killed by SIGKILL\n"

@@ -18,7 +18,7 @@ from programs import ForkedProgram
 from ranks import misbehave
 
 from playground import Preempted, RankFailed, launch, preempted, report
-from playground.runtime.preemption import PreemptionNotice
+from playground.runtime.rank.preemption import PreemptionNotice
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 HOURS = 3600.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from playground.runtime import UsageError
-from playground.runtime.rendezvous import (
+from playground.runtime.meeting.rendezvous import (
     LOOPBACK_INTERFACE,
     check_method,
     interface_towards,

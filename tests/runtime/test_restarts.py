@@ -22,11 +22,12 @@ from ranks import misbehave
 
 import playground
 from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
-from playground.runtime import restart_count, server
-from playground.runtime.entry import World
-from playground.runtime.kept import end_worlds, keep_worlds
-from playground.runtime.restarts import run_with_restarts
-from playground.runtime.work import Work
+from playground.runtime import restart_count
+from playground.runtime.launcher import server
+from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.kept import end_worlds, keep_worlds
+from playground.runtime.launcher.restarts import run_with_restarts
+from playground.runtime.rank.work import Work
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from processes import ENOUGH
 
 from playground.runtime.errors import RendezvousTimeout
-from playground.runtime.rendezvous import Rendezvous
-from playground.runtime.store import agree_on_attempt, await_everyone, connect
+from playground.runtime.meeting.rendezvous import Rendezvous
+from playground.runtime.meeting.store import agree_on_attempt, await_everyone, connect
 
 Serve = Callable[[], dist.TCPStore]
 SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)

@@ -17,9 +17,9 @@ from processes import ENOUGH, free_port
 
 import playground
 from playground import RankFailed
-from playground.runtime import strangers
-from playground.runtime.connections import socket_inodes, tcp_sockets
-from playground.runtime.strangers import StrangerConnected, is_listening, shut_out_strangers
+from playground.runtime.meeting import strangers
+from playground.runtime.meeting.connections import socket_inodes, tcp_sockets
+from playground.runtime.meeting.strangers import StrangerConnected, is_listening, shut_out_strangers
 
 launch = partial(playground.launch, fresh=True)
 NOBODY = 65534

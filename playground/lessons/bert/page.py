@@ -38,10 +38,10 @@ from playground.lessons.bert.settings import (
 from playground.measurement import format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
-from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.rank import Event
+from playground.runtime.launcher.entry import World
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.training.bert_config import BertConfig

@@ -28,11 +28,11 @@ from playground.console.text import heading, prose
 from playground.console.training import RUN_TRAINING, EpochPrinter
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.runtime import server
 from playground.runtime.backends import backend_for
-from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag
+from playground.runtime.launcher import server
+from playground.runtime.launcher.entry import World
 from playground.runtime.remote import Remote
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings

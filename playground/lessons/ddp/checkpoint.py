@@ -18,7 +18,7 @@ import torch.distributed as dist
 from playground.lessons.ddp.ddp_run import DDPRun, build_run, measure_difference
 from playground.lessons.ddp.settings import CheckpointResult, LabSettings, ResumedRun
 from playground.runtime import UsageError, device
-from playground.runtime.agreement import all_gather_object
+from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.temporary_folder import temporary_folder
 
 State = dict[str, Any]

@@ -34,7 +34,7 @@ from playground.lessons.ddp.settings import (
     check_replicas,
 )
 from playground.runtime import UsageError, device
-from playground.runtime.agreement import all_gather_object
+from playground.runtime.meeting.agreement import all_gather_object
 from playground.training.replicas import largest_difference
 
 

@@ -35,8 +35,9 @@ from playground.lessons.ddp.settings import (
     check_replicas,
 )
 from playground.measurement.interleave import interleave, slowest, timed
-from playground.runtime import report, steps
-from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
+from playground.runtime import report
+from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
+from playground.runtime.rank import steps
 from playground.training.data import partition_dataset
 from playground.training.replicas import largest_difference
 from playground.training.step import backward

@@ -19,10 +19,10 @@ from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.runtime.backends import get_backend
-from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.rank import Event
+from playground.runtime.launcher.entry import World
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.survival.comparison import Comparison, last_snapshot

@@ -30,7 +30,7 @@ from playground.lessons.ladder.measure import measure
 from playground.lessons.ladder.page import DDP, LadderResult, LadderSettings, candidates
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import device, host
-from playground.runtime.agreement import require_same_on_all_ranks
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training import gradients
 from playground.training.hierarchical import groups_of
 from playground.training.models import MODELS

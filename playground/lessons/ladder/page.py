@@ -18,9 +18,9 @@ from playground.console.training_options import DataOptions, PreparedData, data_
 from playground.lessons import LESSONS
 from playground.measurement import environment
 from playground.measurement.environment import Environment
-from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
+from playground.runtime.launcher.entry import World
 from playground.training.grad_syncs import grad_syncs_for
 from playground.training.models import IMAGE_MODELS, MODELS, TOKEN_SEQUENCES
 from playground.training.results import replicas_verdict

@@ -31,7 +31,7 @@ from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ModeRes
 from playground.measurement.interleave import Heartbeat
 from playground.remote import AGENTS
 from playground.runtime import PeerDisconnected, device
-from playground.runtime.agreement import require_same_on_all_ranks
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training.data import Images
 from playground.training.replicas import flat
 

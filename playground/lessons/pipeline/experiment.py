@@ -23,8 +23,8 @@ from playground.lessons.pipeline.lesson import Stage, train
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings, Slot, StageRun
 from playground.lessons.pipeline.stages import Grid, cut, make_grid, new_model
 from playground.runtime import device, host, report, synchronize
-from playground.runtime.agreement import all_gather_object
 from playground.runtime.backends import backend_of
+from playground.runtime.meeting.agreement import all_gather_object
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from playground.runtime.rank import Event as Report
+from playground.runtime.rank.rank import Event as Report
 from playground.see.analyse import Message, match_messages
 from playground.see.record import Recording
 

@@ -24,9 +24,10 @@ from typing import Any, Protocol, Self
 import torch
 import torch.distributed as dist
 
-from playground.runtime import device, steps
-from playground.runtime.agreement import all_gather_object
+from playground.runtime import device
 from playground.runtime.host import cores, host_id
+from playground.runtime.meeting.agreement import all_gather_object
+from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
 from playground.see.record.algorithms import recorded_algorithms

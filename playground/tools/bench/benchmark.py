@@ -17,9 +17,9 @@ from playground.algorithms.operation import check
 from playground.measurement import environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
-from playground.runtime.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
+from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, BenchSettings
 from playground.tools.bench.wire import Wire, open_wire

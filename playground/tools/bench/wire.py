@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import UsageError, device
-from playground.runtime.connections import address_towards
+from playground.runtime.meeting.connections import address_towards
 
 LOOPBACK = "127.0.0.1"
 PIECE = 512 * 1024

@@ -18,8 +18,8 @@ from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import MAX_RESTARTS
 from playground.runtime.backends import get_backend
-from playground.runtime.entry import World
 from playground.runtime.errors import UsageError
+from playground.runtime.launcher.entry import World
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.survival.comparison import Comparison, last_snapshot

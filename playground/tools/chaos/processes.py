@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
-from playground.runtime.process_end import end_with_parent
+from playground.runtime.meeting.process_end import end_with_parent
 from playground.runtime.remote import remote
 from playground.tools.chaos.results import FORK_SERVER, LAUNCHER, RANK
 
 PROC = Path("/proc")
-SERVE = remote("playground.runtime.fork_server:serve")
+SERVE = remote("playground.runtime.launcher.fork_server:serve")
 ENDED = ("Z", "X")
 """States of a process that has ended and was not waited for."""
 

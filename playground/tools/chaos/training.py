@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.restarts import RESTART
+from playground.runtime.launcher.restarts import RESTART
 from playground.survival.folder import WHOLE, examine, find_steps
 from playground.tools.chaos.processes import CommandProcess, Processes, find_processes, open_process, opened_in
 from playground.tools.chaos.results import (

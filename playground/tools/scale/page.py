@@ -18,7 +18,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.measurement import format_bytes, format_digits, format_seconds
-from playground.runtime.rank import Event
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale.fit import evaluate, samples_of

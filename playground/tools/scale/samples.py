@@ -22,8 +22,8 @@ from playground.algorithms.cost_model import ELEMENT
 from playground.algorithms.hosts import Hosts
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
-from playground.runtime.agreement import all_gather_object
 from playground.runtime.host import cores, host_id
+from playground.runtime.meeting.agreement import all_gather_object
 from playground.tools.scale.plan import Effort, Group, Key, Plan, plan_for
 
 BLOCK = 0.004

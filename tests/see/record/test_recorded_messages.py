@@ -283,7 +283,7 @@ def test_a_call_that_fails_is_over_and_the_next_one_is_recorded(world: Worlds, t
 
 def functions_in_force(rank: int, size: int) -> list[int]:
     from playground.algorithms import collectives
-    from playground.runtime import steps
+    from playground.runtime.rank import steps
 
     owners = (dist, dist.distributed_c10d, collectives, steps, torch.nn.Module, torch.autograd)
     return [id(value) for owner in owners for _, value in sorted(vars(owner).items()) if callable(value)]

@@ -22,7 +22,7 @@ import torch
 from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
-from playground.runtime.entry import World
+from playground.runtime.launcher.entry import World
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import backends, host
-from playground.runtime.connections import socket_inodes
 from playground.runtime.errors import RankFailed
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous
-from playground.runtime.store import await_everyone, choose_interface, connect, leave_together
-from playground.runtime.strangers import StrangerConnected, shut_out_strangers
+from playground.runtime.meeting.connections import socket_inodes
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous
+from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
+from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.temporary_folder import remove_empty_cache
 
 

@@ -1,6 +1,6 @@
 """Random injections: a process of a command gets a signal at a random moment, and the run must still end well.
 
-    python tests/injections.py 100 --seed 3 --only sgd hello
+    python tests/support/injections.py 100 --seed 3 --only sgd hello
 
 The exit code must be right for what was done; what failed is said in one line that names the right rank, without a
 traceback; 2 s later no process is left, nor a file in TMPDIR. Prints what was done, when, and each mark that it left:

@@ -21,22 +21,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from playground.runtime import signals
-from playground.runtime.connections import (
+from playground.runtime.forks import close_in_children
+from playground.runtime.host import namespace_id
+from playground.runtime.meeting.connections import (
     SILENCE,
     address_towards,
     detect_silence_of,
     keep_alive,
     shut_down_connections,
 )
-from playground.runtime.forks import close_in_children
-from playground.runtime.host import namespace_id
-from playground.runtime.process_end import describe_end
-from playground.runtime.store import connect_as_client
+from playground.runtime.meeting.process_end import describe_end
+from playground.runtime.meeting.store import connect_as_client
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from playground.runtime.environment import RankEnv
+    from playground.runtime.meeting.environment import RankEnv
 
 
 LINK_TIMEOUT = 2.0

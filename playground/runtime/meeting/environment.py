@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from playground.runtime.errors import UsageError
-from playground.runtime.rendezvous import Rendezvous, is_loopback, parse_init_method
+from playground.runtime.meeting.rendezvous import Rendezvous, is_loopback, parse_init_method
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
-from playground.runtime.work import Work
+from playground.runtime.rank.work import Work
 
 OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""

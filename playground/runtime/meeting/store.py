@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RendezvousTimeout
-from playground.runtime.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
+from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
 
 if TYPE_CHECKING:
     import torch.distributed as dist

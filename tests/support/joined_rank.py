@@ -10,8 +10,8 @@ from ranks import misbehave
 
 from playground.app import leave
 from playground.runtime import signals
-from playground.runtime.entry import World
 from playground.runtime.errors import PlaygroundError
+from playground.runtime.launcher.entry import World
 
 
 def go_wrong(rank: int, size: int, how: str, culprit: int) -> None:

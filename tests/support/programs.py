@@ -14,7 +14,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TextIO
 
-from playground.runtime import server
+from playground.runtime.launcher import server
 
 
 class ForkedProgram:

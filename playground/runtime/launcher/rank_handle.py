@@ -12,11 +12,11 @@ from typing import Any
 
 from playground.runtime.backends import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
-from playground.runtime.output import Output
-from playground.runtime.rank import Event
-from playground.runtime.server import LOST_BY_THE_SERVER, UNGUARDED
+from playground.runtime.launcher.output import Output
+from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
+from playground.runtime.rank.rank import Event
+from playground.runtime.rank.work import Work
 from playground.runtime.signals import describe_signal
-from playground.runtime.work import Work
 
 GRACE = 1.0
 """Seconds a rank has to answer, or to end once told to, before it is stopped harder."""

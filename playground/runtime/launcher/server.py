@@ -26,9 +26,9 @@ from multiprocessing.spawn import get_executable
 from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
-from playground.runtime.fork_server import LAUNCHER_ONLY, MESSAGE, NO_DESCRIPTOR_LEFT, REFUSED
 from playground.runtime.forks import call_in_children, close_in_children
-from playground.runtime.output import Redirection, redirect
+from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_DESCRIPTOR_LEFT, REFUSED
+from playground.runtime.launcher.output import Redirection, redirect
 from playground.runtime.signals import describe_signal
 from playground.runtime.surroundings import working_folder
 from playground.runtime.temporary_folder import remove_empty_cache
@@ -192,7 +192,7 @@ def command(lifeline: int, path: list[str], modules: list[str]) -> list[str]:
     working folder that happens to hold a `queue.py`."""
     code = (
         f"import sys; sys.path[:] = {path!r}; "
-        f"from playground.runtime.fork_server import serve; serve({lifeline}, {modules!r})"
+        f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, {modules!r})"
     )
     return [os.fsdecode(get_executable()), *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
@@ -211,7 +211,7 @@ UNGUARDED = 97
 """Exit code of a rank that met a launch() while importing the user's script."""
 LOST_BY_THE_SERVER = 256
 """In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known how it ended."""
-PRELOADED = ["torch.distributed", "playground.runtime.world"]
+PRELOADED = ["torch.distributed", "playground.runtime.rank.world"]
 """Modules that the server imports, once for all ranks."""
 CAN_FORK = "forkserver" in mp.get_all_start_methods() and has_pidfds()
 _server: list[ForkServerClient] = []
@@ -317,7 +317,7 @@ class ForkedPopen(popen_fork.Popen):
         return len(self.fds) - 1
 
     def DupFd(self, index: int) -> Any:  # noqa: N802 (its name in multiprocessing)
-        from playground.runtime.fork_server import InheritedFd
+        from playground.runtime.launcher.fork_server import InheritedFd
 
         return InheritedFd(index)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import Preempted, preempted, signals
-from playground.runtime.entry import World
+from playground.runtime.launcher.entry import World
 
 
 def store(rank: int, size: int) -> None:

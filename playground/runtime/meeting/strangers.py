@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 
-from playground.runtime.connections import tcp_sockets
+from playground.runtime.meeting.connections import tcp_sockets
 
 ACCEPT_LIMIT = 5.0
 """Seconds in which whatever has connected must be accepted: the thread that does so has little else to do."""

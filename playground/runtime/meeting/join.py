@@ -17,15 +17,15 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from playground.runtime import backends, signals
-from playground.runtime.agreement import all_gather_object
-from playground.runtime.environment import RankEnv
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
-from playground.runtime.peers import Loss, PeerWatch
-from playground.runtime.preemption import heed_signals, raise_if_preempted, run_until_preempted
-from playground.runtime.rank import Progress, failure, report_to
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, listen
-from playground.runtime.torchelastic import await_reaped, write_error_file
-from playground.runtime.world import run_in_world
+from playground.runtime.meeting.agreement import all_gather_object
+from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.meeting.peers import Loss, PeerWatch
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, listen
+from playground.runtime.meeting.torchelastic import await_reaped, write_error_file
+from playground.runtime.rank.preemption import heed_signals, raise_if_preempted, run_until_preempted
+from playground.runtime.rank.rank import Progress, failure, report_to
+from playground.runtime.rank.world import run_in_world
 
 EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from playground.runtime.errors import RankFailed
-from playground.runtime.rank_handle import GRACE, RankHandle, describe_exit
-from playground.runtime.server import LOST_BY_THE_SERVER
-from playground.runtime.watch import ask_for_stacks, wait_relaying
+from playground.runtime.launcher.rank_handle import GRACE, RankHandle, describe_exit
+from playground.runtime.launcher.server import LOST_BY_THE_SERVER
+from playground.runtime.launcher.watch import ask_for_stacks, wait_relaying
 
 LEAVE_LIMIT = 30.0
 """Seconds a rank has to destroy its process group and give its memory back, all results being in."""

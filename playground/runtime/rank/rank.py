@@ -33,18 +33,18 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from playground.runtime.coverage import count_lines
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
-from playground.runtime.preemption import ask_to_end, begin_unasked, leave_to_launcher, run_until_preempted
-from playground.runtime.rendezvous import Rendezvous
-from playground.runtime.work import Work, call
+from playground.runtime.meeting.rendezvous import Rendezvous
+from playground.runtime.rank.coverage import count_lines
+from playground.runtime.rank.preemption import ask_to_end, begin_unasked, leave_to_launcher, run_until_preempted
+from playground.runtime.rank.work import Work, call
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-PACKAGE = os.path.dirname(os.path.dirname(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 MACHINERY = ("runtime", "testing", os.path.join("see", "record"))
 NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), "<frozen importlib")
 """Where the frames lie that are not the user's."""
@@ -143,8 +143,8 @@ def main(
 
 def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
     """Enter the world, run what the launcher sends, leave the world when all may."""
-    from playground.runtime.process_state import ProcessState
-    from playground.runtime.world import Member
+    from playground.runtime.rank.process_state import ProcessState
+    from playground.runtime.rank.world import Member
 
     rank, size = launcher.rank, launcher.size
     member = state = None

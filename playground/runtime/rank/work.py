@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from playground.runtime import coverage
-from playground.runtime.environment import RESTART_COUNT
 from playground.runtime.errors import UsageError
-from playground.runtime.server import find_modules_as_here
+from playground.runtime.launcher.server import find_modules_as_here
+from playground.runtime.meeting.environment import RESTART_COUNT
+from playground.runtime.rank import coverage
 from playground.runtime.surroundings import working_folder
 
 Function = Callable[..., Any]

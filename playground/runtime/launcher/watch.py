@@ -10,10 +10,10 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from playground.runtime.errors import UNHEARD, PeerDisconnected, PlaygroundError, RankFailed, RankTimeout, UsageError
-from playground.runtime.output import Output
-from playground.runtime.preemption import PreemptionNotice
-from playground.runtime.rank import Event, Progress
-from playground.runtime.rank_handle import GRACE, RankHandle
+from playground.runtime.launcher.output import Output
+from playground.runtime.launcher.rank_handle import GRACE, RankHandle
+from playground.runtime.rank.preemption import PreemptionNotice
+from playground.runtime.rank.rank import Event, Progress
 
 OnLoss = Callable[[RankFailed], None]
 """Takes the end of an expendable rank, without which the others continue."""

@@ -7,15 +7,16 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from playground.runtime import backends, host, server
-from playground.runtime.environment import rank_env_from
+from playground.runtime import backends, host
 from playground.runtime.errors import UsageError
-from playground.runtime.launch import launch
-from playground.runtime.rank import Progress
+from playground.runtime.launcher import server
+from playground.runtime.launcher.launch import launch
+from playground.runtime.launcher.restarts import OnRestart, check_restarts, log_restart
+from playground.runtime.launcher.watch import OnLoss, log_loss
+from playground.runtime.meeting.environment import rank_env_from
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, check_method
+from playground.runtime.rank.rank import Progress
 from playground.runtime.remote import Remote
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, check_method
-from playground.runtime.restarts import OnRestart, check_restarts, log_restart
-from playground.runtime.watch import OnLoss, log_loss
 
 Around = Callable[["World", Callable[..., Any]], contextlib.AbstractContextManager[Callable[..., Any]]]
 """Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""
@@ -104,7 +105,7 @@ class World:
                     init_method=self.init_method, on_report=on_report, restarts=self.restarts, on_restart=on_restart,
                     grace=grace, expendable=expendable, on_loss=on_loss,
                 )  # fmt: skip
-            from playground.runtime.join import join
+            from playground.runtime.meeting.join import join
 
             return join(
                 self.rank_env, fn, backend=self.backend, args=args, timeout=self.timeout,

@@ -10,17 +10,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from playground.runtime import backends, kept, rank as rank_process, server
+from playground.runtime import backends
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.output import open_pipes
-from playground.runtime.preemption import PreemptionNotice, raise_if_preempted
-from playground.runtime.rank import Progress
-from playground.runtime.rank_handle import RankHandle
-from playground.runtime.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
-from playground.runtime.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
-from playground.runtime.shutdown import release, stop
-from playground.runtime.watch import OnLoss, check_expendable, log_loss, watch
-from playground.runtime.work import Work, prepare_work
+from playground.runtime.launcher import kept, server
+from playground.runtime.launcher.output import open_pipes
+from playground.runtime.launcher.rank_handle import RankHandle
+from playground.runtime.launcher.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
+from playground.runtime.launcher.shutdown import release, stop
+from playground.runtime.launcher.watch import OnLoss, check_expendable, log_loss, watch
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
+from playground.runtime.rank import rank as rank_process
+from playground.runtime.rank.preemption import PreemptionNotice, raise_if_preempted
+from playground.runtime.rank.rank import Progress
+from playground.runtime.rank.work import Work, prepare_work
 
 FILES, FILES_PER_RANK = 24, 5
 """Open descriptors of a launcher, and of a rank in two process groups: 13 + 5 * size and 25 + 3 * size, measured."""
