@@ -377,6 +377,7 @@ def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pai
     assert [event for event in events if event.end == float("inf")] == []
 
 
+@pytest.mark.stress
 def test_what_gpus_waited_for_is_not_told(run_cli: Run, size: int, data_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.playground"
     shown(run_cli, "sgd", "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 1, "--see", file)

@@ -109,6 +109,7 @@ def swap(rank: int, size: int, how: str) -> float:
     return theirs[0].item()
 
 
+@pytest.mark.stress
 def test_messages_happen_in_the_order_of_issue(pair: World) -> None:
     assert pair.run(swap, "batch") == [1.0, 0.0]
     with pytest.raises(RankFailed, match=r"watchdog|SIGABRT"):
@@ -184,6 +185,7 @@ def test_gradients_come_in_a_thread_of_the_device() -> None:
 DIES = "import os, signal, torch; torch.ones(1, device='cuda'); os.kill(os.getpid(), signal.SIGKILL)"
 
 
+@pytest.mark.stress
 def test_a_killed_process_releases_its_gpu_after_its_files() -> None:
     ours, theirs = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", DIES], pass_fds=[theirs])
