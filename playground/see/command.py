@@ -12,6 +12,7 @@ from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.runtime.errors import UsageError
+from playground.runtime.host import cores
 from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.transfers import volumes
@@ -155,6 +156,8 @@ def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> d
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--all {folder} cannot be created: {error.strerror}") from None
+    if chapters:
+        refuse_busy_machine()
     files = figures or (all_files(folder) if folder else chapter_files())
     files = {name: file.absolute() for name, file in files.items()}
     flag = "--figure" if figures else "--all" if folder else "--chapters"
@@ -162,6 +165,13 @@ def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> d
         check_ending(file, tuple(SCENE_PAINTERS), flag)
         check_writable(flag, file)
     return files
+
+
+def refuse_busy_machine() -> None:
+    """Raise `UsageError` where other programs compute too: the chapters' figures show times."""
+    load = os.getloadavg()[0]
+    if load > cores() / 2:
+        raise UsageError(f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show times: wait")
 
 
 def see_figures(session: Session, files: dict[str, Path]) -> None:

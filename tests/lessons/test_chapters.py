@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,52 @@ def test_the_last_line_leads_on(name: str) -> None:
         for other in others
     ]
     assert last == " · ".join(links)
+
+
+Rows = dict[str, list[float]]
+CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
+    ("ladder", "eight messages take longer than one of the same bytes"): lambda runs: (
+        runs[0]["per-parameter"][3] > runs[0]["flat"][3]
+    ),
+    ("ladder", "one message at the end does as well as two that overlap"): lambda runs: (
+        runs[0]["flat"][0] <= 1.02 * runs[0]["overlapped"][0]
+    ),
+    ("ladder", "`overlapped` takes 98 ms and `bucketed` 124"): lambda runs: (
+        (round(runs[1]["overlapped"][0]), round(runs[1]["bucketed"][0])) == (98, 124)
+    ),
+    ("ladder", "`per-parameter` does as well as `overlapped`"): lambda runs: (
+        runs[1]["per-parameter"][0] <= 1.05 * runs[1]["overlapped"][0]
+    ),
+    ("ladder", "`sparse-embeddings` is 1.79 times as fast as DDP"): lambda runs: (
+        round(runs[1]["ddp"][0] / runs[1]["sparse-embeddings"][0], 2) == 1.79
+    ),
+    ("bert", "DDP gains half as much again; DataParallel gains nothing"): lambda runs: (
+        (round(runs[0]["ddp"][1] / runs[0]["ddp"][0], 1), runs[0]["data-parallel"][3] < 1) == (1.5, True)
+    ),
+    ("parameter-server", "async processes three times as many samples per second"): lambda runs: (
+        round(runs[0]["async"][0] / runs[0]["sync"][0]) == 3
+    ),
+    ("parameter-server", "sync is as slow as all-reduce"): lambda runs: (
+        abs(runs[0]["sync"][0] / runs[0]["all-reduce"][0] - 1) < 0.02
+    ),
+    ("parameter-server", "2.98 steps old on average"): lambda runs: runs[0]["async"][4] == 2.98,
+    ("pipeline", "With naive, ranks idle half of the time"): lambda runs: 45 < runs[0]["naive"][0] < 55,
+    ("pipeline", "alike in both (14.3 % and 15.3 % here"): lambda runs: (
+        [runs[0][name][0] for name in ("gpipe", "1f1b")] == [14.3, 15.3]
+    ),
+    ("pipeline", "In the table it took 599 ms"): lambda runs: round(runs[0]["1f1b"][2]) == 599,
+}
+"""Sentences of chapters that compare, by chapter, and whether the rows of its runs say the same."""
+
+
+def read_rows(run: str) -> Rows:
+    """The rows of numbers in a run that is shown, by their first word; of two rows with one name, the last."""
+    rows = re.findall(r"^  (\S+)((?: +[\d.,e-]+)+)$", run, re.MULTILINE)
+    return {name: [float(number.replace(",", "")) for number in numbers.split()] for name, numbers in rows}
+
+
+@pytest.mark.parametrize(("name", "sentence"), CLAIMS)
+def test_what_a_chapter_compares_is_what_its_runs_show(name: str, sentence: str) -> None:
+    text = CHAPTERS[name].read_text(encoding="utf-8")
+    assert sentence in " ".join(text.split())
+    assert CLAIMS[name, sentence]([rows for run in fenced_blocks(text, "console") if (rows := read_rows(run))])

@@ -114,6 +114,15 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, run_cli: Callable[..., 
         assert len(outcome.err.splitlines()) == 1
 
 
+def test_figures_of_chapters_are_not_drawn_on_a_busy_machine(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
+    shown = run_cli("see", "--chapters")
+    assert shown.code == 2
+    assert "this machine is busy (load 1000.0 on " in shown.err
+
+
 def test_a_rank_of_a_world_draws_no_figures(
     tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
