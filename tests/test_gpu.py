@@ -718,7 +718,8 @@ def test_training_ends_with_the_same_bits(
     assert compare_ends(tmp_path / "first", tmp_path / "parts").differing == 0
 
 
-@pytest.mark.parametrize("way", ["sgd", pytest.param("ddp", marks=pytest.mark.stress)])
+@pytest.mark.stress
+@pytest.mark.parametrize("way", ["sgd", "ddp"])
 def test_kills_leave_no_trace(way: str, run_cli: Run, size: int, data_dir: Path) -> None:
     words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--snapshot-every", 1)
     document = shown(run_cli, "elastic", "--way", way, "-n", size, "--kills", 2, *words)
