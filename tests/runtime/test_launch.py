@@ -402,7 +402,7 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("size", [0, 10_000_000])
+@pytest.mark.parametrize("size", [0, pytest.param(10_000_000, marks=pytest.mark.stress)])
 def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(size: int, tmp_path: Path) -> None:
     """Nor while it is sent more than fits into the socket to it."""
     done = run_script(
