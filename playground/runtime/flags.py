@@ -3,7 +3,6 @@ and settings check themselves by them, in one form of words. Imports neither tor
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -81,10 +80,3 @@ def check_at_least_one(settings: object, *names: str) -> None:
     for name in names:
         if getattr(settings, name) < 1:
             raise UsageError(f"{name} {getattr(settings, name)}: it must be at least 1")
-
-
-def check_not_negative(settings: object, *names: str) -> None:
-    """Raise `UsageError` unless each of these attributes of `settings` is a finite number, 0 or above."""
-    for name in names:
-        if not 0 <= getattr(settings, name) < math.inf:
-            raise UsageError(f"{name} {getattr(settings, name)}: it must be a finite number, 0 or above")

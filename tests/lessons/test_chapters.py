@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from test_readme import EXCERPT, fenced_blocks
 
-from playground.app import TOOLS
+from playground.app import CHAPTERS
 from playground.lessons import PATH
 
-ROOT = Path(__file__).parents[2]
-LESSONS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
-CHAPTERS = LESSONS | {
-    name: ROOT.joinpath(*tool.command.module.split(".")[:-1]) / "README.md" for name, tool in TOOLS.items()
-}
+LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
+FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
+"""Chapters of lessons and tools; the other pages have no boxes, runs and exercises."""
 BOX = re.compile(
     r"# .+\n\n> - \*\*You will see\*\* (?:.*\n>)+ - \*\*You need\*\* (?:.*\n>)+ "
     r"- \*\*Time\*\*: .+ to run, \d+ minutes? to read\.\n\n"
@@ -51,12 +48,12 @@ def test_an_excerpt_is_verbatim() -> None:
     assert not stands_in("a = 1\n    b = 2\n", source)
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", FORMED)
 def test_a_box_says_what_to_expect(name: str) -> None:
     assert BOX.match(CHAPTERS[name].read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", FORMED)
 def test_code_in_a_chapter_is_the_source_s(name: str) -> None:
     chapter = CHAPTERS[name]
     excerpts = EXCERPT.findall(chapter.read_text(encoding="utf-8"))
@@ -66,14 +63,14 @@ def test_code_in_a_chapter_is_the_source_s(name: str) -> None:
         assert stands_in(textwrap.dedent(block), source), f"{indent}{block}"
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", FORMED)
 def test_a_run_is_short(name: str) -> None:
     runs = fenced_blocks(CHAPTERS[name].read_text(encoding="utf-8"), "console")
     assert runs
     assert [len(run.splitlines()) for run in runs if len(run.splitlines()) > LONGEST_RUN] == []
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", FORMED)
 def test_every_exercise_has_its_outcome_folded_away(name: str) -> None:
     exercises = CHAPTERS[name].read_text(encoding="utf-8").split("## Try this")[1].split("\n## ")[0]
     for exercise in re.split(r"^\d+\. ", exercises, flags=re.MULTILINE)[1:]:
@@ -81,7 +78,7 @@ def test_every_exercise_has_its_outcome_folded_away(name: str) -> None:
         assert exercise.rstrip().endswith("</details>"), exercise
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", FORMED)
 def test_the_last_line_leads_on(name: str) -> None:
     last = CHAPTERS[name].read_text(encoding="utf-8").splitlines()[-1]
     if name not in LESSONS:
