@@ -47,13 +47,13 @@ class AllReduceSpec(AlgorithmSpec):
     """Whether all ranks add in the same order, so that their sums are equal to the last bit."""
     needs_hosts: bool = False
     """Whether it differs from the others only where ranks are on several hosts."""
-    chooses: bool = False
-    """Whether it only chooses among the others, and so has neither messages of its own to show nor a cost."""
+    has_messages: bool = True
+    """Whether it sends messages of its own, which can be shown, and whose cost follows from the links."""
 
     @functools.cached_property
     def cost(self) -> Remote | None:
         """A function from a `Task` to its `Cost`."""
-        return None if self.chooses else remote(f"{self.code.module}:{self.code.name}_cost")
+        return remote(f"{self.code.module}:{self.code.name}_cost") if self.has_messages else None
 
 
 ALGORITHMS = {
@@ -94,7 +94,15 @@ ALGORITHMS = {
             short_name="levels",
             needs_hosts=True,
         ),
-        AllReduceSpec("auto", "what the chosen one does", "as many as it takes", "anything", chooses=True),
+        AllReduceSpec(
+            "shared-memory",
+            "nothing",
+            "1 to 2 per MiB",
+            "ranks of one host",
+            has_messages=False,
+            place="auto:shared_memory",
+        ),
+        AllReduceSpec("auto", "what the chosen one does", "as many as it takes", "anything", has_messages=False),
     )
 }
 """Our all-reduces, by name."""

@@ -1,13 +1,14 @@
-"""`auto`: the algorithm by the size of the tensor and of the group, and by the hosts that its ranks are on.
+"""`auto`: the memory that ranks of one host share, or the algorithm by the size of tensor and group, and by the hosts.
 
-The limits were found by measuring. On one host, whose ranks share its cores, what counts is the messages of all
-together: there a tree beats recursive doubling, which wins where every rank has its own core. On several hosts what
-counts is what crosses the links between them: few messages for small tensors, few bytes for all others. `scale` shows
-what a cluster would choose.
+The limits were found by measuring. On one host without such memory, whose ranks share its cores, what counts is the
+messages of all together: there a tree beats recursive doubling, which wins where every rank has its own core. On
+several hosts what counts is what crosses the links between them: few messages for small tensors, few bytes for all
+others. `scale` shows what a cluster would choose.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from playground.algorithms.binary_tree import binary_tree
@@ -46,5 +47,23 @@ def choose(nbytes: int, size: int, hosts: int) -> ReducingAlgorithm:
 
 
 def auto(flat: torch.Tensor, add: Add, messages: Messages) -> None:
-    """The algorithm that is fastest for this size, group and hosts: it sends what the chosen one sends."""
-    choose(flat.nbytes, messages.size, len(messages.hosts.members))(flat, add, messages)
+    """Memory that the ranks share, if they do; else the algorithm that is fastest for this size, group and hosts."""
+    from playground.algorithms.shared_memory import share_memory  # with torch, which choosing does without
+
+    if not share_memory(flat, messages):
+        choose(flat.nbytes, messages.size, len(messages.hosts.members))(flat, add, messages)
+
+
+def shared_memory(flat: torch.Tensor, add: Add, messages: Messages) -> None:
+    """Each rank copies its tensor into memory that all of them share, and all add: nothing is sent. The ranks that
+    share none do as `auto` does, and say why, once."""
+    segment = messages.segment
+    excuse = segment if isinstance(segment, str) else "ranks are on several hosts" * messages.hosts.several
+    if excuse and messages.rank == 0 and excuse not in _excuses:
+        _excuses.add(excuse)
+        print(f"the ranks share no memory ({excuse}): they send messages", file=sys.stderr)
+    auto(flat, add, messages)
+
+
+_excuses: set[str] = set()
+"""Those that have been said."""

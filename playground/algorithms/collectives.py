@@ -52,7 +52,7 @@ class AllReduce:
         real = as_real(tensor)
         flat = real.contiguous().view(-1)
         with torch.no_grad():
-            self.algorithm(flat, adder(op), Messages(flat, transport))
+            self.algorithm(flat, adder(op), Messages(flat, transport, op))
             if op == Op.AVG:
                 flat /= transport.size
             if flat.data_ptr() != real.data_ptr():
@@ -85,7 +85,7 @@ class ReduceScatter:
         """Do it, here and now."""
         with torch.no_grad():
             flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
-            self.algorithm(flat, adder(op), Messages(flat, transport))
+            self.algorithm(flat, adder(op), Messages(flat, transport, op))
             share, real = flat.tensor_split(transport.size)[transport.rank], as_real(output)
             if op == Op.AVG:
                 share /= transport.size

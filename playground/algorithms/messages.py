@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from playground.algorithms.transport import Addressed, Started, Transport
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from playground.algorithms.hosts import Hosts
+    from playground.runtime.shared_memory import Segment
 
 Observer = Callable[["Messages", Sequence[Addressed], Sequence[Addressed]], None]
 """Is called with what is about to be sent and received."""
@@ -22,10 +23,11 @@ class Messages:
     """This rank's messages in one run of an algorithm over `flat`.
 
     `rank` and `size` are this rank's number in the group and the group's size; messages are addressed by such numbers.
+    `op` is the kind of operation of those that reduce.
     """
 
-    def __init__(self, flat: torch.Tensor, transport: Transport) -> None:
-        self.flat, self.transport = flat, transport
+    def __init__(self, flat: torch.Tensor, transport: Transport, op: Any = None) -> None:
+        self.flat, self.transport, self.op = flat, transport, op
         self.rank, self.size = transport.rank, transport.size
         self.phase = ""
         """The current phase of the algorithm, where phases have names: for observers."""
@@ -51,6 +53,11 @@ class Messages:
         """Which ranks of the group share a host. All must ask; the first time, they exchange it."""
         return self.transport.hosts(self.flat.device)
 
+    @property
+    def segment(self) -> Segment | str:
+        """The memory that this rank shares with those of its host; why not, where any rank has none. As for `hosts`."""
+        return self.transport.segment(self.flat.device)
+
     def among(self, members: Sequence[int], where: str) -> Messages:
         """Messages among these ranks alone, this one being one of them, numbered by their position in `members`.
 
@@ -63,7 +70,7 @@ class MessagesAmong(Messages):
     """Some ranks' messages among each other. They are messages of the whole group, which observers see as such."""
 
     def __init__(self, whole: Messages, members: Sequence[int], where: str) -> None:
-        super().__init__(whole.flat, whole.transport)
+        super().__init__(whole.flat, whole.transport, whole.op)
         self.whole, self.members, self.where = whole, members, where
         self.rank, self.size = members.index(whole.rank), len(members)
 

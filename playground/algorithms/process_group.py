@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from playground.algorithms.hosts import Hosts
 from playground.algorithms.transport import Addressed, Transport
 from playground.runtime.backends import Backend, backend_of
 from playground.runtime.host import host_id
+from playground.runtime.shared_memory import Segment, open_segment
 
 TAG = 2017
 """Tag of our messages: none is taken for a message of the user's between the same two ranks."""
@@ -28,6 +30,8 @@ _backends: WeakKeyDictionary[Any, Backend] = WeakKeyDictionary()
 """Backends of the groups seen so far: asking torch would take a microsecond at every collective."""
 _hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
 """Hosts by rank, for groups whose ranks have exchanged them."""
+_segments: WeakKeyDictionary[Any, Segment | str] = WeakKeyDictionary()
+"""The memory that this rank shares with others of the group, or why there is none."""
 
 
 class Works:
@@ -68,6 +72,17 @@ class ProcessGroupTransport:
             hosts = _hosts[self.group] = exchange_hosts(self, device)
         return hosts
 
+    def segment(self, device: torch.device) -> Segment | str:
+        segment = _segments.get(self.group)
+        if segment is None:
+            hosts, timeout = self.hosts(device).members, timeout_of(self.group, device)
+            if device.type == "cpu":
+                segment = open_segment(self.rank, hosts, partial(exchange, self, device), timeout)
+            else:
+                segment = f"tensors lie in the memory of {device.type}"
+            _segments[self.group] = segment
+        return segment
+
     def _start_batch(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         batch = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=rank) for tensor, rank in send]
         batch += [dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=rank) for tensor, rank in receive]
@@ -75,19 +90,29 @@ class ProcessGroupTransport:
 
 
 def exchange_hosts(transport: Transport, device: torch.device) -> Hosts:
-    """Which ranks of the transport's group share a host. All of them must call this at the same point.
+    """Which ranks of the transport's group share a host. All of them must call this at the same point."""
+    digest = hashlib.blake2b(host_id().encode(), digest_size=DIGEST_SIZE).digest()
+    return Hosts.from_ids(exchange(transport, device, [int.from_bytes(digest, "little", signed=True)]))
 
-    Digests go once round a ring, as messages of the group like an algorithm's own: a collective of the backend could
-    meet one that the user has started meanwhile. `device` is where the group's messages lie.
+
+def exchange(transport: Transport, device: torch.device, values: Sequence[int]) -> list[tuple[int, ...]]:
+    """All-gather of a few numbers of 64 bits. All ranks of the transport's group must call this at the same point.
+
+    They go once round a ring, as messages of the group like an algorithm's own: a collective of the backend could meet
+    one that the user has started meanwhile. `device` is where the group's messages lie.
     """
     rank, size = transport.rank, transport.size
-    digest = hashlib.blake2b(host_id().encode(), digest_size=DIGEST_SIZE).digest()
-    digests = torch.zeros(size, dtype=torch.int64, device=device)
-    digests[rank] = int.from_bytes(digest, "little", signed=True)
-    slots = digests.split(1)
+    told = torch.zeros(size, len(values), dtype=torch.int64, device=device)
+    told[rank] = torch.tensor(values)
+    lines = told.unbind()
     for step in range(size - 1):
-        outgoing, incoming = slots[(rank - step) % size], slots[(rank - step - 1) % size]
+        outgoing, incoming = lines[(rank - step) % size], lines[(rank - step - 1) % size]
         started = transport.start([(outgoing, (rank + 1) % size)], [(incoming, (rank - 1) % size)])
         started.received()
         started.sent()
-    return Hosts.from_ids(digests.tolist())
+    return [tuple(line) for line in told.tolist()]
+
+
+def timeout_of(group: Any, device: torch.device) -> float:
+    """Seconds that an operation of this group may take."""
+    return group._get_backend(device).options._timeout.total_seconds()

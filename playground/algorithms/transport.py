@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from playground.algorithms.hosts import Hosts
+    from playground.runtime.shared_memory import Segment
 
 Addressed = tuple["torch.Tensor", int]
 """(what, the rank it goes to or comes from). The rank is the one within the group."""
@@ -53,6 +54,10 @@ class Transport(Protocol):
     def hosts(self, device: torch.device) -> Hosts:
         """Which ranks of the group share a host; `device` is where its messages lie.
 
-        All ranks must call this at the same point. The answer must be kept: see `exchange_hosts`.
+        All ranks must call this at the same point. The answer must be kept, as it takes messages to find it.
         """
+        ...
+
+    def segment(self, device: torch.device) -> Segment | str:
+        """The memory that this rank shares with those of its host; why not, where any rank has none. As for `hosts`."""
         ...

@@ -44,7 +44,7 @@ TRACE = LESSON.remote("run")
 
 def test_the_lesson_has_every_algorithm() -> None:
     """What can be asked for comes from the table of specifications, and these have a step that shows their table."""
-    names = [name for name in ALGORITHMS if name != "auto"]
+    names = [name for name, spec in ALGORITHMS.items() if spec.has_messages]
     assert list(TRACEABLE) == [*names, "reduce-scatter", "all-gather"]
     assert [step.replace("_", "-") for step in LESSON.steps] == [
         "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "reduce-scatter", "all-gather", "pipelined-ring",
@@ -204,7 +204,7 @@ def test_the_story(run_cli: Run) -> None:
     phases = [line.split(", ")[1] for line in shown.out.splitlines() if line.startswith("  step") and ", " in line]
     assert phases == ["reduce-scatter:"] * 2 + ["all-gather:"] * 2
     table = shown.out.split("\ncost: ")[1]
-    assert all(f"  {name} " in table for name in ALGORITHMS if name != "auto")
+    assert all(f"  {name} " in table for name, spec in ALGORITHMS.items() if spec.has_messages)
     assert not any(f"  {name} " in table for name in PHASES)
     assert max(map(len, shown.out.splitlines())) <= 80
 

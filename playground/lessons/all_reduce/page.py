@@ -23,7 +23,7 @@ MAX_ELEMENTS = 64
 """Largest tensor that can still be read step by step; `bench` takes larger ones."""
 PHASES = {"reduce-scatter": ("reduce_scatter", "ring"), "all-gather": ("all_gather", "ring")}
 """The phases of the ring by themselves: (collective, algorithm)."""
-TRACEABLE = {name: ("all_reduce", name) for name, spec in ALGORITHMS.items() if not spec.chooses} | PHASES
+TRACEABLE = {name: ("all_reduce", name) for name, spec in ALGORITHMS.items() if spec.has_messages} | PHASES
 """Everything that can be traced, by name: (collective, algorithm)."""
 ALL_ALGORITHMS = tuple(name for name in TRACEABLE if name not in PHASES)
 """Traced by default."""

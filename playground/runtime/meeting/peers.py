@@ -294,12 +294,15 @@ class PeerWatch:
         """There is a loss. Whoever waits for a peer, anywhere in this process, gets an error."""
         import torch.distributed as dist
 
+        from playground.runtime.shared_memory import give_up_all
+
         with self.one_at_a_time:
             if self.known.is_set():
                 return
             self.loss = loss
             self.known.set()
         shut_down_connections(self.env.rendezvous.port)
+        give_up_all()
         if self.store and self.env.rank not in loss.ranks:
             with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
                 self.store.add("heard", 1)

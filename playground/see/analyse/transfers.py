@@ -83,7 +83,7 @@ def expected_of(call: CollectiveCall, recording: Recording) -> Counts | None:
     if name in HALVES:
         counts = ring_cost(task).total.times(1 / 2)
     else:
-        if ALGORITHMS[name].chooses:
+        if not ALGORITHMS[name].has_messages:
             code = choose(nbytes, size, len(set(hosts_of(call.group, recording))))
             name = next(each for each, spec in ALGORITHMS.items() if spec.code.load() is code)
         cost = ALGORITHMS[name].cost

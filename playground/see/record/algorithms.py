@@ -19,6 +19,7 @@ from playground.algorithms.messages import Messages
 from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
+from playground.runtime.shared_memory import Segment
 from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.see.record.distributed import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
@@ -52,6 +53,9 @@ class RecordedTransport:
 
     def hosts(self, device: torch.device) -> Hosts:
         return self.real.hosts(device)
+
+    def segment(self, device: torch.device) -> Segment | str:
+        return self.real.segment(device)
 
     def start(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Started:
         """Start messages, and record that while they are under way."""
@@ -190,8 +194,8 @@ class AlgorithmHooks:
         return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
 
     def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:
-        def messages(flat: torch.Tensor, transport: RecordedTransport) -> Messages:
-            made = real(flat, transport)
+        def messages(flat: torch.Tensor, transport: RecordedTransport, op: Any = None) -> Messages:
+            made = real(flat, transport, op)
             transport.attach(made)
             return made
 

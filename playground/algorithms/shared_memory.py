@@ -1,0 +1,150 @@
+"""Collectives in the memory that the ranks of one host share: nothing is sent, so no ring is needed.
+
+    up to a slot                    copy in | add all slots                                          one meeting
+    more, two ranks: by slots       copy in | add the other's                                        one per slot
+    more, N ranks: by slots         copy in | add my share, copy it in | copy out the other shares   two per slot
+
+`|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same bits.
+
+In a ring, sums must travel: each rank sends 2 (N - 1) / N * S bytes. Here they lie where all can read them, and the
+limit is the memory. To sum in place, every input is read once and every output written once, by whichever core: at B
+bytes per second, loads and stores counted, this takes at least 2 N S / B seconds. (`bench --limit` measures B.)
+Source: DeepSpeed's all-reduce for CPUs, https://github.com/deepspeedai/DeepSpeed/pull/5391
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from playground.algorithms.operation import ADDS, name_of
+from playground.runtime.shared_memory import SLOT, Segment
+
+if TYPE_CHECKING:
+    from playground.algorithms.messages import Messages
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+OPS = tuple(ADDS)
+DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
+
+
+def share_memory(flat: torch.Tensor, messages: Messages) -> bool:
+    """All-reduce in the memory that all ranks share. False, on all of them and with nothing done, if they do not."""
+    segment = messages.segment
+    if isinstance(segment, str) or segment.size < messages.size:
+        return False
+    all_reduce(segment, flat, messages.op)
+    return True
+
+
+def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
+    """Leave in a flat tensor, on every rank of the segment, what `op` makes of all their tensors; AVG adds, as SUM.
+
+    Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
+    """
+    add, rank, size = ADDS[op], segment.rank, segment.size
+    with segment.lock:
+        if flat.nbytes <= SLOT:
+            slots = segment.slots(segment.half, flat.dtype, flat.numel())
+            slots[rank].copy_(flat)
+            agree(segment, "all_reduce", flat, op)
+            add(slots[0], slots[1], out=flat)
+            for slot in slots[2:]:
+                add(flat, slot, out=flat)
+            return
+        agree(segment, "all_reduce", flat, op)
+        for piece in flat.split(SLOT // flat.itemsize):
+            if size == 2:
+                slots = segment.slots(segment.half, flat.dtype, piece.numel())
+                slots[rank].copy_(piece)
+                segment.meet()
+                first, second = (piece, slots[1]) if rank == 0 else (slots[0], piece)
+                add(first, second, out=piece)
+            else:
+                shares = piece.tensor_split(size)
+                reduce_shares(segment, shares, op)
+                gather_shares(segment, shares)
+
+
+def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
+    """Leave on rank r, in the r-th of N shares of a flat tensor, what `op` makes of it; the other shares stay as they
+    are. Raises as `all_reduce`."""
+    with segment.lock:
+        agree(segment, "reduce_scatter", flat, op)
+        shares = flat.tensor_split(segment.size)
+        step = SLOT // flat.itemsize // segment.size
+        for start in range(0, shares[0].numel(), step):
+            reduce_shares(segment, [share[start : start + step] for share in shares], op)
+
+
+def all_gather(segment: Segment, flat: torch.Tensor) -> None:
+    """Take rank r's r-th of N shares of a flat tensor to all ranks. Raises as `all_reduce`."""
+    with segment.lock:
+        agree(segment, "all_gather", flat)
+        shares = flat.tensor_split(segment.size)
+        step = SLOT // flat.itemsize
+        for start in range(0, shares[0].numel(), step):
+            gather_shares(segment, [share[start : start + step] for share in shares])
+
+
+def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
+    """Take a flat tensor from rank `root` of the segment to all. Raises as `all_reduce`."""
+    with segment.lock:
+        agree(segment, "broadcast", flat, root=root)
+        for piece in flat.split(SLOT // flat.itemsize):
+            slot = segment.slots(segment.half, flat.dtype, piece.numel())[root]
+            if segment.rank == root:
+                slot.copy_(piece)
+            segment.meet()
+            if segment.rank != root:
+                piece.copy_(slot)
+
+
+def reduce_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Tensor, ...], op: Any) -> None:
+    """Add up this rank's share, where all shares together fit into a slot."""
+    add, rank = ADDS[op], segment.rank
+    slots = segment.slots(segment.half, shares[0].dtype, sum(share.numel() for share in shares))
+    lengths = [share.numel() for share in shares]
+    for other, (there, share) in enumerate(zip(slots[rank].split(lengths), shares, strict=True)):
+        if other != rank or rank > 1:
+            there.copy_(share)
+    segment.meet()
+    start = sum(lengths[:rank])
+    mine, parts = shares[rank], [slot[start : start + lengths[rank]] for slot in slots]
+    if rank <= 1:
+        parts[rank] = mine  # which is read before it is written
+    add(parts[0], parts[1], out=mine)
+    for part in parts[2:]:
+        add(mine, part, out=mine)
+
+
+def gather_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> None:
+    """Copy out the other ranks' shares, each of which fits into a slot."""
+    slots = segment.slots(segment.half, shares[0].dtype, shares[0].numel())
+    slots[segment.rank][: shares[segment.rank].numel()].copy_(shares[segment.rank])
+    segment.meet()
+    for rank, (slot, share) in enumerate(zip(slots, shares, strict=True)):
+        if rank != segment.rank:
+            share.copy_(slot[: share.numel()])
+
+
+def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0) -> None:
+    """Meet, and raise `RuntimeError` unless all ranks call the same."""
+    code = COLLECTIVES.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
+    calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16, root))
+    if len(calls) == 1:
+        return
+    segment.give_up()
+    other = next(rank for rank, call in enumerate(calls) if call != calls[segment.rank])
+    told = [f"{segment.name([rank])} called {describe(*calls[rank])}" for rank in sorted((segment.rank, other))]
+    raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
+
+
+def describe(numel: int, code: int, root: int) -> str:
+    """A call, from the numbers that stand for it."""
+    collective, dtype, op = COLLECTIVES[code & 255], DTYPES[code >> 8 & 255], code >> 16
+    details = [f"{numel} {name_of(dtype)}", *([OPS[op].name] if op < len(OPS) else [])]
+    if collective == "broadcast":
+        details.append(f"from rank {root}")
+    return f"{collective}({', '.join(details)})"

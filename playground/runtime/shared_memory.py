@@ -1,0 +1,317 @@
+"""Memory that the ranks of one host share: each sees what the others have written, and nothing is sent.
+
+    rank 0 makes it, without a name: memfd_create                nothing is left in /dev/shm, whatever happens
+    all open it as /proc/PID/fd/FD of rank 0, and look for a     containers, users and hosts that share no memory
+    number that rank 0 has written there                         are found out by trying
+    all say whether they have it                                 everybody uses it, or nobody
+
+Ranks meet in it by semaphores: `sem_post` and `sem_wait` order memory on every processor. A wait is bounded: it tries
+for some microseconds, then sleeps in slices, between which it looks whether a peer has ended or has given up.
+Sources: memfd_create(2), sem_overview(7), pidfd_open(2); the barrier is Hensgen, Finkel, Manber: Two Algorithms for
+Barrier Synchronization (1988), International Journal of Parallel Programming 17
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import secrets
+import select
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container, Sequence
+
+import torch
+
+from playground.runtime import host
+from playground.runtime.forks import call_in_children
+from playground.runtime.host import namespace_id
+
+SLOT = 1 << 20
+"""Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes twice as long."""
+LINE, PAGE = 64, 4096
+"""Bytes: what cores pass to each other at a time, and what is mapped at a time."""
+MOST_RANKS = 64
+TRIES, TRIES_IF_CROWDED = 60, 5
+"""How often a rank looks for a signal before it sleeps: where each rank has a core, and where it keeps another from
+its core by looking."""
+SLICE = 0.05
+"""Seconds of sleep between two looks at the peers."""
+GRACE = 1.0
+"""Seconds after all have come to a meeting in which their signals arrive, if none of them has been killed there."""
+LOST = "Connection closed by peer"
+"""How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
+CALL = struct.Struct("QQQ")
+"""What ranks compare of a call: three numbers, whose meaning is the caller's."""
+
+Exchange = Callable[[Sequence[int]], "list[tuple[int, ...]]"]
+"""All-gather of a few 64-bit numbers among the ranks of a group."""
+
+
+class Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class Semaphores:
+    """The C library's functions. Raises `OSError` where it does not have them."""
+
+    def __init__(self) -> None:
+        quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
+        try:  # what cannot wait keeps the interpreter's lock: to give it away would take longer
+            self.post, self.try_wait, init, wait = quick.sem_post, quick.sem_trywait, quick.sem_init, slow.sem_clockwait
+        except AttributeError as error:
+            raise OSError(f"the C library has no such function: {error}") from None
+        self.post.argtypes = self.try_wait.argtypes = [ctypes.c_void_p]
+        init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
+        wait.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Timespec)]
+        self._init, self._wait = init, wait
+
+    def make(self, address: int) -> None:
+        """A semaphore that is shared between processes, at this address."""
+        if self._init(address, 1, 0):
+            raise OSError(ctypes.get_errno(), "sem_init")
+
+    def wait(self, address: int, seconds: float) -> bool:
+        """Sleep until there is a signal, `seconds` at most. Returns whether one came."""
+        end = time.monotonic() + seconds
+        limit = Timespec(int(end), int(end % 1 * 1e9))
+        return self._wait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
+
+
+class Segment:
+    """Memory of which each rank has a part, and through which they call each other.
+
+    `rank` and `size` are this rank's number among the `members` (their ranks in the group), and how many they are.
+    All of them do the same things with it in the same order, one thread at a time (`lock`).
+    """
+
+    def __init__(self, members: Sequence[int], rank: int, memory: mmap.mmap, pidfds: Sequence[int], timeout: float):
+        self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
+        self.memory, self.pid, self.lock = memory, os.getpid(), threading.RLock()
+        others = [each for each in range(self.size) if each != rank]
+        self.peers = dict(zip(pidfds, others, strict=True))
+        weakref.finalize(self, close_all, list(pidfds))
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self.half = 0
+        """Which of the two slots of each rank the next `meet` is about."""
+        self.tries = TRIES if self.size <= host.cores() else TRIES_IF_CROWDED
+        self.layout = layout = Layout(self.size)
+        self.meetings = [ctypes.c_uint64.from_buffer(memory, layout.meetings(each)) for each in range(self.size)]
+        """How often each rank has come to a meeting: each writes its own."""
+        self.came = self.meetings[rank]
+        self.semaphores = Semaphores()
+        base = self.bytes.data_ptr()
+        self.rounds = [
+            (base + layout.semaphore(k, (rank + (1 << k)) % self.size), base + layout.semaphore(k, rank))
+            for k in range(layout.rounds)
+        ]
+        self.slots = functools.lru_cache(maxsize=64)(self.new_slots)
+        segments.add(self)
+
+    def new_slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
+        """The slots of all ranks, in their order, of that half: flat, of so many elements each. Called as `slots`,
+        which keeps them: to make them takes longer than to add small ones."""
+        starts = [self.layout.slot(half, rank) for rank in range(self.size)]
+        return [self.bytes[start : start + elements * dtype.itemsize].view(dtype) for start in starts]
+
+    def meet(self) -> None:
+        """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
+
+        A rank that comes here for the next time has done with the slots that this time was about: so whoever leaves the
+        next meeting may write them again, and one meeting for each use is enough.
+
+        Raises `RuntimeError` if a peer has ended or given up, or does not come within the group's timeout.
+        """
+        self.came.value += 1
+        post, try_wait = self.semaphores.post, self.semaphores.try_wait
+        for theirs, mine in self.rounds:
+            post(theirs)
+            if try_wait(mine):
+                self.await_signal(mine)
+        self.half ^= 1
+
+    def agree(self, call: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """`meet`, and compare what the ranks call, in numbers. Returns this rank's call, alone, if it is that of all;
+        otherwise those of all ranks."""
+        if self.pid != os.getpid():
+            raise RuntimeError("this process was forked from a rank, and is none: it has no part in the ranks' memory")
+        start, mine = self.layout.calls(self.half), CALL.pack(*call)
+        here = start + self.rank * CALL.size
+        self.memory[here : here + CALL.size] = mine
+        self.meet()
+        told = self.memory[start : start + self.size * CALL.size]
+        return [call] if told == self.size * mine else [*CALL.iter_unpack(told)]
+
+    def await_signal(self, semaphore: int) -> None:
+        """Wait for a signal that has not come yet."""
+        try_wait = self.semaphores.try_wait
+        for _ in range(self.tries):
+            os.sched_yield()
+            if not try_wait(semaphore):
+                return
+        start = all_came = time.monotonic()
+        while not self.semaphores.wait(semaphore, SLICE):
+            now = time.monotonic()
+            late = [rank for rank in range(self.size) if self.meetings[rank].value < self.came.value]
+            if late:
+                all_came = now
+            self.check_peers(late if now - all_came < GRACE else range(self.size))
+            if now - start > self.timeout:
+                self.give_up()
+                raise RuntimeError(
+                    f"Timed out after {self.timeout:g} s in the memory that the ranks of this host share: "
+                    f"{self.name(late)} did not come"
+                )
+
+    def check_peers(self, awaited: Container[int]) -> None:
+        """Raise `RuntimeError` if one of these has ended, or if any rank has given up.
+
+        One that is not awaited, because it has come, may have ended as it should.
+        """
+        broken = self.memory[self.layout.broken : self.layout.broken + self.size]
+        if any(broken):
+            raise RuntimeError(
+                f"{LOST}: {self.name([broken.index(1)])} has left the memory that the ranks of this host share"
+            )
+        ended = select.select(list(self.peers), [], [], 0)[0]
+        for rank in (self.peers[pidfd] for pidfd in ended):
+            if rank in awaited:
+                self.give_up()
+                raise RuntimeError(f"{LOST}: the process of {self.name([rank])} has ended")
+
+    def name(self, ranks: Sequence[int]) -> str:
+        """These ranks, by their numbers in the group."""
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.members[rank]) for rank in ranks)}"
+
+    def give_up(self) -> None:
+        """Say that this rank does not come any more: every rank that waits in this memory, or comes, gets an error."""
+        self.memory[self.layout.broken + self.rank] = 1
+
+
+class Layout:
+    """Where things lie in the memory of `size` ranks: the number that proves it to be theirs, calls, flags, counters,
+    semaphores, slots."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.rounds = size, (size - 1).bit_length()
+        self.broken = self.calls(2)
+        self.lines = -(-(self.broken + size) // LINE) * LINE
+        self.slots = -(-self.semaphore(self.rounds, 0) // PAGE) * PAGE
+        self.end = self.slot(0, size)
+
+    def calls(self, half: int) -> int:
+        """Start of the calls of all ranks, of every second one."""
+        return LINE + half * self.size * CALL.size
+
+    def meetings(self, rank: int) -> int:
+        """Start of the counter of a rank's meetings."""
+        return self.lines + rank * LINE
+
+    def semaphore(self, distance: int, rank: int) -> int:
+        """Start of the semaphore by which rank `rank` - 2^`distance` calls `rank`."""
+        return self.meetings(self.size) + (distance * self.size + rank) * LINE
+
+    def slot(self, half: int, rank: int) -> int:
+        """Start of one of the two slots of a rank."""
+        return self.slots + (2 * rank + half) * SLOT
+
+
+segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+"""Of this process."""
+
+
+def give_up_all() -> None:
+    """This rank has failed, or has learnt of a loss: nobody is to wait for it in shared memory."""
+    for segment in list(segments):
+        segment.give_up()
+
+
+call_in_children(segments.clear)  # whose processes are no ranks
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def open_segment(rank: int, hosts: Sequence[Sequence[int]], exchange: Exchange, timeout: float) -> Segment | str:
+    """The memory of this rank's host: all ranks of a group call this at the same point, and each host has its own.
+
+    `hosts` are the ranks by host, `timeout` is in seconds. Where a single rank cannot have it, none has: then, on each
+    rank, a reason is returned.
+    """
+    members = next(ranks for ranks in hosts if rank in ranks)
+    size = Layout(len(members)).end
+    with contextlib.ExitStack() as files:
+        shared, reason = None, ""
+        try:
+            descriptor, nonce = create(size, len(members)) if rank == members[0] else (-1, 0)
+        except (OSError, AttributeError, ValueError) as error:
+            descriptor, nonce, reason = -1, 0, str(error)
+        if descriptor >= 0:
+            files.callback(os.close, descriptor)
+        told = exchange([os.getpid(), descriptor, nonce, pid_namespace()])
+        pid, descriptor, nonce, namespace = told[members[0]]
+        pidfds: list[int] = []
+        try:
+            if not reason:
+                shared = attach(pid, descriptor, nonce, size, same=namespace == pid_namespace())
+                pidfds = [os.pidfd_open(told[member][0]) for member in members if member != rank]
+        except (OSError, AttributeError, ValueError) as error:
+            shared, reason = None, str(error)
+        agreed = exchange([int(shared is not None)])
+    if shared is not None and all(flag for (flag,) in agreed):
+        return Segment(members, members.index(rank), shared, pidfds, timeout)
+    close_all(pidfds)
+    without = [number for number, (flag,) in enumerate(agreed) if not flag]
+    return reason or f"rank {without[0]} cannot"
+
+
+def create(size: int, ranks: int) -> tuple[int, int]:
+    """New memory for so many ranks: its descriptor, and the number that is written at its beginning."""
+    if ranks > MOST_RANKS:
+        raise ValueError(f"{ranks} ranks are more than {MOST_RANKS}")
+    descriptor = os.memfd_create("playground", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)  # a lack of memory is an error now, not a SIGBUS later
+        nonce = secrets.randbits(62)
+        with mmap.mmap(descriptor, size) as memory:
+            memory[:8] = nonce.to_bytes(8, "little")
+            layout, semaphores = Layout(ranks), Semaphores()
+            start = ctypes.c_char.from_buffer(memory)
+            for distance in range(layout.rounds):
+                for rank in range(ranks):
+                    semaphores.make(ctypes.addressof(start) + layout.semaphore(distance, rank))
+            del start
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, nonce
+
+
+def attach(pid: int, descriptor: int, nonce: int, size: int, *, same: bool) -> mmap.mmap:
+    """The memory that process `pid` has made. Raises `OSError` or `ValueError` if it cannot be reached."""
+    if descriptor < 0 or not same:
+        raise ValueError("its first rank has none to share" if same else "ranks are in different containers")
+    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        memory = mmap.mmap(opened, size)
+    finally:
+        os.close(opened)
+    if int.from_bytes(memory[:8], "little") != nonce:
+        raise ValueError("what lies there is not the ranks' memory")
+    return memory
+
+
+@functools.cache
+def pid_namespace() -> int:
+    """A number for this process's machine, or its container: the same where process numbers mean the same."""
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(namespace_id("pid").encode(), digest_size=7).digest(), "little")
