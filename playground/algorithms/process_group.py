@@ -91,8 +91,13 @@ class ProcessGroupTransport:
 
 def exchange_hosts(transport: Transport, device: torch.device) -> Hosts:
     """Which ranks of the transport's group share a host. All of them must call this at the same point."""
+    return Hosts.from_ids(exchange(transport, device, [host_digest()]))
+
+
+def host_digest() -> int:
+    """A number for this rank's host."""
     digest = hashlib.blake2b(host_id().encode(), digest_size=DIGEST_SIZE).digest()
-    return Hosts.from_ids(exchange(transport, device, [int.from_bytes(digest, "little", signed=True)]))
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def exchange(transport: Transport, device: torch.device, values: Sequence[int]) -> list[tuple[int, ...]]:

@@ -1,0 +1,183 @@
+"""`shm`, a backend of torch.distributed: gloo, whose collectives on one host are ours in memory that the ranks share.
+
+    dist.init_process_group("shm")        in any script: torch 2.15 finds it by the entry point of this package
+    python -m playground ddp --backend shm
+
+all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours where all ranks of the
+group share memory; everything else is handed to gloo. What is asynchronous and large runs in a thread, in the order of
+the calls, so that DistributedDataParallel computes meanwhile.
+Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, _create_work_from_future
+
+from playground.algorithms import shared_memory
+from playground.algorithms.collectives import as_real
+from playground.algorithms.hosts import Hosts
+from playground.algorithms.operation import ADDS, Op, check, kind
+from playground.algorithms.process_group import host_digest
+from playground.runtime.shared_memory import Segment, open_segment
+
+INLINE = 256 * 1024
+"""Bytes up to which a collective is over before a thread would have begun it."""
+HANDED_ON = (
+    "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
+    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "monitored_barrier", "recv",
+    "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single_coalesced", "scatter", "send", "abort",
+    "shutdown",
+)  # fmt: skip
+"""The operations of gloo."""
+
+
+class SharedMemory(Backend):
+    """This rank's end of one group."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)
+        self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.seconds = timeout.total_seconds()
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shm")
+        self.last: Future[None] | None = None
+        self.found: Segment | str | None = None
+
+    def getBackendName(self) -> str:  # noqa: N802 - as torch calls it
+        return "shm"
+
+    @property
+    def options(self) -> Any:
+        return self.gloo.options
+
+    def segment(self) -> Segment | None:
+        """The memory that all ranks of the group share; None if they share none. The first time, all must ask."""
+        if self.found is None:
+            hosts = Hosts.from_ids(self.exchange([host_digest()]))
+            why = "ranks are on several hosts" * hosts.several
+            self.found = why or open_segment(self.rank(), hosts.members, self.exchange, self.seconds)
+            if isinstance(self.found, str) and self.rank() == 0:
+                print(f"the ranks share no memory ({self.found}): they send messages", file=sys.stderr)
+        return None if isinstance(self.found, str) else self.found
+
+    def exchange(self, values: Any) -> list[tuple[int, ...]]:
+        """All-gather of a few numbers, by gloo."""
+        own = torch.tensor(values, dtype=torch.int64)
+        told = [torch.empty_like(own) for _ in range(self.size())]
+        self.gloo.allgather([told], [own]).wait()
+        return [tuple(each.tolist()) for each in told]
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        op, segment = kind(opts.reduceOp), self.segment()
+        if segment is None or not is_ours(tensors, op):
+            return self.gloo.allreduce(tensors, opts)
+
+        def call() -> None:
+            real = as_real(tensors[0])
+            flat = real.contiguous().view(-1)
+            shared_memory.all_reduce(segment, flat, op)
+            if op == Op.AVG:
+                flat /= self.size()
+            if flat.data_ptr() != real.data_ptr():
+                real.copy_(flat.view(real.shape))
+
+        return self.start(call, tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        segment = self.segment()
+        if segment is None or not is_ours(tensors):
+            return self.gloo.broadcast(tensors, opts)
+
+        def call() -> None:
+            real = as_real(tensors[0])
+            flat = real.contiguous().view(-1)
+            shared_memory.broadcast(segment, flat, opts.rootRank)
+            if flat.data_ptr() != real.data_ptr():
+                real.copy_(flat.view(real.shape))
+
+        return self.start(call, tensors, opts)
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        segment = self.segment()
+        whole = output.numel() == self.size() * input.numel() and output.dtype == input.dtype
+        if segment is None or not is_ours([output]) or not whole or not output.is_contiguous():
+            return self.gloo._allgather_base(output, input, opts)
+
+        def call() -> None:
+            flat = as_real(output).view(-1)
+            flat.tensor_split(self.size())[self.rank()].copy_(as_real(input).reshape(-1))
+            shared_memory.all_gather(segment, flat)
+
+        return self.start(call, [output], opts)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        op, segment = kind(opts.reduceOp), self.segment()
+        whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
+        if segment is None or not is_ours([input], op) or not whole:
+            return self.gloo._reduce_scatter_base(output, input, opts)
+
+        def call() -> None:
+            flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
+            shared_memory.reduce_scatter(segment, flat, op)
+            share, real = flat.tensor_split(self.size())[self.rank()], as_real(output)
+            if op == Op.AVG:
+                share /= self.size()
+            real.copy_(share.view(real.shape))
+
+        return self.start(call, [output], opts)
+
+    def start(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
+        """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
+        future: Any = torch.futures.Future()
+
+        def run() -> None:
+            try:
+                with torch.no_grad():
+                    call()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(tensors)
+
+        if self.last and not self.last.done() and not opts.asyncOp:
+            self.last.result()
+        if opts.asyncOp and (tensors[0].nbytes > INLINE or (self.last and not self.last.done())):
+            self.last = self.thread.submit(run)
+        else:
+            run()
+        return _create_work_from_future(future)
+
+
+def hand_on(name: str) -> Callable[..., Any]:
+    """The operation of gloo of that name."""
+    return lambda self, *args: getattr(self.gloo, name)(*args)
+
+
+for _name in HANDED_ON:
+    setattr(SharedMemory, _name, hand_on(_name))
+
+
+def is_ours(tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
+    """Whether our collectives are defined for these."""
+    if len(tensors) != 1 or tensors[0].device.type != "cpu" or tensors[0].layout != torch.strided or op not in ADDS:
+        return False
+    try:
+        check(tensors[0].dtype, op)
+    except ValueError:
+        return False
+    return True
+
+
+def register() -> None:
+    """Make `shm` known to torch.distributed; torch calls this when somebody asks for it."""
+
+    def create(options: Any, _: Any) -> SharedMemory:
+        return SharedMemory(options.store, options.group_rank, options.group_size, options.timeout)
+
+    dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
