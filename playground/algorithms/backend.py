@@ -47,7 +47,8 @@ class SharedMemory(Backend):
         self.seconds = timeout.total_seconds()
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shm")
         self.last: Future[None] | None = None
-        self.found: Segment | str | None = None
+        self.found: Segment | str = ""
+        """The memory that the ranks share, or why they share none; empty as long as nobody has asked."""
 
     def getBackendName(self) -> str:  # noqa: N802 - as torch calls it
         return "shm"
@@ -58,13 +59,18 @@ class SharedMemory(Backend):
 
     def segment(self) -> Segment | None:
         """The memory that all ranks of the group share; None if they share none. The first time, all must ask."""
-        if self.found is None:
+        if not self.found and self.size() == 1:
+            self.found = "there is one"
+        elif not self.found:
             hosts = Hosts.from_ids(self.exchange([host_digest()]))
             why = "ranks are on several hosts" * hosts.several
             self.found = why or open_segment(self.rank(), hosts.members, self.exchange, self.seconds)
             if isinstance(self.found, str) and self.rank() == 0:
                 print(f"the ranks share no memory ({self.found}): they send messages", file=sys.stderr)
-        return None if isinstance(self.found, str) else self.found
+        if isinstance(self.found, str):
+            return None
+        self.found.require_own_process()
+        return self.found
 
     def exchange(self, values: Any) -> list[tuple[int, ...]]:
         """All-gather of a few numbers, by gloo."""
@@ -132,26 +138,26 @@ class SharedMemory(Backend):
 
         return self.start(call, [output], opts)
 
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
+
     def start(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
-        future: Any = torch.futures.Future()
+        begun: torch.futures.Future[Any] = torch.futures.Future()
 
-        def run() -> None:
-            try:
-                with torch.no_grad():
-                    call()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(tensors)
+        def run(_: object) -> list[torch.Tensor]:
+            with torch.no_grad():
+                call()
+            return tensors
 
-        if self.last and not self.last.done() and not opts.asyncOp:
+        idle = self.last is None or self.last.done()
+        if opts.asyncOp and not (idle and tensors[0].nbytes <= INLINE):
+            ended = begun.then(run)  # so that an error in it is one to C++ too: DistributedDataParallel waits there
+            self.last = self.thread.submit(begun.set_result, None)
+            return _create_work_from_future(ended)
+        if self.last:
             self.last.result()
-        if opts.asyncOp and (tensors[0].nbytes > INLINE or (self.last and not self.last.done())):
-            self.last = self.thread.submit(run)
-        else:
-            run()
-        return _create_work_from_future(future)
+        begun.set_result(run(None))
+        return _create_work_from_future(begun)
 
 
 def hand_on(name: str) -> Callable[..., Any]:

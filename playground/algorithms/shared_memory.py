@@ -137,7 +137,7 @@ def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None,
         return
     segment.give_up()
     other = next(rank for rank, call in enumerate(calls) if call != calls[segment.rank])
-    told = [f"{segment.name([rank])} called {describe(*calls[rank])}" for rank in sorted((segment.rank, other))]
+    told = [f"{segment.name(rank)} called {describe(*calls[rank])}" for rank in sorted((segment.rank, other))]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
 
 

@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -37,13 +37,12 @@ SLOT = 1 << 20
 LINE, PAGE = 64, 4096
 """Bytes: what cores pass to each other at a time, and what is mapped at a time."""
 MOST_RANKS = 64
+MOST_VIEWS = 64
 TRIES, TRIES_IF_CROWDED = 60, 5
 """How often a rank looks for a signal before it sleeps: where each rank has a core, and where it keeps another from
 its core by looking."""
 SLICE = 0.05
 """Seconds of sleep between two looks at the peers."""
-GRACE = 1.0
-"""Seconds after all have come to a meeting in which their signals arrive, if none of them has been killed there."""
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
 CALL = struct.Struct("QQQ")
@@ -64,9 +63,11 @@ class Semaphores:
         quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
         try:  # what cannot wait keeps the interpreter's lock: to give it away would take longer
             self.post, self.try_wait, init, wait = quick.sem_post, quick.sem_trywait, quick.sem_init, slow.sem_clockwait
+            self._value = quick.sem_getvalue
         except AttributeError as error:
             raise OSError(f"the C library has no such function: {error}") from None
         self.post.argtypes = self.try_wait.argtypes = [ctypes.c_void_p]
+        self._value.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
         init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
         wait.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Timespec)]
         self._init, self._wait = init, wait
@@ -75,6 +76,11 @@ class Semaphores:
         """A semaphore that is shared between processes, at this address."""
         if self._init(address, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
+
+    def value(self, address: int) -> int:
+        """Signals that are there to be waited for."""
+        self._value(address, ctypes.byref(value := ctypes.c_int()))
+        return value.value
 
     def wait(self, address: int, seconds: float) -> bool:
         """Sleep until there is a signal, `seconds` at most. Returns whether one came."""
@@ -94,30 +100,41 @@ class Segment:
         self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
         self.memory, self.pid, self.lock = memory, os.getpid(), threading.RLock()
         others = [each for each in range(self.size) if each != rank]
-        self.peers = dict(zip(pidfds, others, strict=True))
+        self.peers = dict(zip(others, pidfds, strict=True))
         weakref.finalize(self, close_all, list(pidfds))
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self.half = 0
         """Which of the two slots of each rank the next `meet` is about."""
         self.tries = TRIES if self.size <= host.cores() else TRIES_IF_CROWDED
         self.layout = layout = Layout(self.size)
-        self.meetings = [ctypes.c_uint64.from_buffer(memory, layout.meetings(each)) for each in range(self.size)]
-        """How often each rank has come to a meeting: each writes its own."""
-        self.came = self.meetings[rank]
+        self.waits = [ctypes.c_uint64.from_buffer(memory, layout.waits(each)) for each in range(self.size)]
+        """For each rank the round in which it sleeps, from 1 on, or 0: each writes its own."""
         self.semaphores = Semaphores()
-        base = self.bytes.data_ptr()
         self.rounds = [
-            (base + layout.semaphore(k, (rank + (1 << k)) % self.size), base + layout.semaphore(k, rank))
-            for k in range(layout.rounds)
+            (self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank)) for k in range(layout.rounds)
         ]
-        self.slots = functools.lru_cache(maxsize=64)(self.new_slots)
+        """The addresses of the semaphore to post and of the one to wait for, in each round of a meeting."""
+        self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         segments.add(self)
 
-    def new_slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
-        """The slots of all ranks, in their order, of that half: flat, of so many elements each. Called as `slots`,
-        which keeps them: to make them takes longer than to add small ones."""
-        starts = [self.layout.slot(half, rank) for rank in range(self.size)]
-        return [self.bytes[start : start + elements * dtype.itemsize].view(dtype) for start in starts]
+    def slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
+        """The slots of all ranks, in their order, of that half: flat, of so many elements each. Those of some sizes are
+        kept, for to make them takes longer than to add small ones."""
+        found = self.views.get((half, dtype, elements))
+        if found is None:
+            if len(self.views) == MOST_VIEWS:
+                self.views.clear()
+            starts = [self.layout.slot(half, rank) for rank in range(self.size)]
+            found = [self.bytes[start : start + elements * dtype.itemsize].view(dtype) for start in starts]
+            self.views[half, dtype, elements] = found
+        return found
+
+    def require_own_process(self) -> None:
+        """Raise `RuntimeError` in a process that was forked from the rank's."""
+        if self.pid != os.getpid():
+            raise RuntimeError(
+                "this process was forked from a rank, and is none: it cannot call the ranks' collectives"
+            )
 
     def meet(self) -> None:
         """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
@@ -127,19 +144,17 @@ class Segment:
 
         Raises `RuntimeError` if a peer has ended or given up, or does not come within the group's timeout.
         """
-        self.came.value += 1
         post, try_wait = self.semaphores.post, self.semaphores.try_wait
-        for theirs, mine in self.rounds:
+        for number, (theirs, mine) in enumerate(self.rounds):
             post(theirs)
             if try_wait(mine):
-                self.await_signal(mine)
+                self.await_signal(number)
         self.half ^= 1
 
     def agree(self, call: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """`meet`, and compare what the ranks call, in numbers. Returns this rank's call, alone, if it is that of all;
         otherwise those of all ranks."""
-        if self.pid != os.getpid():
-            raise RuntimeError("this process was forked from a rank, and is none: it has no part in the ranks' memory")
+        self.require_own_process()
         start, mine = self.layout.calls(self.half), CALL.pack(*call)
         here = start + self.rank * CALL.size
         self.memory[here : here + CALL.size] = mine
@@ -147,46 +162,56 @@ class Segment:
         told = self.memory[start : start + self.size * CALL.size]
         return [call] if told == self.size * mine else [*CALL.iter_unpack(told)]
 
-    def await_signal(self, semaphore: int) -> None:
-        """Wait for a signal that has not come yet."""
-        try_wait = self.semaphores.try_wait
+    def await_signal(self, number: int) -> None:
+        """Wait for this rank's signal of that round, which has not come yet."""
+        semaphore, try_wait = self.rounds[number][1], self.semaphores.try_wait
         for _ in range(self.tries):
             os.sched_yield()
             if not try_wait(semaphore):
                 return
-        start = all_came = time.monotonic()
+        end = time.monotonic() + self.timeout
+        self.waits[self.rank].value = number + 1
         while not self.semaphores.wait(semaphore, SLICE):
-            now = time.monotonic()
-            late = [rank for rank in range(self.size) if self.meetings[rank].value < self.came.value]
-            if late:
-                all_came = now
-            self.check_peers(late if now - all_came < GRACE else range(self.size))
-            if now - start > self.timeout:
+            late = self.find_late()
+            self.check_peers(late)
+            if time.monotonic() > end:
                 self.give_up()
                 raise RuntimeError(
                     f"Timed out after {self.timeout:g} s in the memory that the ranks of this host share: "
                     f"{self.name(late)} did not come"
                 )
+        self.waits[self.rank].value = 0
 
-    def check_peers(self, awaited: Container[int]) -> None:
-        """Raise `RuntimeError` if one of these has ended, or if any rank has given up.
+    def find_late(self) -> int:
+        """The rank that all others wait for: who sleeps waits for the one that is to signal it, and so on, until one
+        does not sleep, or has not heard the signal that it slept for."""
+        rank = self.rank
+        for _ in range(self.size):
+            number = self.waits[rank].value - 1
+            if number < 0 or self.semaphores.value(self.semaphore(number, rank)):
+                break
+            rank = (rank - (1 << number)) % self.size
+        return rank
 
-        One that is not awaited, because it has come, may have ended as it should.
-        """
+    def check_peers(self, late: int) -> None:
+        """Raise `RuntimeError` if any rank has given up, or if the one that is late has ended. (One that has come to
+        the last meeting may end while others are still there.)"""
         broken = self.memory[self.layout.broken : self.layout.broken + self.size]
         if any(broken):
             raise RuntimeError(
-                f"{LOST}: {self.name([broken.index(1)])} has left the memory that the ranks of this host share"
+                f"{LOST}: {self.name(broken.index(1))} has left the memory that the ranks of this host share"
             )
-        ended = select.select(list(self.peers), [], [], 0)[0]
-        for rank in (self.peers[pidfd] for pidfd in ended):
-            if rank in awaited:
-                self.give_up()
-                raise RuntimeError(f"{LOST}: the process of {self.name([rank])} has ended")
+        if late in self.peers and select.select([self.peers[late]], [], [], 0)[0]:
+            self.give_up()
+            raise RuntimeError(f"{LOST}: the process of {self.name(late)} has ended")
 
-    def name(self, ranks: Sequence[int]) -> str:
-        """These ranks, by their numbers in the group."""
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(self.members[rank]) for rank in ranks)}"
+    def name(self, rank: int) -> str:
+        """A rank, by its number in the group."""
+        return f"rank {self.members[rank]}"
+
+    def semaphore(self, number: int, rank: int) -> int:
+        """Address of the semaphore for which this rank waits in that round."""
+        return self.bytes.data_ptr() + self.layout.semaphore(number, rank)
 
     def give_up(self) -> None:
         """Say that this rank does not come any more: every rank that waits in this memory, or comes, gets an error."""
@@ -194,7 +219,7 @@ class Segment:
 
 
 class Layout:
-    """Where things lie in the memory of `size` ranks: the number that proves it to be theirs, calls, flags, counters,
+    """Where things lie in the memory of `size` ranks: the number that proves it to be theirs, calls, flags, waits,
     semaphores, slots."""
 
     def __init__(self, size: int) -> None:
@@ -208,13 +233,13 @@ class Layout:
         """Start of the calls of all ranks, of every second one."""
         return LINE + half * self.size * CALL.size
 
-    def meetings(self, rank: int) -> int:
-        """Start of the counter of a rank's meetings."""
+    def waits(self, rank: int) -> int:
+        """Start of the number that says what a rank waits for."""
         return self.lines + rank * LINE
 
-    def semaphore(self, distance: int, rank: int) -> int:
-        """Start of the semaphore by which rank `rank` - 2^`distance` calls `rank`."""
-        return self.meetings(self.size) + (distance * self.size + rank) * LINE
+    def semaphore(self, number: int, rank: int) -> int:
+        """Start of the semaphore by which rank `rank` - 2^`number` signals `rank` in that round."""
+        return self.waits(self.size) + (number * self.size + rank) * LINE
 
     def slot(self, half: int, rank: int) -> int:
         """Start of one of the two slots of a rank."""

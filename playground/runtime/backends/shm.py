@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 
 from playground.runtime.backends.gloo import Gloo
 from playground.runtime.errors import UsageError
@@ -22,4 +22,6 @@ class Shm(Gloo):
                 f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is {found}: "
                 "--all-reduce shared-memory does without"
             )
+        if not entry_points(group="torch.distributed.backends", name=self.name):
+            raise UsageError(f"--backend {self.name} is not installed yet: pip install -e . once more")
         return super().check(local_ranks, joined)

@@ -1,0 +1,277 @@
+"""Memory that ranks of one host share: what is added there, and what happens to those who wait there."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from drawn_tensors import agree, any_tensor, bits_of, data_for, few
+from forked_ranks import run_forked
+from hypothesis import given, strategies as st
+
+from playground.algorithms import load_all_reduce, shared_memory
+from playground.algorithms.process_group import _segments
+from playground.runtime import shared_memory as memory
+from playground.runtime.errors import RankFailed
+from playground.runtime.shared_memory import MOST_RANKS, SLOT, Segment
+from playground.testing import World
+
+Worlds = Callable[..., World]
+collectives = st.sampled_from(["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
+cases = st.lists(st.tuples(collectives, *any_tensor), min_size=60, max_size=60)
+
+
+def compare_collectives(rank: int, size: int, cases: list[Any]) -> list[tuple[bool, bytes]]:
+    """Each case by the backend: whether it is what follows from all ranks' tensors, and its bits."""
+    outcomes = []
+    for number, (collective, shape, layout, (dtype, name), seed) in enumerate(cases):
+        shape = [size * 2, *shape]
+        given = [data_for(each, shape, layout, dtype, seed) for each in range(size)]
+        op = dist.ReduceOp.SUM if name == "AVG" else getattr(dist.ReduceOp, name)
+        mine, total = given[rank].clone(), fold(given, name)
+        asynchronous, root = number % 2 == 0, number % size
+        if collective == "all_reduce":
+            work, expected = dist.all_reduce(mine, op, async_op=asynchronous), total
+        elif collective == "broadcast":
+            work, expected = dist.broadcast(mine, root, async_op=asynchronous), given[root]
+        elif collective == "reduce_scatter":
+            shares = torch.stack([part.contiguous() for part in total.reshape(-1).tensor_split(size)])
+            mine, whole = torch.empty_like(shares[rank]), given[rank].contiguous()
+            work, expected = dist.reduce_scatter_tensor(mine, whole.view(-1), op, async_op=asynchronous), shares[rank]
+        else:
+            share = given[rank].contiguous().view(-1)
+            mine, expected = share.new_empty(size * share.numel()), torch.cat([each.reshape(-1) for each in given])
+            work = dist.all_gather_into_tensor(mine, share, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        outcomes.append((agree(mine, expected, dtype), bits_of(mine)))
+    return outcomes
+
+
+def fold(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
+    """What the operation makes of them, in order."""
+    by_name: dict[str, Any] = {
+        "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+        "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+    }  # fmt: skip
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = by_name[name](total, tensor)
+    return total
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.stress)])
+def test_the_backend_is_right_for_every_tensor(size: int, world: Worlds) -> None:
+    @few
+    @given(cases)
+    def compare(drawn: list[Any]) -> None:
+        results = world(size, backend="shm").run(compare_collectives, drawn)
+        for position, case in enumerate(drawn):
+            outcomes = [rank[position] for rank in results]
+            assert all(right for right, _ in outcomes), (size, case)
+            if case[0] != "reduce_scatter":
+                assert len({bits for _, bits in outcomes}) == 1, (size, case)
+
+    compare()
+
+
+def large(rank: int, size: int, numel: int) -> dict[str, bool]:
+    """Each collective with tensors of several slots; some asynchronous ones under way at once."""
+    given = [torch.arange(numel) % 1000 + each for each in range(size)]
+    total = torch.stack(given).sum(0)
+    first, second, small, root = given[rank].clone(), given[rank].clone(), torch.tensor([rank]), given[rank].clone()
+    works = [dist.all_reduce(each, async_op=True) for each in (first, small, second)]
+    for work in works:
+        work.wait()
+    dist.broadcast(root, size - 1)
+    share, whole = torch.empty(numel // size, dtype=torch.int64), torch.empty(numel, dtype=torch.int64)
+    dist.reduce_scatter_tensor(share, given[rank][: share.numel() * size])
+    dist.all_gather_into_tensor(whole[: share.numel() * size], share)
+    return {
+        "in order": torch.equal(first, total) and torch.equal(second, total) and small.item() == sum(range(size)),
+        "broadcast": torch.equal(root, given[-1]),
+        "halves": torch.equal(whole[: share.numel() * size], total[: share.numel() * size]),
+        "shared": isinstance(dist.group.WORLD._get_backend(torch.device("cpu")).found, Segment),
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_tensors_of_many_slots(size: int, world: Worlds) -> None:
+    results = world(size, backend="shm").run(large, 3 * SLOT // 8 + 7)
+    assert results == [dict.fromkeys(["in order", "broadcast", "halves", "shared"], True)] * size
+
+
+def call_differently(rank: int, size: int, calls: list[str]) -> None:
+    made = {
+        "sum of 4": lambda: dist.all_reduce(torch.ones(4)), "sum of 5": lambda: dist.all_reduce(torch.ones(5)),
+        "float64": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64)),
+        "max": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX),
+        "broadcast": lambda: dist.broadcast(torch.ones(4), 1), "from 0": lambda: dist.broadcast(torch.ones(4), 0),
+        "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
+    }  # fmt: skip
+    made[calls[rank]]()
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (["sum of 4", "sum of 5"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(5 float32"),
+        (["sum of 4", "float64"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64"),
+        (["max", "sum of 4"], "rank 0 called all_reduce(4 float32, MAX), rank 1 called all_reduce(4 float32, SUM)"),
+        (["broadcast", "sum of 4"], "rank 0 called broadcast(4 float32, from rank 1), rank 1 called all_reduce"),
+        (["broadcast", "from 0"], "(4 float32, from rank 1), rank 1 called broadcast(4 float32, from rank 0)"),
+        (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
+        (["async", "sum of 4"], "rank 0 called all_reduce(1048576 float32, SUM)"),
+    ],
+)
+def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, world: Worlds) -> None:
+    with pytest.raises(RankFailed, match=re.escape(words)) as error:
+        world(2, backend="shm", fresh=True).run(call_differently, calls)
+    assert "the ranks do not call the same collective" in str(error.value)
+
+
+def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
+    """Sum, where the system refuses memory to one rank."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == refused:
+            patch.setattr(os, "posix_fallocate", refuse)
+            patch.setattr(memory, "attach", refuse)
+        group, tensor = dist.new_group(range(size)), torch.ones(3)
+        load_all_reduce("shared-memory")(tensor, group=group)
+    return tensor[0].item(), _segments[group]
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_all_ranks_share_memory_or_none_does(refused: int, world: Worlds, capfd: pytest.CaptureFixture[str]) -> None:
+    results = world(3, fresh=True).run(without_memory, refused)
+    assert [total for total, _ in results] == [3.0] * 3
+    assert all(isinstance(found, str) for _, found in results)
+    assert "no memory" in results[refused][1]
+    assert capfd.readouterr().err.count("the ranks share no memory (") == 1
+
+
+def test_too_many_ranks_share_none() -> None:
+    with pytest.raises(ValueError, match=f"{MOST_RANKS + 1} ranks are more than {MOST_RANKS}"):
+        memory.create(SLOT, MOST_RANKS + 1)
+
+
+def in_a_child(rank: int, size: int) -> str:
+    """What a process says that is forked from a rank and calls a collective of the rank's."""
+    dist.all_reduce(torch.ones(1))
+    ours, theirs = multiprocessing.Pipe()
+    child = os.fork()
+    if not child:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except Exception as error:
+            theirs.send(str(error))
+        os._exit(0)
+    os.waitpid(child, 0)
+    dist.all_reduce(torch.ones(1))
+    return str(ours.recv()) if ours.poll() else "nothing"
+
+
+def test_a_forked_child_has_no_part_in_it(world: Worlds) -> None:
+    assert all("was forked from a rank" in said for said in world(2, backend="shm", fresh=True).run(in_a_child))
+
+
+def reduce_until(segment: Segment, doomed: int, number: int, after: float, elements: int) -> str:
+    """Reduce until something happens. Rank `doomed` gets a signal at some moment."""
+    if segment.rank == doomed:
+        if number:
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), number))
+        else:
+
+            def fail(*_: Any) -> None:
+                raise SystemExit(3)
+
+            signal.signal(signal.SIGALRM, fail)
+        signal.setitimer(signal.ITIMER_REAL, after)
+    tensor = torch.zeros(elements)
+    while True:
+        shared_memory.all_reduce(segment, tensor, dist.ReduceOp.RedOpType.SUM)
+
+
+def moments(count: int) -> list[tuple[int, int, int, float, int]]:
+    """Ranks, which of them is lost, by which signal (0: it fails), after how many seconds, and elements."""
+    draw, numbers = random.Random(2026), [signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, 0]
+    return [
+        (size, draw.randrange(size), numbers[k % 4], draw.uniform(0.001, 0.05), draw.choice([10, 20_000, SLOT]))
+        for k, size in zip(range(count), [2, 3, 4] * count, strict=False)
+    ]
+
+
+def lose_some(rank: int, world_size: int, count: int) -> list[str]:
+    """Descriptions of what went wrong when ranks were lost inside a call."""
+    wrong = []
+    for case in moments(count):
+        size, doomed, number, after, elements = case
+        timeout = 0.5 if number == signal.SIGSTOP else 30.0
+        results = run_forked(size, reduce_until, timeout, doomed, number, after, elements)
+        said = [str(result) for other, (result, _) in enumerate(results) if other != doomed]
+        words = f"rank.* {doomed}.* did not come" if number == signal.SIGSTOP else f"process of rank {doomed} has ended"
+        first = [each for each in said if re.search(words, each)]
+        if not first or not all(each in first or "has left the memory" in each for each in said):
+            wrong.append(f"{case}: {results}")
+    return wrong
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.stress)])
+def test_whoever_waits_for_a_lost_rank_hears_of_it(count: int, world: Worlds) -> None:
+    """Killed, stopped or gone inside a call, at any moment."""
+    assert world(1, timeout=600.0).run(lose_some, count) == [[]]
+
+
+def meet_and_leave(segment: Segment, number: int) -> int:
+    """Meet often, and leave at once, however late others are."""
+    for _ in range(number):
+        if segment.rank == number % segment.size:
+            time.sleep(0.001)
+        segment.meet()
+    os._exit(number)
+
+
+def leave_often(rank: int, world_size: int, count: int) -> list[list[tuple[Any, int | None]]]:
+    return [run_forked(2 + k % 3, meet_and_leave, 30.0, 1 + k % 5) for k in range(count)]
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.stress)])
+def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Worlds) -> None:
+    for k, results in enumerate(world(1, timeout=600.0).run(leave_often, count)[0]):
+        assert results == [(None, 1 + k % 5)] * (2 + k % 3)
+
+
+def leave_nothing(rank: int, size: int) -> tuple[int, int, set[str], int]:
+    """Mappings of shared memory with a group, and without; files in /dev/shm that are new; descriptors more."""
+    before, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    group = dist.new_group(range(size))
+    load_all_reduce("shared-memory")(torch.ones(1), group=group)
+    during = mappings()
+    dist.destroy_process_group(group)
+    del group
+    dist.barrier()
+    return during, mappings(), set(os.listdir("/dev/shm")) - before, len(os.listdir("/proc/self/fd")) - descriptors
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:playground")
+
+
+def test_nothing_is_left_of_a_group(world: Worlds) -> None:
+    for during, after, files, _ in world(2, fresh=True).run(leave_nothing):
+        assert (during, after, files) == (1, 0, set())
