@@ -3,6 +3,7 @@
     up to a slot                    copy in | add all slots                                          one meeting
     more, two ranks: by slots       copy in | add the other's                                        one per slot
     more, N ranks: by slots         copy in | add my share, copy it in | copy out the other shares   two per slot
+    tensors that lie there          | add my share, write it into all tensors |                      two
 
 `|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same bits.
 
@@ -24,6 +25,8 @@ from playground.runtime.shared_memory import SLOT, Segment
 if TYPE_CHECKING:
     from playground.algorithms.messages import Messages
 
+BLOCK = 128 * 1024
+"""Bytes of each tensor that are added at a time where they lie."""
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 OPS = tuple(ADDS)
 DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
@@ -43,17 +46,24 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
-    add, rank, size = ADDS[op], segment.rank, segment.size
     with segment.lock:
-        if flat.nbytes <= SLOT:
-            slots = segment.slots(segment.half, flat.dtype, flat.numel())
-            slots[rank].copy_(flat)
-            agree(segment, "all_reduce", flat, op)
+        arena = segment.arenas.get(flat.untyped_storage().data_ptr())
+        if arena is None or not add_in_place(segment, flat, op, *arena):
+            add_in_slots(segment, flat, op)
+
+
+def add_in_slots(segment: Segment, flat: torch.Tensor, op: Any) -> None:
+    """All-reduce of tensors that lie anywhere."""
+    add, rank, size = ADDS[op], segment.rank, segment.size
+    if flat.nbytes <= SLOT:
+        slots = segment.slots(segment.half, flat.dtype, flat.numel())
+        slots[rank].copy_(flat)
+        if agree(segment, "all_reduce", flat, op):
             add(slots[0], slots[1], out=flat)
             for slot in slots[2:]:
                 add(flat, slot, out=flat)
             return
-        agree(segment, "all_reduce", flat, op)
+    elif agree(segment, "all_reduce", flat, op):
         for piece in flat.split(SLOT // flat.itemsize):
             if size == 2:
                 slots = segment.slots(segment.half, flat.dtype, piece.numel())
@@ -65,6 +75,30 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
                 shares = piece.tensor_split(size)
                 reduce_shares(segment, shares, op)
                 gather_shares(segment, shares)
+        return
+    add_in_slots(segment, flat, op)  # some tensor lay in shared memory, not all: once more, and now they are the same
+
+
+def add_in_place(segment: Segment, flat: torch.Tensor, op: Any, number: int, tensors: list[torch.Tensor]) -> bool:
+    """All-reduce of tensors that lie in allocation `number`, `tensors` being all of it. Each rank adds up its share,
+    block by block, and writes each block into all tensors while it is in the cache. False if only some lie there."""
+    add, rank, start = ADDS[op], segment.rank, flat.storage_offset()
+    if not agree(segment, "all_reduce", flat, op, place=number << 40 | start):
+        return False
+    length = flat.numel()
+    begin, end = length * rank // segment.size, length * (rank + 1) // segment.size
+    step = BLOCK // flat.itemsize
+    for first in range(start + begin, start + end, step):
+        last = min(first + step, start + end)
+        parts = [tensor[first:last] for tensor in tensors]
+        total = add(parts[0], parts[1], out=parts[rank] if segment.size == 2 else None)
+        for part in parts[2:]:
+            add(total, part, out=total)
+        for part in parts:
+            if part is not total:
+                part.copy_(total)
+    segment.meet()
+    return True
 
 
 def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
@@ -129,21 +163,23 @@ def gather_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Ten
             share.copy_(slot[: share.numel()])
 
 
-def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0) -> None:
-    """Meet, and raise `RuntimeError` unless all ranks call the same."""
+def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0, place: int = 0) -> bool:
+    """Meet, and raise `RuntimeError` unless all ranks call the same. Returns whether `place` is the same too."""
     code = COLLECTIVES.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
-    calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16, root))
+    calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24, place))
     if len(calls) == 1:
-        return
+        return True
+    other = next((rank for rank, call in enumerate(calls) if call[:2] != calls[segment.rank][:2]), None)
+    if other is None:
+        return False
     segment.give_up()
-    other = next(rank for rank, call in enumerate(calls) if call != calls[segment.rank])
-    told = [f"{segment.name(rank)} called {describe(*calls[rank])}" for rank in sorted((segment.rank, other))]
+    told = [f"{segment.name(rank)} called {describe(*calls[rank][:2])}" for rank in sorted((segment.rank, other))]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
 
 
-def describe(numel: int, code: int, root: int) -> str:
+def describe(numel: int, code: int) -> str:
     """A call, from the numbers that stand for it."""
-    collective, dtype, op = COLLECTIVES[code & 255], DTYPES[code >> 8 & 255], code >> 16
+    collective, dtype, op, root = COLLECTIVES[code & 255], DTYPES[code >> 8 & 255], code >> 16 & 255, code >> 24
     details = [f"{numel} {name_of(dtype)}", *([OPS[op].name] if op < len(OPS) else [])]
     if collective == "broadcast":
         details.append(f"from rank {root}")

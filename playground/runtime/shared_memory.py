@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 import secrets
@@ -115,6 +116,9 @@ class Segment:
         ]
         """The addresses of the semaphore to post and of the one to wait for, in each round of a meeting."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
+        self.allocated = 0
+        self.arenas: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        """By the address of this rank's tensor: which allocation it is of, and the tensors of all ranks."""
         segments.add(self)
 
     def slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
@@ -192,6 +196,29 @@ class Segment:
                 break
             rank = (rank - (1 << number)) % self.size
         return rank
+
+    def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """All-gather of a few numbers of 64 bits."""
+        slots = self.slots(self.half, torch.int64, len(values))
+        slots[self.rank].copy_(torch.tensor(values))
+        self.meet()
+        return [tuple(slot.tolist()) for slot in slots]
+
+    def allocate(self, elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
+        """A flat tensor of zeros for each rank, in their order, in memory that all of them share. All must call this.
+
+        Raises `MemoryError` on all ranks where any has no memory for it.
+        """
+        size = -(-(elements + 1) * dtype.itemsize // PAGE) * PAGE
+        with self.lock:
+            memory = share(self.rank, range(self.size), PAGE + self.size * size, self.exchange)
+        if isinstance(memory, str):
+            raise MemoryError(f"no {self.size * size} bytes for the ranks of this host to share: {memory}")
+        starts = [PAGE + rank * size for rank in range(self.size)]
+        tensors = [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
+        self.allocated += 1
+        self.arenas[tensors[self.rank].untyped_storage().data_ptr()] = self.allocated, tensors
+        return tensors
 
     def check_peers(self, late: int) -> None:
         """Raise `RuntimeError` if any rank has given up, or if the one that is late has ended. (One that has come to
@@ -272,52 +299,63 @@ def open_segment(rank: int, hosts: Sequence[Sequence[int]], exchange: Exchange, 
     rank, a reason is returned.
     """
     members = next(ranks for ranks in hosts if rank in ranks)
-    size = Layout(len(members)).end
+    pidfds: list[int] = []
+
+    def prepare(memory: mmap.mmap) -> None:
+        """Make the semaphores, before anybody else has the memory."""
+        if len(members) > MOST_RANKS:
+            raise ValueError(f"{len(members)} ranks are more than {MOST_RANKS}")
+        layout, semaphores, start = Layout(len(members)), Semaphores(), ctypes.c_char.from_buffer(memory)
+        for number, each in itertools.product(range(layout.rounds), range(len(members))):
+            semaphores.make(ctypes.addressof(start) + layout.semaphore(number, each))
+
+    def observe(pids: Sequence[int]) -> None:
+        """Be able to see the end of these processes."""
+        pidfds.extend(os.pidfd_open(pids[member]) for member in members if member != rank)
+
+    memory = share(rank, members, Layout(len(members)).end, exchange, prepare, observe)
+    if isinstance(memory, str):
+        close_all(pidfds)
+        return memory
+    return Segment(members, members.index(rank), memory, pidfds, timeout)
+
+
+def share(
+    rank: int,
+    members: Sequence[int],
+    size: int,
+    exchange: Exchange,
+    prepare: Callable[[mmap.mmap], object] = lambda memory: None,
+    observe: Callable[[Sequence[int]], object] = lambda pids: None,
+) -> mmap.mmap | str:
+    """New memory of `size` bytes, which the first of `members` makes and prepares. A reason where any rank has none.
+
+    `observe` is called with the numbers of the processes of all that exchange.
+    """
+    memory, reason, descriptor, nonce = None, "", -1, secrets.randbits(62)
     with contextlib.ExitStack() as files:
-        shared, reason = None, ""
         try:
-            descriptor, nonce = create(size, len(members)) if rank == members[0] else (-1, 0)
+            if rank == members[0]:
+                descriptor = os.memfd_create("playground", os.MFD_CLOEXEC)
+                files.callback(os.close, descriptor)
+                os.posix_fallocate(descriptor, 0, size)  # a lack of memory is an error now, not a SIGBUS later
+                memory = mmap.mmap(descriptor, size)
+                memory[:8] = nonce.to_bytes(8, "little")
+                prepare(memory)
         except (OSError, AttributeError, ValueError) as error:
-            descriptor, nonce, reason = -1, 0, str(error)
-        if descriptor >= 0:
-            files.callback(os.close, descriptor)
+            memory, reason, descriptor = None, str(error), -1
         told = exchange([os.getpid(), descriptor, nonce, pid_namespace()])
         pid, descriptor, nonce, namespace = told[members[0]]
-        pidfds: list[int] = []
         try:
-            if not reason:
-                shared = attach(pid, descriptor, nonce, size, same=namespace == pid_namespace())
-                pidfds = [os.pidfd_open(told[member][0]) for member in members if member != rank]
+            if not reason and memory is None:
+                memory = attach(pid, descriptor, nonce, size, same=namespace == pid_namespace())
+            observe([each[0] for each in told])
         except (OSError, AttributeError, ValueError) as error:
-            shared, reason = None, str(error)
-        agreed = exchange([int(shared is not None)])
-    if shared is not None and all(flag for (flag,) in agreed):
-        return Segment(members, members.index(rank), shared, pidfds, timeout)
-    close_all(pidfds)
-    without = [number for number, (flag,) in enumerate(agreed) if not flag]
-    return reason or f"rank {without[0]} cannot"
-
-
-def create(size: int, ranks: int) -> tuple[int, int]:
-    """New memory for so many ranks: its descriptor, and the number that is written at its beginning."""
-    if ranks > MOST_RANKS:
-        raise ValueError(f"{ranks} ranks are more than {MOST_RANKS}")
-    descriptor = os.memfd_create("playground", os.MFD_CLOEXEC)
-    try:
-        os.posix_fallocate(descriptor, 0, size)  # a lack of memory is an error now, not a SIGBUS later
-        nonce = secrets.randbits(62)
-        with mmap.mmap(descriptor, size) as memory:
-            memory[:8] = nonce.to_bytes(8, "little")
-            layout, semaphores = Layout(ranks), Semaphores()
-            start = ctypes.c_char.from_buffer(memory)
-            for distance in range(layout.rounds):
-                for rank in range(ranks):
-                    semaphores.make(ctypes.addressof(start) + layout.semaphore(distance, rank))
-            del start
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, nonce
+            memory, reason = None, reason or str(error)
+        agreed = exchange([int(memory is not None)])
+    if memory is not None and all(flag for (flag,) in agreed):
+        return memory
+    return reason or f"rank {next(number for number, (flag,) in enumerate(agreed) if not flag)} has none"
 
 
 def attach(pid: int, descriptor: int, nonce: int, size: int, *, same: bool) -> mmap.mmap:

@@ -21,7 +21,7 @@ from forked_ranks import run_forked
 from hypothesis import given, strategies as st
 
 from playground.algorithms import load_all_reduce, shared_memory
-from playground.algorithms.process_group import _segments
+from playground.algorithms.process_group import ProcessGroupTransport, _segments
 from playground.runtime import shared_memory as memory
 from playground.runtime.errors import RankFailed
 from playground.runtime.shared_memory import MOST_RANKS, SLOT, Segment
@@ -112,6 +112,32 @@ def test_tensors_of_many_slots(size: int, world: Worlds) -> None:
     assert results == [dict.fromkeys(["in order", "broadcast", "halves", "shared"], True)] * size
 
 
+def where_they_lie(rank: int, size: int, elements: int) -> dict[str, bool]:
+    """Sums of tensors that lie in shared memory on all ranks, or only on some."""
+    segment = ProcessGroupTransport(dist.group.WORLD).segment(torch.device("cpu"))
+    assert isinstance(segment, Segment)
+    first, second = (segment.allocate(elements, torch.float64)[rank] for _ in range(2))
+    elsewhere, right = torch.zeros(elements, dtype=torch.float64), {}
+    for name, tensor in {
+        "all": first, "the second": second, "a part": first[3:], "elsewhere": elsewhere,
+        "some": first if rank == 0 else elsewhere, "others": first if rank else second,
+    }.items():  # fmt: skip
+        given = [torch.sin(torch.arange(tensor.numel(), dtype=torch.float64) + each) for each in range(size)]
+        expected = fold(given, "SUM")
+        tensor.copy_(given[rank])
+        load_all_reduce("shared-memory")(tensor)
+        right[name] = torch.equal(tensor, expected)
+    return right
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("elements", [5, 1000, 3 * SLOT // 8 + 7])
+def test_tensors_that_lie_in_shared_memory(elements: int, size: int, world: Worlds) -> None:
+    """The same bits as in any other memory."""
+    for right in world(size).run(where_they_lie, elements):
+        assert right == dict.fromkeys(["all", "the second", "a part", "elsewhere", "some", "others"], True)
+
+
 def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made = {
         "sum of 4": lambda: dist.all_reduce(torch.ones(4)), "sum of 5": lambda: dist.all_reduce(torch.ones(5)),
@@ -166,8 +192,9 @@ def test_all_ranks_share_memory_or_none_does(refused: int, world: Worlds, capfd:
 
 
 def test_too_many_ranks_share_none() -> None:
-    with pytest.raises(ValueError, match=f"{MOST_RANKS + 1} ranks are more than {MOST_RANKS}"):
-        memory.create(SLOT, MOST_RANKS + 1)
+    ranks = range(MOST_RANKS + 1)
+    found = memory.open_segment(0, [ranks], lambda values: [tuple(values)] * len(ranks), 1.0)
+    assert found == f"{MOST_RANKS + 1} ranks are more than {MOST_RANKS}"
 
 
 def in_a_child(rank: int, size: int) -> str:
