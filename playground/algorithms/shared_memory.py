@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BLOCK = 128 * 1024
 """Bytes of each tensor that are added at a time where they lie."""
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "step")
 OPS = tuple(ADDS)
 DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
 
@@ -165,7 +165,7 @@ def gather_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Ten
 
 def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0, place: int = 0) -> bool:
     """Meet, and raise `RuntimeError` unless all ranks call the same. Returns whether `place` is the same too."""
-    code = COLLECTIVES.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
+    code = CALLS.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
     calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24, place))
     if len(calls) == 1:
         return True
@@ -179,7 +179,7 @@ def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None,
 
 def describe(numel: int, code: int) -> str:
     """A call, from the numbers that stand for it."""
-    collective, dtype, op, root = COLLECTIVES[code & 255], DTYPES[code >> 8 & 255], code >> 16 & 255, code >> 24
+    collective, dtype, op, root = CALLS[code & 255], DTYPES[code >> 8 & 255], code >> 16 & 255, code >> 24
     details = [f"{numel} {name_of(dtype)}", *([OPS[op].name] if op < len(OPS) else [])]
     if collective == "broadcast":
         details.append(f"from rank {root}")

@@ -204,21 +204,24 @@ class Segment:
         self.meet()
         return [tuple(slot.tolist()) for slot in slots]
 
-    def allocate(self, elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """A flat tensor of zeros for each rank, in their order, in memory that all of them share. All must call this.
+    def allocate(self, elements: int, dtype: torch.dtype, tensors: int | None = None) -> list[torch.Tensor]:
+        """Flat tensors of zeros in memory that all ranks share: one for each of them, in their order, or `tensors` of
+        them. All must call this.
 
         Raises `MemoryError` on all ranks where any has no memory for it.
         """
         size = -(-(elements + 1) * dtype.itemsize // PAGE) * PAGE
+        number = self.size if tensors is None else tensors
         with self.lock:
-            memory = share(self.rank, range(self.size), PAGE + self.size * size, self.exchange)
+            memory = share(self.rank, range(self.size), PAGE + number * size, self.exchange)
         if isinstance(memory, str):
-            raise MemoryError(f"no {self.size * size} bytes for the ranks of this host to share: {memory}")
-        starts = [PAGE + rank * size for rank in range(self.size)]
-        tensors = [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
-        self.allocated += 1
-        self.arenas[tensors[self.rank].untyped_storage().data_ptr()] = self.allocated, tensors
-        return tensors
+            raise MemoryError(f"no {number * size} bytes for the ranks of this host to share: {memory}")
+        starts = range(PAGE, PAGE + number * size, size)
+        made = [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
+        if tensors is None:
+            self.allocated += 1
+            self.arenas[made[self.rank].untyped_storage().data_ptr()] = self.allocated, made
+        return made
 
     def check_peers(self, late: int) -> None:
         """Raise `RuntimeError` if any rank has given up, or if the one that is late has ended. (One that has come to

@@ -24,15 +24,11 @@ from playground.training.sync import GradSync
 class Bucket:
     """Gradients that travel together. Their memory is that of the message: each `param.grad` becomes a view of it."""
 
-    def __init__(self, params: Sequence[torch.Tensor]) -> None:
-        lengths = [param.numel() for param in params]
-        self.flat = params[0].detach().new_zeros(sum(lengths))
+    def __init__(self, params: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
+        """`flat` is memory for all of them, if it is not to be allocated here."""
+        self.flat = new_flat(params) if flat is None else flat
         self.weight = 1 / dist.get_world_size()
-        # Strided as the parameter is (channels_last, say), so that backward and optimizer walk both the same way.
-        self.views = {
-            param: part.as_strided(param.shape, torch.empty_like(param).stride())
-            for param, part in zip(params, self.flat.split(lengths), strict=True)
-        }
+        self.views = views_of(self.flat, params)
         self.missing = set(params)
         """The parameters whose gradients are not in the bucket yet."""
 
@@ -61,6 +57,21 @@ class Bucket:
         self.missing.update(self.views)
 
 
+def new_flat(params: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Memory for as many elements as these have together, all of one type."""
+    return params[0].detach().new_zeros(sum(param.numel() for param in params))
+
+
+def views_of(flat: torch.Tensor, params: Sequence[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
+    """For each parameter its part of a flat tensor, in the parameter's shape."""
+    parts = flat.split([param.numel() for param in params])
+    # Strided as the parameter is (channels_last, say), so that backward and optimizer walk both the same way.
+    return {
+        param: part.as_strided(param.shape, torch.empty_like(param).stride())
+        for param, part in zip(params, parts, strict=True)
+    }
+
+
 class OverlappedAverage(GradSync):
     """Each backward starts the averaging, bucket by bucket; `after_backward` waits for its end.
 
@@ -75,13 +86,13 @@ class OverlappedAverage(GradSync):
         self,
         model: nn.Module,
         all_reduce: AllReduce = dist.all_reduce,
-        bucket_cap: int = BUCKET_CAP,
+        bucket_cap: float = BUCKET_CAP,
         excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
         super().__init__(model)
         self.all_reduce = all_reduce
         params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
-        self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
+        self.buckets = [self.new_bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
         """Outstanding work handles of the buckets that have left, in their order."""
         self.first: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -90,6 +101,9 @@ class OverlappedAverage(GradSync):
         for bucket in self.buckets:
             for param in bucket.views:
                 param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
+
+    def new_bucket(self, params: Sequence[torch.Tensor]) -> Bucket:
+        return Bucket(params)
 
     def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
         """Called by backward when `param.grad` is complete."""
@@ -111,7 +125,11 @@ class OverlappedAverage(GradSync):
 
     def start_next(self) -> None:
         """Start the all_reduce of the next bucket."""
-        self.works.append(self.remaining[0].start(self.all_reduce))
+        self.works.append(self.start(self.remaining[0]))
+
+    def start(self, bucket: Bucket) -> Any:
+        """Start the all_reduce of a bucket. Returns what is to be waited for."""
+        return bucket.start(self.all_reduce)
 
     def start_remaining(self) -> None:
         """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -37,6 +37,10 @@ class GradSync:
 
     def go_on_from(self, step: int) -> None:
         """Set the number of completed steps, which another run of the same training has taken."""
+
+    def optimizer(self, new_optimizer: Callable[[Iterable[nn.Parameter]], Any]) -> Any:
+        """The optimizer for the model, `new_optimizer(parameters)` unless it is part of the synchronisation."""
+        return new_optimizer(self.model.parameters())
 
     @property
     def keeps_replicas_equal(self) -> bool:
