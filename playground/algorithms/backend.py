@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -31,20 +32,26 @@ INLINE = 256 * 1024
 """Bytes up to which a collective is over before a thread would have begun it."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "monitored_barrier", "recv",
-    "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single_coalesced", "scatter", "send", "abort",
+    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "recv",
+    "reduce", "reduce_scatter", "reduce_scatter_single_coalesced", "scatter", "send", "abort",
     "shutdown",
 )  # fmt: skip
-"""The operations of gloo."""
+"""The operations of gloo. (Receiving from any rank is not among them: torch does not hand on who has sent.)"""
+NO_TIME = timedelta(0)
+"""Less than this stands for the group's own timeout."""
 
 
 class SharedMemory(Backend):
     """This rank's end of one group."""
 
+    # Asked of C++, which would ask Python again, and so on. (torch 2.15)
+    supports_coalescing = supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
+    _supports_time_estimate = False
+
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.seconds = timeout.total_seconds()
+        self.timeout = timeout
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shm")
         self.last: Future[None] | None = None
         self.found: Segment | str = ""
@@ -64,7 +71,7 @@ class SharedMemory(Backend):
         elif not self.found:
             hosts = Hosts.from_ids(self.exchange([host_digest()]))
             why = "ranks are on several hosts" * hosts.several
-            self.found = why or open_segment(self.rank(), hosts.members, self.exchange, self.seconds)
+            self.found = why or open_segment(self.rank(), hosts.members, self.exchange, self.timeout.total_seconds())
             if isinstance(self.found, str) and self.rank() == 0:
                 print(f"the ranks share no memory ({self.found}): they send messages", file=sys.stderr)
         if isinstance(self.found, str):
@@ -139,6 +146,9 @@ class SharedMemory(Backend):
         return self.start(call, [output], opts)
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
+        self.gloo.monitored_barrier(opts.timeout if opts.timeout > NO_TIME else self.timeout, wait_all_ranks)
 
     def start(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
