@@ -80,14 +80,16 @@ def line_starts(line: str, width: int, indent: int) -> list[int]:
 
 def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableType]:
     """The columns that are shown, and a line that names the others: below, or above where rows are yet to come."""
-    layout = lay_out(table.columns, natural_widths(table), None if wide else width)
-    more = wrap(Text(f"  more columns with --wide: {', '.join(layout.left_out)}"), width) if layout.left_out else ()
+    natural = natural_widths(table)
+    shown = dict(enumerate(natural)) if wide else lay_out(table.columns, natural, width)
+    left_out = [column.name for i, column in enumerate(table.columns) if i not in shown]
+    more = wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
     streamed = all(column.width for column in table.columns)
     if streamed and table.headed:
         yield from more
-    columns = [table.columns[i] for i in layout.shown]
     rich_table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed)
-    for column, column_width in zip(columns, layout.widths, strict=True):
+    for i, column_width in shown.items():
+        column = table.columns[i]
         rich_table.add_column(
             Text("\n".join(column.lines)),
             header_style="bold",
@@ -97,7 +99,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
             overflow="fold",
         )
     for row in table.rows:
-        rich_table.add_row(*(to_cell(row[i]) for i in layout.shown))
+        rich_table.add_row(*(to_cell(row[i]) for i in shown))
     yield Padding(rich_table, (0, 0, 0, GAP), expand=False)
     if not streamed:
         yield from more

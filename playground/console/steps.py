@@ -1,14 +1,16 @@
-"""The command of a lesson that is a row of steps."""
+"""The commands of lessons, and that of a lesson that is a row of steps."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
-from playground.console.options import RunOptions, run_options
+from playground.console.options import RunOptions, options, run_options
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
@@ -72,6 +74,22 @@ class Lesson:
         return outline(self.module()).docstrings
 
 
+def lesson_command(lesson: Lesson, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+    """A decorator that makes a function the command of a lesson, with the options of every run and then these. The
+    function is called with the `Session` of the run and with the values of `decorators`."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def with_session(run: RunOptions, **values: Any) -> None:
+            session = Session(lesson.name, run, default_size=lesson.default_size, min_size=lesson.min_size)
+            function(session, **values)
+
+        command = options(run_options(lesson.default_size), *decorators)(with_session)
+        return click.command(lesson.name, help=lesson.help, short_help=lesson.teaches)(command)
+
+    return decorate
+
+
 MANY = 6
 """Number of columns from which on values that all ranks share are shown once, below the table."""
 Outcome = Mapping[str, object]
@@ -128,22 +146,16 @@ RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")
 
 def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
+    about = f"Run only this step; may be repeated: {', '.join(lesson.steps)}."
 
-    @click.command(lesson.name, help=lesson.help, short_help=lesson.teaches)
-    @run_options(lesson.default_size)
-    @click.option(
-        "--only",
-        type=click.Choice(lesson.steps),
-        metavar="STEP",
-        multiple=True,
-        help=f"Run only this step; may be repeated: {', '.join(lesson.steps)}.",
+    @lesson_command(
+        lesson, click.option("--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about)
     )
-    def command(run: RunOptions, only: tuple[str, ...]) -> None:
-        session = Session(lesson.name, run, default_size=lesson.default_size, min_size=lesson.min_size)
+    def command(session: Session, only: tuple[str, ...]) -> None:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)
         session.say(f"{lesson.name}: {session.world}")
-        by_rank = session.world.run(RUN_STEPS, steps, run.seed)
+        by_rank = session.world.run(RUN_STEPS, steps, session.run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
         for step in steps:
             session.say("", *step_texts(step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())))

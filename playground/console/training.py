@@ -14,12 +14,13 @@ import click
 from playground.console.options import RunOptions
 from playground.console.session import Session
 from playground.console.steps import Lesson
-from playground.console.tables import Column
+from playground.console.tables import Column, Text
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
     PreparedData,
+    Settings,
     SnapshotOptions,
     describe_logical_ranks,
     prepare_data,
@@ -183,6 +184,21 @@ def command_to_go_on(survival: SnapshotOptions) -> str:
     """The command line of this process, but resuming from the newest snapshot, whatever it resumed from itself."""
     newest = () if survival.resume == AUTO else ("--resume", AUTO)
     return shlex.join(["python", "-m", "playground", *sys.argv[1:], *newest])
+
+
+@contextlib.contextmanager
+def on_data(
+    session: Session, data: DataOptions, asked: Settings, *about: Text, ready: PreparedData | None = None
+) -> Iterator[tuple[Bar, PreparedData, Settings]]:
+    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. In the
+    block, ranks train on that data with those settings, and the bar shows what they report. Raises `UsageError` for
+    less data than one batch."""
+    with session.bar() as bar:
+        prepared = ready or prepare_data(data, bar)
+        asked.check_samples(prepared.train)
+        session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
+        bar.show(f"starting {session.world.size} ranks")
+        yield bar, prepared, prepared.settings(asked)
 
 
 RUN_TRAINING = remote("playground.training.runner:run_training")
