@@ -80,7 +80,7 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
         if value_type is bool:
             arguments["is_flag"] = True
         elif defaults[name] not in (None, ()):
-            default = defaults[name] / MEGABYTE if about.in_megabytes else defaults[name]
+            default = round(defaults[name] / MEGABYTE, 4) if about.in_megabytes else defaults[name]
             arguments |= {"default": default, "show_default": True}
         made.append(
             click.option(*spellings, name, **{**arguments, **(about.click or {}), **(changes or {}).get(name, {})})

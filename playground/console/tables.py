@@ -102,7 +102,8 @@ RANK_COLUMN = Column("rank", right=True, style=RANK)
 def numbers(*headings: str | tuple[str, ...], wide: bool = False) -> list[Column]:
     """Columns of numbers, aligned to the right. A heading is a name, or a name, the unit of all its numbers, and their
     format."""
-    return [Column(*([each] if isinstance(each, str) else each), right=True, wide=wide) for each in headings]
+    triples = ((*([each] if isinstance(each, str) else each), "", "")[:3] for each in headings)
+    return [Column(name, unit, form, right=True, wide=wide) for name, unit, form in triples]
 
 
 class Table:
@@ -110,13 +111,13 @@ class Table:
 
     def __init__(self, *columns: Column | str, rows: Iterable[Iterable[object]] = (), headed: bool = True) -> None:
         self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
-        self.headed, self.rows = headed, list[list[Cell]]()
+        self.headed, self.rows = headed, list[tuple[Cell, ...]]()
         for row in rows:
             self.add(*row)
 
     def add(self, *values: object) -> None:
         """Add a row: a text, a number or None for each column, those for --wide included."""
-        self.rows.append([column.cell(value) for column, value in zip(self.columns, values, strict=True)])
+        self.rows.append(tuple(column.cell(value) for column, value in zip(self.columns, values, strict=True)))
 
 
 Text = str | Prose | Table
