@@ -22,7 +22,6 @@ from playground.console.training_options import (
     PreparedData,
     Settings,
     SnapshotOptions,
-    describe_logical_ranks,
     prepare_data,
 )
 from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
@@ -70,11 +69,11 @@ def echo_restarts(restarts: int) -> OnRestart:
 
 EPOCH_COLUMNS = (
     Column("epoch", right=True, width=5),
-    Column("train\nloss", right=True, width=8),
-    Column("train\naccuracy", "%", right=True, width=8),
-    Column("test\naccuracy", "%", right=True, width=8),
-    Column("speed", "samples/s", right=True, width=11),
-    Column("time", "s", right=True, width=7),
+    Column("train\nloss", "", ".4f", right=True, width=8),
+    Column("train\naccuracy", "%", ".2f", right=True, width=8),
+    Column("test\naccuracy", "%", ".2f", right=True, width=8),
+    Column("speed", "samples/s", ",.0f", right=True, width=11),
+    Column("time", "s", ".1f", right=True, width=7),
     Column("train loss\nof each rank", width=12, wide=True),
 )
 EPOCH_LEGEND = (
@@ -97,24 +96,18 @@ class EpochPrinter:
             self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
         if rank == 0 and "finished" in event and event["finished"].epoch > self.shown:
             self.shown = event["finished"].epoch  # a world that was restarted may train it again
-            self.rows.say(*epoch_cells(event["finished"]))
+            self.show(event["finished"])
         self.bar(rank, event)
 
-
-def epoch_cells(epoch: Epoch) -> list[str]:
-    """A cell for each of `EPOCH_COLUMNS`."""
-    return [
-        str(epoch.epoch),
-        f"{epoch.loss:.4f}",
-        f"{100 * epoch.train_accuracy:.2f}",
-        f"{100 * epoch.test_accuracy:.2f}",
-        f"{epoch.samples_per_second:,.0f}",
-        f"{epoch.seconds:.1f}",
-        "\n".join(
+    def show(self, epoch: Epoch) -> None:
+        """Print the row of an epoch."""
+        accuracies = 100 * epoch.train_accuracy, 100 * epoch.test_accuracy
+        of_ranks = (
             f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
             for rank, loss in enumerate(epoch.loss_per_rank)
-        ),
-    ]
+        )
+        speed = epoch.samples_per_second, epoch.seconds
+        self.rows.say(epoch.epoch, epoch.loss, *accuracies, *speed, "\n".join(of_ranks))
 
 
 class FinishedEpochs:
@@ -139,16 +132,10 @@ class FinishedEpochs:
             raise
         except (PlaygroundError, KeyboardInterrupt, SystemExit) as error:
             best = max(self.epochs, key=lambda epoch: epoch.test_accuracy, default=None)
-            session.print_document(
-                {}, **about, best=best, epochs=self.epochs, complete=False, stopped_by=describe_stop(error)
-            )
+            number = stopping_signal(error)
+            stop = {"complete": False, "stopped_by": number.name if number else str(error).partition("\n")[0]}
+            session.print_document({}, **about, best=best, epochs=self.epochs, **stop)
             raise
-
-
-def describe_stop(error: BaseException) -> str:
-    """The cause of a run's end: the name of a signal, or the first line of an error."""
-    number = stopping_signal(error)
-    return number.name if number else str(error).partition("\n")[0]
 
 
 @contextlib.contextmanager
@@ -224,7 +211,10 @@ def train_and_show(
         prepared = prepare_data(data, bar, as_files=asked.loader == "paths")
         asked.check_accumulation(prepared.train)
         settings = prepared.settings(asked)
-        session.say(f"{lesson.name}: {world}", f"data: {prepared}", *describe_logical_ranks(settings, world.size))
+        session.say(f"{lesson.name}: {world}", f"data: {prepared}")
+        if settings.logical_ranks:
+            on_each = f"{settings.shards_per_rank(world.size)} on each rank, which computes on one thread"
+            session.say(f"logical ranks: {settings.logical_ranks}, {on_each}")
         finished, printer, notices = FinishedEpochs(), EpochPrinter(session, bar), NoticePrinter()
 
         def on_report(rank: int, event: Event) -> None:

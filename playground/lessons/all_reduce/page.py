@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 
@@ -94,7 +94,7 @@ class Incoming:
 class Note:
     """One start of messages, recorded when they were started."""
 
-    phase: str
+    phase: str = field(repr=False)
     """Phase of the algorithm; empty where its phases have no names."""
     holds: list[int]
     """The tensor when the messages were started."""
