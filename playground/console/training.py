@@ -83,20 +83,23 @@ EPOCH_LEGEND = (
 
 
 class EpochPrinter:
-    """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known. `bar` shows
-    how far the epoch is."""
+    """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known, and keeps
+    it. `bar` shows how far the epoch is."""
 
     def __init__(self, session: Session, bar: Bar) -> None:
         self.session, self.rows, self.bar = session, session.rows(*EPOCH_COLUMNS), bar
-        self.shown = 0
+        self.shown, self.epochs = 0, list[Epoch]()
         session.say("", EPOCH_LEGEND)
 
     def __call__(self, rank: int, event: Event) -> None:
         if rank == 0 and "resumed" in event:
             self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
-        if rank == 0 and "finished" in event and event["finished"].epoch > self.shown:
-            self.shown = event["finished"].epoch  # a world that was restarted may train it again
-            self.show(event["finished"])
+        if rank == 0 and "finished" in event:
+            epoch: Epoch = event["finished"]
+            self.epochs = [*self.epochs[: epoch.epoch - 1], epoch]
+            if epoch.epoch > self.shown:  # a world that was restarted may train it again
+                self.shown = epoch.epoch
+                self.show(epoch)
         self.bar(rank, event)
 
     def show(self, epoch: Epoch) -> None:
@@ -109,21 +112,8 @@ class EpochPrinter:
         speed = epoch.samples_per_second, epoch.seconds
         self.rows.say(epoch.epoch, epoch.loss, *accuracies, *speed, "\n".join(of_ranks))
 
-
-class FinishedEpochs:
-    """Keeps every epoch that rank 0 reports as finished: `keep` is to hear of all reports."""
-
-    def __init__(self) -> None:
-        self.epochs: list[Epoch] = []
-
-    def keep(self, rank: int, event: Event) -> None:
-        """Take a report, as `World.run` hands it on."""
-        if rank == 0 and "finished" in event:
-            epoch: Epoch = event["finished"]
-            self.epochs = [*self.epochs[: epoch.epoch - 1], epoch]  # one that was restarted may report it again
-
     @contextlib.contextmanager
-    def printed_if_stopped(self, session: Session, **about: object) -> Iterator[None]:
+    def document_if_stopped(self, **about: object) -> Iterator[None]:
         """If Ctrl-C, SIGTERM or a failed rank ends the training in here, print the document before raising further: the
         epochs so far, `complete` false, `stopped_by` (the signal, or the failure), and the fields `about`."""
         try:
@@ -134,7 +124,7 @@ class FinishedEpochs:
             best = max(self.epochs, key=lambda epoch: epoch.test_accuracy, default=None)
             number = stopping_signal(error)
             stop = {"complete": False, "stopped_by": number.name if number else str(error).partition("\n")[0]}
-            session.print_document({}, **about, best=best, epochs=self.epochs, **stop)
+            self.session.print_document({}, **about, best=best, epochs=self.epochs, **stop)
             raise
 
 
@@ -215,14 +205,13 @@ def train_and_show(
         if settings.logical_ranks:
             on_each = f"{settings.shards_per_rank(world.size)} on each rank, which computes on one thread"
             session.say(f"logical ranks: {settings.logical_ranks}, {on_each}")
-        finished, printer, notices = FinishedEpochs(), EpochPrinter(session, bar), NoticePrinter()
+        printer, notices = EpochPrinter(session, bar), NoticePrinter()
 
         def on_report(rank: int, event: Event) -> None:
-            finished.keep(rank, event)
             printer(rank, event)
             notices(rank, event)
 
-        stopped = finished.printed_if_stopped(session, dataset=prepared.summary)
+        stopped = printer.document_if_stopped(dataset=prepared.summary)
         with stopped, resumable_if_preempted(session, survival, survival.snapshots):
             bar.show(f"starting {world.size} ranks")
             on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks

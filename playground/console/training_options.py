@@ -162,7 +162,7 @@ def logical_ranks_option(**more: Any) -> Any:
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PreparedData:
     """The data, ready on this host."""
 
@@ -175,9 +175,11 @@ class PreparedData:
     test: int
     why: str
     """How it was obtained, or why it is not the one asked for."""
+    kind: str = "images"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
+        counts = " + ".join(f"{samples:,}" for samples in (self.train, self.test) if samples)
+        return f"{self.name} ({counts} {self.kind}; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""
@@ -198,5 +200,5 @@ def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> Pre
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
     if as_files:
         prepare_image_files(source.folder, asked.limit, bar.announce)
-    about = {"folder": source.folder, "name": source.name, "why": source.why}
-    return PreparedData(**about, limit=asked.limit, train=asked.limit or train, test=test)
+    counts = asked.limit, asked.limit or train, test
+    return PreparedData(source.folder, source.name, *counts, source.why)

@@ -186,16 +186,10 @@ def plot_parts(rungs: Sequence[RungResult], title: str, file: Path) -> None:
     plots.save(figure, file)
 
 
-class TokenData(PreparedData):
-    """Token ids, which each rank draws for itself."""
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.train:,} sequences of token ids; {self.why})"
-
-
-TOKENS = TokenData(
-    folder=Path(), name="zipf", limit=None, train=TOKEN_SEQUENCES, test=0, why="as frequent as words are in a text"
+TOKENS = PreparedData(
+    Path(), "zipf", None, TOKEN_SEQUENCES, 0, "as frequent as words are in a text", kind="sequences of token ids"
 )
+"""Token ids, which each rank draws for itself."""
 BY_MODEL = {
     field: {
         "default": None,

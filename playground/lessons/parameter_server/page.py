@@ -128,16 +128,6 @@ class MistakeResult:
     """The error of backward; empty if there was none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerResult:
-    """The result of a rank."""
-
-    mistake: MistakeResult | None
-    """None on the server, which only answers."""
-    modes: list[ModeResult]
-    """All-reduce, then each mode of the server; empty on a worker."""
-
-
 def steps_verdict(modes: Sequence[ModeResult]) -> str:
     """The verdict on the synchronous server's steps, or on the number of gradients, if it was not one of the modes.
     Raises `PlaygroundError` if its steps differ from those of all-reduce by more than rounding."""
@@ -276,9 +266,8 @@ def command(session: Session, data: DataOptions, mode: tuple[str, ...], plot: Pa
     with on_data(session, data, asked, work, "", Table("mode", Column("what it does", wraps=True), rows=rows)) as ready:
         bar, prepared, settings = ready
         expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
-        results = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
-    survivors: list[ServerResult] = [each for each in results if each]
-    mistakes, modes = [each.mistake for each in survivors if each.mistake], survivors[0].modes
+        modes, *met = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
+    mistakes = [each for each in met if each]  # without those of lost workers
     verdict = steps_verdict(modes)
     session.say("", *mistake_texts(mistakes), "", *result_texts(modes), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
