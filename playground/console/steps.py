@@ -114,31 +114,21 @@ def rank_texts(ranks: Sequence[Outcome]) -> Texts:
     """One row per rank. Values that are the same on every rank, and tables, follow below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
     shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
-    common = {name: ranks[0][name] for name in shared}
-    below = {name: value for name, value in common.items() if len(columns) >= MANY or is_table(value)}
-    if len(ranks) == 1:
-        below = {name: value for name, value in below.items() if is_table(value)}
-    columns = [name for name in columns if name not in below]
+    are_many = len(columns) >= MANY and len(ranks) > 1
+    below: Texts = []
+    for name, value in ((name, ranks[0][name]) for name in shared):
+        if isinstance(value, Mapping) and len(value) > 1:
+            rows = ((f"  {key}", item) for key, item in value.items())
+            below += [f"  {name}, on every rank:", Table("", Column("", wraps=True), rows=rows, headed=False)]
+        elif are_many:
+            below.append(f"  {name}, on every rank: {cell(value)}")
+        else:
+            continue
+        columns.remove(name)
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
     for rank, values in enumerate(ranks):
-        table.add(str(rank), *(cell(values.get(name)) for name in columns))
-    texts: Texts = [table]
-    for name, value in below.items():
-        if isinstance(value, Mapping) and is_table(value):
-            texts += [f"  {name}, on every rank:", pairs(value)]
-        else:
-            texts += [f"  {name}, on every rank: {cell(value)}"]
-    return texts
-
-
-def pairs(values: Mapping[str, object]) -> Table:
-    """A row for each name and its value."""
-    rows = [(f"  {name}", cell(value)) for name, value in values.items()]
-    return Table(Column(""), Column("", wraps=True), rows=rows, headed=False)
-
-
-def is_table(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) > 1
+        table.add(rank, *(values.get(name) for name in columns))
+    return [table, *below]
 
 
 RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")

@@ -137,17 +137,15 @@ def resumable_if_preempted(session: Session, survival: SnapshotOptions, folder: 
         yield
     except Preempted as preemption:
         world = session.world
-        if world.rank_env is None or world.rank_env.local_rank == 0:
+        if folder and (world.rank_env is None or world.rank_env.local_rank == 0):
             preemption.hint = leave_word(preemption, survival, folder, world.rank_env is not None)
         if not world.is_main:
             sys.exit(preemption.exit_code)
         raise
 
 
-def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path | None, joined: bool) -> str:
+def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path, joined: bool) -> str:
     """Write the file; return where it is, or why it is not."""
-    if folder is None:
-        return ""
     command = {"command of each rank" if joined else "command": command_to_go_on(survival)}
     about = {"step": preemption.step, "signal": preemption.signal, "working folder": working_folder(), **command}
     try:

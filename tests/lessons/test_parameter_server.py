@@ -191,10 +191,10 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
     for thread in threads:
         thread.join(timeout=ENOUGH)
     assert (server.active, server.lost) == (set(), {})
-    assert sum(server.taken) == sum(server.history.staleness.values()) == steps * workers
+    assert sum(server.taken) == sum(server.staleness.values()) == steps * workers
     torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
     if mode == "sync":
-        assert (server.version, server.taken, set(server.history.staleness)) == (steps, [steps] * workers, {0})
+        assert (server.version, server.taken, set(server.staleness)) == (steps, [steps] * workers, {0})
     if mode == "stale-synchronous":
         assert max(ahead, default=0) <= staleness
         assert max(server.taken) - min(server.taken) <= staleness + 1

@@ -88,7 +88,7 @@ def serve_mode(
     agent.on_loss(lambda rank: server.lose_worker(rank - 1))
     agent.barrier()
     server.join()
-    return server.history.result(server.model, server.taken, server.lost, early_by_all_reduce)
+    return server.result(early_by_all_reduce)
 
 
 def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
@@ -153,91 +153,72 @@ class LossHistory:
     """Counts from its construction on. `per_step`: number of calls of `add` for a step of all workers."""
 
     def __init__(self, per_step: int) -> None:
-        self.per_step = per_step
-        self.started, self.samples = time.perf_counter(), 0
+        self.per_step, self.started = per_step, time.perf_counter()
         self.losses: list[tuple[float, int, float]] = []
         """(seconds, samples, their summed loss) of each gradient."""
 
     def add(self, loss: float, samples: int) -> None:
         """Count a gradient of `samples` samples, whose losses sum to `loss`."""
-        self.samples += samples
         self.losses.append((time.perf_counter() - self.started, samples, loss))
 
     def result(self, **about: Any) -> ModeResult:
         """The result of a mode; its time is that from the start to the last gradient."""
-        return ModeResult(seconds=self.losses[-1][0], samples=self.samples, points=self.points(), **about)
+        points = self.points()
+        return ModeResult(seconds=points[-1].seconds, samples=points[-1].samples, points=points, **about)
 
     def points(self) -> list[Point]:
         """The curve: as many steps from one point to the next, the last few to the last."""
         points, seen = [], 0
         stride = self.per_step * ceil(len(self.losses) / self.per_step / POINTS)
         for first in range(0, len(self.losses), stride):
-            part = self.losses[first : first + stride]
-            samples = sum(number for _, number, _ in part)
-            seen += samples
-            loss = sum(loss for *_, loss in part) / samples
-            points.append(Point(samples=seen, seconds=part[-1][0], loss=loss))
+            seconds, samples, losses = zip(*self.losses[first : first + stride], strict=True)
+            seen += sum(samples)
+            points.append(Point(samples=seen, seconds=seconds[-1], loss=sum(losses) / sum(samples)))
         return points
 
 
-class ServerHistory:
-    """Counts the gradients that a server takes in one mode."""
-
-    def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
-        self.mode, self.workers, self.settings = mode, workers, settings
-        self.losses = LossHistory(per_step=workers)
-        self.staleness: Counter[int] = Counter()
-        self.bytes = 0
-        """Bytes that the server has sent and received."""
-        self.early = flat(model.parameters()).cpu()
-        """The parameters after the gradients of `settings.early_steps` steps."""
-        self.heartbeat = Heartbeat()
-
-    def add(self, nbytes: int, staleness: int, loss: float, samples: int) -> None:
-        """Count a gradient of `nbytes` bytes and `samples` samples, whose losses sum to `loss`."""
-        self.bytes += nbytes
-        self.staleness[staleness] += 1
-        self.losses.add(loss, samples)
-        total = self.settings.steps * self.workers
-        self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
-
-    def result(
-        self, model: nn.Module, taken: list[int], lost: dict[int, int], early_by_all_reduce: torch.Tensor
-    ) -> ModeResult:
-        """The result. `taken`: gradients of each worker; `lost`: workers that died, and how many gradients in all had
-        been taken by then; `early_by_all_reduce`: the parameters after as many gradients as `early`, without a server.
-        """
-        return self.losses.result(
-            mode=self.mode,
-            staleness=dict(sorted(self.staleness.items())),
-            gradients_by_worker=taken,
-            bytes_per_step=round(self.bytes / self.settings.steps),
-            test_accuracy=test_accuracy(model, self.settings),
-            lost_workers=lost,
-            difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
-        )
-
-
 class MeasuredServer(ParameterServer):
-    """A server whose history is kept: what it takes, how old that is, and what it sends."""
+    """A server that keeps account of what it takes, how old that is, and what it sends."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         super().__init__(model, mode, workers, settings)
-        self.history = ServerHistory(model, mode, workers, settings)
+        self.history, self.heartbeat = LossHistory(per_step=workers), Heartbeat()
+        self.staleness: Counter[int] = Counter()
+        self.bytes = 0
+        """Bytes sent and received."""
+        self.early = flat(model.parameters()).cpu()
+        """The parameters after the gradients of `settings.early_steps` steps."""
 
     def take(self, push: Push) -> None:
-        self.history.add(push.gradient.nbytes, self.version - push.version, push.loss, push.samples)
+        self.bytes += push.gradient.nbytes
+        self.staleness[self.version - push.version] += 1
+        self.history.add(push.loss, push.samples)
+        total = self.settings.steps * self.workers
+        self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
         super().take(push)
 
     def step(self, gradient: torch.Tensor) -> None:
         super().step(gradient)
-        if self.history.staleness.total() == self.settings.early_steps * self.workers:
-            self.history.early = flat(self.model.parameters()).cpu()
+        if self.staleness.total() == self.settings.early_steps * self.workers:
+            self.early = flat(self.model.parameters()).cpu()
 
     def reply(self, worker: int) -> Parameters:
         parameters, version, finished = super().reply(worker)
-        self.history.bytes += parameters.nbytes
+        self.bytes += parameters.nbytes
         return parameters, version, finished
+
+    def result(self, early_by_all_reduce: torch.Tensor) -> ModeResult:
+        """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
+        server."""
+        return self.history.result(
+            mode=self.mode,
+            staleness=dict(sorted(self.staleness.items())),
+            gradients_by_worker=self.taken,
+            bytes_per_step=round(self.bytes / self.settings.steps),
+            test_accuracy=test_accuracy(self.model, self.settings),
+            lost_workers=self.lost,
+            difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
+        )
 
 
 @torch.no_grad()
