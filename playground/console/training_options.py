@@ -98,9 +98,6 @@ snapshot_options = pack_options(
 """Gives a command the argument `survival`: its `SnapshotOptions`."""
 
 
-MAX_LOGICAL_RANKS = 1024
-
-
 def read_mirror(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
     """The address, unless nothing can be fetched from such a one."""
     if address is not None:
@@ -155,8 +152,9 @@ sync_options = options(
 
 def logical_ranks_option(**more: Any) -> Any:
     """The option, with `more` for click."""
-    type = click.IntRange(1, MAX_LOGICAL_RANKS)
-    return flags(TrainingSettings, "logical_ranks", changes={"logical_ranks": {"type": type, **more}})
+    return flags(
+        TrainingSettings, "logical_ranks", changes={"logical_ranks": {"type": click.IntRange(1, 1024), **more}}
+    )
 
 
 Settings = TypeVar("Settings", bound=TrainingSettings)

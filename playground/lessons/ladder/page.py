@@ -68,16 +68,12 @@ class LadderSettings(TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """Median seconds of the parts of a step, as measure.py tells them apart."""
+    """Median seconds of the parts of a step, as the table in measure.py tells them apart."""
 
     forward: float
-    """From zero_grad to the loss."""
     backward: float
-    """From the loss to this rank's last gradient."""
     exposed: float
-    """From there until all gradients are averaged; where parameters are averaged, the time that takes."""
     step: float
-    """Seconds of the optimizer's step."""
 
 
 @dataclass(frozen=True, kw_only=True)

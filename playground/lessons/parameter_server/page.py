@@ -37,9 +37,6 @@ ALL_REDUCE = "all-reduce"
 """The same training without a server, to compare with."""
 SERVER = 0
 """Its rank. Worker 0 is rank 1, and so on."""
-EARLY_STEPS = 5
-"""Steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it decides which of
-two numbers a ReLU or max_pool lets through."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,9 @@ class ServerSettings(TrainingSettings):
 
     @property
     def early_steps(self) -> int:
-        return min(EARLY_STEPS, self.steps)
+        """Number of steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it
+        decides which of two numbers a ReLU or max_pool lets through."""
+        return min(5, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
