@@ -73,21 +73,20 @@ class Lesson:
         """The docstrings of its steps."""
         return outline(self.module()).docstrings
 
+    def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+        """A decorator that makes a function the command of the lesson, with the options of every run and then these.
+        The function is called with the `Session` of the run and with the values of `decorators`."""
 
-def lesson_command(lesson: Lesson, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
-    """A decorator that makes a function the command of a lesson, with the options of every run and then these. The
-    function is called with the `Session` of the run and with the values of `decorators`."""
+        def decorate(function: Callable[..., None]) -> click.Command:
+            @functools.wraps(function)
+            def with_session(run: RunOptions, **values: Any) -> None:
+                session = Session(self.name, run, default_size=self.default_size, min_size=self.min_size)
+                function(session, **values)
 
-    def decorate(function: Callable[..., None]) -> click.Command:
-        @functools.wraps(function)
-        def with_session(run: RunOptions, **values: Any) -> None:
-            session = Session(lesson.name, run, default_size=lesson.default_size, min_size=lesson.min_size)
-            function(session, **values)
+            command = options(run_options(self.default_size), *decorators)(with_session)
+            return click.command(self.name, help=self.help, short_help=self.teaches)(command)
 
-        command = options(run_options(lesson.default_size), *decorators)(with_session)
-        return click.command(lesson.name, help=lesson.help, short_help=lesson.teaches)(command)
-
-    return decorate
+        return decorate
 
 
 MANY = 6
@@ -138,9 +137,7 @@ def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
     about = f"Run only this step; may be repeated: {', '.join(lesson.steps)}."
 
-    @lesson_command(
-        lesson, click.option("--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about)
-    )
+    @lesson.run_by(click.option("--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about))
     def command(session: Session, only: tuple[str, ...]) -> None:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)

@@ -10,7 +10,6 @@ import click
 
 from playground.algorithms import ALGORITHMS, OURS, AlgorithmSpec
 from playground.console.session import Session
-from playground.console.steps import lesson_command
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
@@ -216,8 +215,7 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
     return table
 
 
-@lesson_command(
-    LESSON,
+@LESSON.run_by(
     click.option(
         "--algorithm",
         "algorithms",

@@ -11,7 +11,6 @@ from random import Random
 
 from playground.console.options import pack_options
 from playground.console.session import Session
-from playground.console.steps import lesson_command
 from playground.console.tables import Column, Table, numbers
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
@@ -166,7 +165,7 @@ class Experiment:
         return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
 
 
-@lesson_command(LESSON, pack_options("asked", ElasticOptions), data_options)
+@LESSON.run_by(pack_options("asked", ElasticOptions), data_options)
 def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     world = session.world
     if world.rank_env:

@@ -10,7 +10,6 @@ from typing import Any
 from playground.console import plots
 from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
-from playground.console.steps import lesson_command
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, prose
 from playground.console.training import on_data
@@ -196,8 +195,7 @@ BY_MODEL = {
 """Options whose default is that of the model."""
 
 
-@lesson_command(
-    LESSON,
+@LESSON.run_by(
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
     plot_option("a bar for each rung"),

@@ -13,7 +13,6 @@ import click
 from playground.console import plots
 from playground.console.options import flags, plot_option
 from playground.console.session import Session
-from playground.console.steps import lesson_command
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import echo_loss, on_data
@@ -235,8 +234,7 @@ def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
     plots.save(figure, file)
 
 
-@lesson_command(
-    LESSON,
+@LESSON.run_by(
     click.option(
         "--mode",
         type=click.Choice(tuple(MODES)),

@@ -10,7 +10,6 @@ from typing import Any
 
 from playground.console.options import Finite, flags
 from playground.console.session import Session
-from playground.console.steps import lesson_command
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, on_data
@@ -225,8 +224,7 @@ def ending(result: ProveResult) -> str:
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
-@lesson_command(
-    LESSON,
+@LESSON.run_by(
     flags(
         ProveSettings,
         *("batch_size", "steps", "lr", "momentum", "all_reduce", "bucket_cap"),
