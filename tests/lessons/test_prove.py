@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from playground.algorithms import ALL_REDUCES
 from playground.lessons.prove import lesson
-from playground.lessons.prove.lesson import max_abs_diff, max_over_ranks, parameters
+from playground.lessons.prove.lesson import max_abs_diff, parameters
 from playground.lessons.prove.page import (
     BreakResult,
     ComparedStep,
@@ -31,6 +31,7 @@ from playground.lessons.prove.page import (
     is_broken,
     shares_text,
 )
+from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.testing import World

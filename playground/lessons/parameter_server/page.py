@@ -183,13 +183,10 @@ def loss_text(mode: ModeResult) -> Prose:
 
 def summary_table(modes: Sequence[ModeResult]) -> Table:
     """A row per mode."""
-    speed, learned = (
-        [("speed", "samples/s", ",.0f"), ("time", "s", ".2f")],
-        [("last\nloss", "", ".3f"), ("test", "%", ".1f")],
-    )
-    figures = numbers(*speed, *learned, ("mean\nstaleness", "", ".2f"), ("busiest\nrank", "bytes/step", ","))
-    wide = [Column("gradients\nby worker", wide=True), *numbers(("distance to\nall-reduce", "", ".1e"), wide=True)]
-    table = Table("mode", *figures, *wide)
+    speed = numbers(("speed", "samples/s", ",.0f"), ("time", "s", ".2f"))
+    learned = numbers(("last\nloss", "", ".3f"), ("test", "%", ".1f"), ("mean\nstaleness", "", ".2f"))
+    sent = [*numbers(("busiest\nrank", "bytes/step", ",")), Column("gradients\nby worker", wide=True)]
+    table = Table("mode", *speed, *learned, *sent, *numbers(("distance to\nall-reduce", "", ".1e"), wide=True))
     for each in modes:
         reached = each.points[-1].loss, 100 * each.test_accuracy, each.mean_staleness, each.bytes_per_step
         taken = " ".join(map(str, each.gradients_by_worker))
@@ -237,6 +234,7 @@ def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
 @LESSON.run_by(
     click.option(
         "--mode",
+        "modes",
         type=click.Choice(tuple(MODES)),
         multiple=True,
         show_default="all of them",
@@ -246,9 +244,9 @@ def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
     data_options,
     plot_option("the loss against time"),
 )
-def command(session: Session, data: DataOptions, mode: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
+def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
     world, workers = session.world, session.world.size - 1
-    chosen["modes"] = tuple(name for name in MODES if name in (mode or MODES))
+    chosen["modes"] = tuple(mode for mode in MODES if mode in (modes or MODES))
     asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
     if plot:
@@ -256,20 +254,17 @@ def command(session: Session, data: DataOptions, mode: tuple[str, ...], plot: Pa
     world.warm_up(RUN)
     shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
-    rows = [
-        (ALL_REDUCE, "no server: the workers average their gradients"),
-        *((each, MODES[each]) for each in asked.modes),
-    ]
-    with on_data(session, data, asked, work, "", Table("mode", Column("what it does", wraps=True), rows=rows)) as ready:
-        bar, prepared, settings = ready
+    rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
+    modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
+    with on_data(session, data, asked, work, "", modes_table) as (bar, prepared, settings):
         expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
-        modes, *met = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
+        found, *met = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
     mistakes = [each for each in met if each]  # without those of lost workers
-    verdict = steps_verdict(modes)
-    session.say("", *mistake_texts(mistakes), "", *result_texts(modes), "")
+    verdict = steps_verdict(found)
+    session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
     if plot and world.is_main:
-        plot_loss(modes, f"{LESSON.name}, {world}", plot)
+        plot_loss(found, f"{LESSON.name}, {world}", plot)
     recipe = {name: getattr(asked, name) for name in ("over", "staleness", "slow_worker", "batch_size")}
-    found = [{**vars(each), "speed": each.samples_per_second} for each in modes]
-    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)
+    of_modes = [{**vars(each), "speed": each.samples_per_second} for each in found]
+    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=of_modes)

@@ -219,8 +219,9 @@ def ending(result: ProveResult) -> str:
     """How far parameters are from one process's after the last step, and how many of the failure modes matter."""
     last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in result.proof.items()}
     ends = (f"{number_text(max(each.parameters for each in found))} in {dtype}" for dtype, found in last.items())
-    broken = f"broken in {sum(map(is_broken, result.breaks.values()))} of {len(result.breaks)} ways"
-    broken = broken if result.breaks else "with one rank nothing can break it"
+    broken = "with one rank nothing can break it"
+    if result.breaks:
+        broken = f"broken in {sum(map(is_broken, result.breaks.values()))} of {len(result.breaks)} ways"
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
