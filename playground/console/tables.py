@@ -157,11 +157,7 @@ def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int) -
 def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
     """Narrow the widest of the columns that wrap until all fit; the first column, if none wraps."""
     may = [i for i, column in enumerate(columns) if column.wraps] or [0]
-    while (excess := sum(widths) + GAP * len(widths) - available) > 0:
+    for _ in range(sum(widths) + GAP * len(widths) - available):
         widest = max(may, key=lambda i: widths[i])
-        next_widest = max((widths[i] for i in may if widths[i] < widths[widest]), default=1)
-        step = min(excess, max(1, widths[widest] - next_widest))
-        if widths[widest] - step < 1:
-            break
-        widths[widest] -= step
+        widths[widest] = max(1, widths[widest] - 1)
     return widths
