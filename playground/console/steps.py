@@ -91,8 +91,6 @@ class Lesson:
 
 MANY = 6
 """Number of columns from which on values that all ranks share are shown once, below the table."""
-Outcome = Mapping[str, object]
-"""The result of a step on a rank."""
 
 
 def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence[str] = ()) -> Texts:
@@ -109,7 +107,7 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence
     return texts
 
 
-def rank_texts(ranks: Sequence[Outcome]) -> Texts:
+def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     """One row per rank. Values that are the same on every rank, and tables, follow below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
     shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
