@@ -15,7 +15,6 @@ import click
 from playground import tools
 from playground.console import session, terminal
 from playground.console.paths import leave_deleted_folder
-from playground.console.read import read_command
 from playground.console.steps import steps_command
 from playground.lessons import LESSONS, PATH
 from playground.runtime import signals, surroundings
@@ -90,7 +89,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == READ:
-            return read_command(READ, READS, CHAPTERS)
+            return read
         if cmd_name in TOOLS:
             return TOOLS[cmd_name].command.load()
         if lesson := LESSONS.get(cmd_name):
@@ -105,6 +104,22 @@ def cli(ctx: click.Context) -> None:
     """Learn, test and measure distributed data parallelism, one primitive at a time."""
     if ctx.invoked_subcommand is None:
         show_path()
+
+
+@click.command(
+    READ,
+    short_help=READS,
+    help=f"Show a chapter, in a pager where there is a terminal. NAME is one of {', '.join(CHAPTERS)}.",
+)
+@click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
+def read(chapter: str) -> None:
+    from playground.console.rendering import render_chapter  # imports rich
+
+    text = render_chapter(CHAPTERS[chapter], terminal.width())
+    if sys.stdout.isatty():
+        click.echo_via_pager(text)
+    else:
+        click.echo(text, nl=False)
 
 
 def show_path() -> None:

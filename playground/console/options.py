@@ -58,13 +58,7 @@ class Megabytes(Finite):
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Several click options as one decorator, in the order given."""
-
-    def decorate(command: Any) -> Any:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
+    return lambda command: functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), command)
 
 
 def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None = None) -> Callable[[Any], Any]:
@@ -74,23 +68,19 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
     defaults: Mapping[str, Any] = {field.name: field.default for field in fields(kind)}
     made = []
     for name in names or [name for name in known if known[name].group == group]:
-        about, value_type = known[name], without_none(hints[name])
+        about, hint = known[name], hints[name]
+        value_type = next((each for each in get_args(hint) if each is not NoneType), hint)
         spellings = (about.name or f"--{name.replace('_', '-')}").split()
         arguments = {"help": about.help, "metavar": about.metavar, "type": type_of(about, value_type)}
         if value_type is bool:
             arguments["is_flag"] = True
         elif defaults[name] not in (None, ()):
-            default = defaults[name] / MEGABYTE if about.in_megabytes else defaults[name]
+            default = round(defaults[name] / MEGABYTE, 4) if about.in_megabytes else defaults[name]
             arguments |= {"default": default, "show_default": True}
         made.append(
             click.option(*spellings, name, **{**arguments, **(about.click or {}), **(changes or {}).get(name, {})})
         )
     return options(*made)
-
-
-def without_none(hint: Any) -> Any:
-    """The type of a field whose annotation may allow None, too."""
-    return next((each for each in get_args(hint) if each is not NoneType), hint)
 
 
 def type_of(flag: Flag, value_type: type) -> Any:
@@ -161,30 +151,21 @@ def names_option(*flags: str, known: Collection[str], default: Sequence[str], he
 def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
     """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
     words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
-    return {
-        "callback": functools.partial(check_names, known),
-        "shell_complete": functools.partial(complete_names, known),
-        "multiple": True,
-        "metavar": "NAME,…",
-        "show_default": ",".join(default),
-    }
 
+    def check(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+        words = tuple(word.strip() for text in texts for word in text.split(","))
+        for word in words:
+            if word not in (*known, ALL):
+                raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
+        return words
 
-def check_names(
-    known: Collection[str], ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
-) -> tuple[str, ...]:
-    words = tuple(word.strip() for text in texts for word in text.split(","))
-    for word in words:
-        if word not in (*known, ALL):
-            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
-    return words
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        before, comma, word = incomplete.rpartition(",")  # only names that are not there yet
+        names = [name for name in (*known, ALL) if name not in before.split(",")]
+        return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
 
-
-def complete_names(known: Collection[str], ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Completions of the last word of `incomplete`, by names that are not there yet."""
-    before, comma, word = incomplete.rpartition(",")
-    names = [name for name in (*known, ALL) if name not in before.split(",")]
-    return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
+    about = {"multiple": True, "metavar": "NAME,…", "show_default": ",".join(default)}
+    return {"callback": check, "shell_complete": complete, **about}
 
 
 def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
@@ -192,14 +173,8 @@ def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...
     return tuple(name for name in known if name in words or ALL in words)
 
 
-class AnyValue(tuple[object, ...]):
-    """All values that an option may be given."""
-
-    def __contains__(self, value: object) -> bool:
-        return value is not None
-
-
-ANY = AnyValue()
+ANY = ()
+"""For `only_with`: any value but None."""
 
 
 def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
@@ -211,18 +186,15 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            check_effect(click.get_current_context(), names, other, values)
+            ctx = click.get_current_context()
+            value = ctx.params[other]
+            if not (value in values if values else value is not None):
+                refuse_typed(ctx, names, f"has no effect {explain(flag_of(ctx, other), value, values)}")
             return command(*args, **kwargs)
 
         return checked
 
     return decorate
-
-
-def check_effect(ctx: click.Context, names: tuple[str, ...], other: str, values: tuple[object, ...]) -> None:
-    """Raise `UsageError` for the first option of `names` that was typed although `other` has none of `values`."""
-    if ctx.params[other] not in values:
-        refuse_typed(ctx, names, f"has no effect {explain(flag_of(ctx, other), ctx.params[other], values)}")
 
 
 def explain(flag: str, value: object, values: tuple[object, ...]) -> str:

@@ -1,10 +1,12 @@
-"""From prose and tables to lines of text, by rich. Imported when the first line is printed, for `--help` has none."""
+"""From prose, tables and chapters to lines of text, by rich. Imported when the first line is printed, for `--help` has
+none."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -17,6 +19,12 @@ from playground.console.text import Prose, Styled
 from playground.runtime.untrusted import printable
 
 WORD = re.compile(r"\S+\s*")
+WIDEST = 80
+"""Columns: longer lines are hard to read."""
+FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+TABLE = re.compile(r"^\|.*\n\|[-| :]+\|\n(?:\|.*\n)+", re.MULTILINE)
+FIGURE, LINK_INSIDE = re.compile(r"!\[(.*?)\]\((.*?)\)"), re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
+FOLDED, FOLD_ENDS = re.compile(r"<details><summary>(.*?)</summary>"), re.compile(r" *</details>")
 
 
 def render(texts: Iterable[str | Prose | Table], width: int, *, wide: bool = False, colour: bool | None = False) -> str:
@@ -80,14 +88,16 @@ def line_starts(line: str, width: int, indent: int) -> list[int]:
 
 def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableType]:
     """The columns that are shown, and a line that names the others: below, or above where rows are yet to come."""
-    layout = lay_out(table.columns, natural_widths(table), None if wide else width)
-    more = wrap(Text(f"  more columns with --wide: {', '.join(layout.left_out)}"), width) if layout.left_out else ()
+    natural = natural_widths(table)
+    shown = dict(enumerate(natural)) if wide else lay_out(table.columns, natural, width)
+    left_out = [column.name for i, column in enumerate(table.columns) if i not in shown]
+    more = wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
     streamed = all(column.width for column in table.columns)
     if streamed and table.headed:
         yield from more
-    columns = [table.columns[i] for i in layout.shown]
     rich_table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed)
-    for column, column_width in zip(columns, layout.widths, strict=True):
+    for i, column_width in shown.items():
+        column = table.columns[i]
         rich_table.add_column(
             Text("\n".join(column.lines)),
             header_style="bold",
@@ -97,7 +107,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
             overflow="fold",
         )
     for row in table.rows:
-        rich_table.add_row(*(to_cell(row[i]) for i in layout.shown))
+        rich_table.add_row(*(to_cell(row[i]) for i in shown))
     yield Padding(rich_table, (0, 0, 0, GAP), expand=False)
     if not streamed:
         yield from more
@@ -110,3 +120,49 @@ def natural_widths(table: Table) -> list[int]:
         lines = [line for row in table.rows for line in to_cell(row[i]).plain.split("\n")]
         widths.append(max(column.width, *map(cell_len, [*column.lines, *lines])))
     return widths
+
+
+def render_chapter(file: Path, width: int) -> str:
+    """A chapter as lines of at most `width` columns, and of `WIDEST`."""
+    from rich.markdown import CodeBlock, Markdown
+    from rich.syntax import Syntax
+
+    class Block(CodeBlock):
+        """Without the margins of rich's own: what is `WIDEST` wide is not broken."""
+
+        def __rich_console__(self, *_: object) -> Iterator[Syntax]:
+            text = str(self.text).rstrip()
+            yield Syntax(text, self.lexer_name, theme="ansi_dark", word_wrap=True, background_color="default")
+
+    class Chapter(Markdown):
+        elements = Markdown.elements | {"fence": Block, "code_block": Block}
+
+    console = new_console(min(WIDEST, width), None)
+    with console.capture() as captured:
+        console.print(Chapter(to_plain(file.read_text(encoding="utf-8"), file.parent), hyperlinks=False))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def to_plain(text: str, folder: Path) -> str:
+    """Replace all that only a browser can show: a figure by its description and file, a link within the repository by
+    its text, a folded part by its title and text, a table that is too wide by a list."""
+    parts = FENCE.split(text)
+    for place in range(0, len(parts), 2):
+        part = FIGURE.sub(lambda figure: f"{figure[1]}: {folder / figure[2]}", parts[place])
+        part = FOLD_ENDS.sub("", FOLDED.sub(r"*\1:*", LINK_INSIDE.sub(r"\1", part)))
+        parts[place] = TABLE.sub(lambda table: to_list(table[0]), part)
+    return "".join(parts)
+
+
+def to_list(table: str) -> str:
+    """A table of Markdown as it is if it fits, or else a list: of more than two columns, with their names."""
+    lines = table.splitlines()
+    if max(map(len, lines)) <= WIDEST:
+        return table
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in lines)
+    if len(head) == 2:
+        return "".join(f"- {first}: {second}\n" for first, second in rows)
+    return "".join(
+        f"{first}\n\n" + "".join(f"- *{name}:* {cell}\n" for name, cell in zip(head[1:], others, strict=False)) + "\n"
+        for first, *others in rows
+    )

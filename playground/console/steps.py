@@ -1,14 +1,16 @@
-"""The command of a lesson that is a row of steps."""
+"""The commands of lessons, and that of a lesson that is a row of steps."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
-from playground.console.options import RunOptions, run_options
+from playground.console.options import RunOptions, options, run_options
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
@@ -71,11 +73,24 @@ class Lesson:
         """The docstrings of its steps."""
         return outline(self.module()).docstrings
 
+    def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+        """A decorator that makes a function the command of the lesson, with the options of every run and then these.
+        The function is called with the `Session` of the run and with the values of `decorators`."""
+
+        def decorate(function: Callable[..., None]) -> click.Command:
+            @functools.wraps(function)
+            def with_session(run: RunOptions, **values: Any) -> None:
+                session = Session(self.name, run, default_size=self.default_size, min_size=self.min_size)
+                function(session, **values)
+
+            command = options(run_options(self.default_size), *decorators)(with_session)
+            return click.command(self.name, help=self.help, short_help=self.teaches)(command)
+
+        return decorate
+
 
 MANY = 6
 """Number of columns from which on values that all ranks share are shown once, below the table."""
-Outcome = Mapping[str, object]
-"""The result of a step on a rank."""
 
 
 def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence[str] = ()) -> Texts:
@@ -92,35 +107,25 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence
     return texts
 
 
-def rank_texts(ranks: Sequence[Outcome]) -> Texts:
+def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     """One row per rank. Values that are the same on every rank, and tables, follow below."""
     columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
     shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
-    common = {name: ranks[0][name] for name in shared}
-    below = {name: value for name, value in common.items() if len(columns) >= MANY or is_table(value)}
-    if len(ranks) == 1:
-        below = {name: value for name, value in below.items() if is_table(value)}
-    columns = [name for name in columns if name not in below]
+    are_many = len(columns) >= MANY and len(ranks) > 1
+    below: Texts = []
+    for name, value in ((name, ranks[0][name]) for name in shared):
+        if isinstance(value, Mapping) and len(value) > 1:
+            rows = ((f"  {key}", item) for key, item in value.items())
+            below += [f"  {name}, on every rank:", Table("", Column("", wraps=True), rows=rows, headed=False)]
+        elif are_many:
+            below.append(f"  {name}, on every rank: {cell(value)}")
+        else:
+            continue
+        columns.remove(name)
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
     for rank, values in enumerate(ranks):
-        table.add(str(rank), *(cell(values.get(name)) for name in columns))
-    texts: Texts = [table]
-    for name, value in below.items():
-        if isinstance(value, Mapping) and is_table(value):
-            texts += [f"  {name}, on every rank:", pairs(value)]
-        else:
-            texts += [f"  {name}, on every rank: {cell(value)}"]
-    return texts
-
-
-def pairs(values: Mapping[str, object]) -> Table:
-    """A row for each name and its value."""
-    rows = [(f"  {name}", cell(value)) for name, value in values.items()]
-    return Table(Column(""), Column("", wraps=True), rows=rows, headed=False)
-
-
-def is_table(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) > 1
+        table.add(rank, *(values.get(name) for name in columns))
+    return [table, *below]
 
 
 RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")
@@ -128,22 +133,14 @@ RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")
 
 def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
+    about = f"Run only this step; may be repeated: {', '.join(lesson.steps)}."
 
-    @click.command(lesson.name, help=lesson.help, short_help=lesson.teaches)
-    @run_options(lesson.default_size)
-    @click.option(
-        "--only",
-        type=click.Choice(lesson.steps),
-        metavar="STEP",
-        multiple=True,
-        help=f"Run only this step; may be repeated: {', '.join(lesson.steps)}.",
-    )
-    def command(run: RunOptions, only: tuple[str, ...]) -> None:
-        session = Session(lesson.name, run, default_size=lesson.default_size, min_size=lesson.min_size)
+    @lesson.run_by(click.option("--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about))
+    def command(session: Session, only: tuple[str, ...]) -> None:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)
         session.say(f"{lesson.name}: {session.world}")
-        by_rank = session.world.run(RUN_STEPS, steps, run.seed)
+        by_rank = session.world.run(RUN_STEPS, steps, session.run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
         for step in steps:
             session.say("", *step_texts(step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())))

@@ -1,7 +1,7 @@
 """Tables: columns with headings and units, rows of text. Does not import rich.
 
-    table = Table("algorithm", *numbers(("sent", "bytes")), Column("p95", "ms", right=True, wide=True))
-    table.add("ring", "48", "0.31")
+    table = Table("algorithm", *numbers(("sent", "bytes", ",")), *numbers(("p95", "ms", ".2f"), wide=True))
+    table.add("ring", 48_000, 0.3141)    # 48,000 and 0.31
     session.say(table)
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
@@ -54,7 +54,6 @@ def draw(amounts: Sequence[int], longest: int, width: int) -> str:
 
 
 Cell = str | Styled
-Say = Callable[..., None]
 GAP = 2
 """Spaces between two columns, and before the first."""
 NARROWEST = 14
@@ -68,6 +67,8 @@ class Column:
     heading: str
     unit: str = ""
     """Unit of all its numbers; shown below the heading, in parentheses."""
+    format: str = ""
+    """How `format` writes its numbers."""
     right: bool = False
     """Whether its cells are aligned to the right, as numbers are."""
     wide: bool = False
@@ -89,27 +90,34 @@ class Column:
         """Its heading in one line."""
         return " ".join(self.lines)
 
+    def cell(self, value: object) -> Cell:
+        """A value as this column shows it."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if isinstance(value, Styled) else format(value, self.format) if is_number else cell(value)
+
 
 RANK_COLUMN = Column("rank", right=True, style=RANK)
 
 
-def numbers(*headings: str | tuple[str, str], wide: bool = False) -> list[Column]:
-    """Columns of numbers, aligned to the right. A heading is a name, or a name and the unit of all its numbers."""
-    names_and_units = ((each, "") if isinstance(each, str) else each for each in headings)
-    return [Column(name, unit, right=True, wide=wide) for name, unit in names_and_units]
+def numbers(*headings: str | tuple[str, ...], wide: bool = False) -> list[Column]:
+    """Columns of numbers, aligned to the right. A heading is a name, or a name, the unit of all its numbers, and their
+    format."""
+    triples = ((*([each] if isinstance(each, str) else each), "", "")[:3] for each in headings)
+    return [Column(name, unit, form, right=True, wide=wide) for name, unit, form in triples]
 
 
 class Table:
     """Columns and rows. A column of text may be given by its heading; `headed` says whether headings are shown."""
 
-    def __init__(self, *columns: Column | str, rows: Iterable[Sequence[Cell]] = (), headed: bool = True) -> None:
+    def __init__(self, *columns: Column | str, rows: Iterable[Iterable[object]] = (), headed: bool = True) -> None:
         self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
-        self.headed = headed
-        self.rows = [tuple(row) for row in rows]
+        self.headed, self.rows = headed, list[tuple[Cell, ...]]()
+        for row in rows:
+            self.add(*row)
 
-    def add(self, *cells: Cell) -> None:
-        """Add a row: a cell for each column, those for --wide included."""
-        self.rows.append(cells)
+    def add(self, *values: object) -> None:
+        """Add a row: a text, a number or None for each column, those for --wide included."""
+        self.rows.append(tuple(column.cell(value) for column, value in zip(self.columns, values, strict=True)))
 
 
 Text = str | Prose | Table
@@ -120,12 +128,12 @@ Texts = list[Text]
 class Rows:
     """A table whose rows are said one by one. Which columns it has is decided once, by their `width`."""
 
-    def __init__(self, say: Say, *columns: Column) -> None:
+    def __init__(self, say: Callable[..., None], *columns: Column) -> None:
         self.print, self.columns, self.started = say, columns, False
 
-    def say(self, *cells: Cell) -> None:
+    def say(self, *values: object) -> None:
         """Say a row; before the first, the heading."""
-        self.print(Table(*self.columns, rows=[cells], headed=not self.started))
+        self.print(Table(*self.columns, rows=[values], headed=not self.started))
         self.started = True
 
 
@@ -134,41 +142,22 @@ def cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Which columns of a table are shown (by position), how wide each is, and the names of those that are not."""
-
-    shown: list[int]
-    widths: list[int]
-    left_out: list[str]
-
-
-def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int | None) -> Layout:
-    """Choose what fits into `available` characters; None for no limit, which is --wide. `natural` is what each column
-    would like to have."""
-    shown = [i for i, column in enumerate(columns) if available is None or not column.wide]
-    while available is not None and len(shown) > 1 and least_width(columns, natural, shown) > available:
+def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int) -> dict[int, int]:
+    """The columns without `wide` that fit into `available` characters, by position, and how wide each is. `natural` is
+    what each column would like to have."""
+    least = [
+        GAP + (min(width, NARROWEST) if column.wraps else width) for column, width in zip(columns, natural, strict=True)
+    ]
+    shown = [i for i, column in enumerate(columns) if not column.wide]
+    while len(shown) > 1 and sum(least[i] for i in shown) > available:
         shown.pop()
-    widths = [natural[i] for i in shown]
-    if available is not None:
-        widths = narrow([columns[i] for i in shown], widths, available)
-    return Layout(shown, widths, [column.name for i, column in enumerate(columns) if i not in shown])
-
-
-def least_width(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
-    """How wide a table of these columns is at least."""
-    return sum(GAP + (min(natural[i], NARROWEST) if columns[i].wraps else natural[i]) for i in shown)
+    return dict(zip(shown, narrow([columns[i] for i in shown], [natural[i] for i in shown], available), strict=True))
 
 
 def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
     """Narrow the widest of the columns that wrap until all fit; the first column, if none wraps."""
-    widths = list(widths)
     may = [i for i, column in enumerate(columns) if column.wraps] or [0]
-    while (excess := sum(widths) + GAP * len(widths) - available) > 0:
+    for _ in range(sum(widths) + GAP * len(widths) - available):
         widest = max(may, key=lambda i: widths[i])
-        next_widest = max((widths[i] for i in may if widths[i] < widths[widest]), default=1)
-        step = min(excess, max(1, widths[widest] - next_widest))
-        if widths[widest] - step < 1:
-            break
-        widths[widest] -= step
+        widths[widest] = max(1, widths[widest] - 1)
     return widths

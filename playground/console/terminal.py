@@ -53,11 +53,6 @@ def say(*texts: str | Prose | Table, wide: bool = False) -> None:
     sys.stdout.flush()
 
 
-def has_bars() -> bool:
-    """Whether stderr is a terminal on which a bar can be drawn."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-
-
 def is_same_terminal() -> bool:
     """Whether stdout and stderr are one terminal, so that a bar on the one would run into the text on the other."""
     try:
@@ -77,7 +72,8 @@ class Bar:
     `shown` False: never."""
 
     def __init__(self, shown: bool = True) -> None:
-        self.shown = shown and has_bars()
+        can_draw = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        self.shown = shown and can_draw and sys.stderr.isatty()
         self.progress: Progress | None = None
 
     def show(self, phase: str, done: float = 0, total: float | None = None) -> None:

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEADING = "bold cyan"
 RANK = "magenta"
-GOOD = "green"
-BAD = "bold red"
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ def prose(*parts: str | Styled) -> Prose:
 
 
 def heading(text: str) -> Styled:
-    return Styled(text, HEADING)
+    return Styled(text, "bold cyan")
 
 
 def rank_number(rank: int) -> Styled:
@@ -46,9 +43,9 @@ def rank_number(rank: int) -> Styled:
 
 def good(text: str) -> Styled:
     """A verdict: as it must be."""
-    return Styled(text, GOOD)
+    return Styled(text, "green")
 
 
 def bad(text: str) -> Styled:
     """A verdict: not as it must be."""
-    return Styled(text, BAD)
+    return Styled(text, "bold red")

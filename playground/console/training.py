@@ -14,14 +14,14 @@ import click
 from playground.console.options import RunOptions
 from playground.console.session import Session
 from playground.console.steps import Lesson
-from playground.console.tables import Column
+from playground.console.tables import Column, Text
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
     PreparedData,
+    Settings,
     SnapshotOptions,
-    describe_logical_ranks,
     prepare_data,
 )
 from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
@@ -69,11 +69,11 @@ def echo_restarts(restarts: int) -> OnRestart:
 
 EPOCH_COLUMNS = (
     Column("epoch", right=True, width=5),
-    Column("train\nloss", right=True, width=8),
-    Column("train\naccuracy", "%", right=True, width=8),
-    Column("test\naccuracy", "%", right=True, width=8),
-    Column("speed", "samples/s", right=True, width=11),
-    Column("time", "s", right=True, width=7),
+    Column("train\nloss", "", ".4f", right=True, width=8),
+    Column("train\naccuracy", "%", ".2f", right=True, width=8),
+    Column("test\naccuracy", "%", ".2f", right=True, width=8),
+    Column("speed", "samples/s", ",.0f", right=True, width=11),
+    Column("time", "s", ".1f", right=True, width=7),
     Column("train loss\nof each rank", width=12, wide=True),
 )
 EPOCH_LEGEND = (
@@ -83,53 +83,37 @@ EPOCH_LEGEND = (
 
 
 class EpochPrinter:
-    """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known. `bar` shows
-    how far the epoch is."""
+    """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known, and keeps
+    it. `bar` shows how far the epoch is."""
 
     def __init__(self, session: Session, bar: Bar) -> None:
         self.session, self.rows, self.bar = session, session.rows(*EPOCH_COLUMNS), bar
-        self.shown = 0
+        self.shown, self.epochs = 0, list[Epoch]()
         session.say("", EPOCH_LEGEND)
 
     def __call__(self, rank: int, event: Event) -> None:
         if rank == 0 and "resumed" in event:
             self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
-        if rank == 0 and "finished" in event and event["finished"].epoch > self.shown:
-            self.shown = event["finished"].epoch  # a world that was restarted may train it again
-            self.rows.say(*epoch_cells(event["finished"]))
-        self.bar(rank, event)
-
-
-def epoch_cells(epoch: Epoch) -> list[str]:
-    """A cell for each of `EPOCH_COLUMNS`."""
-    return [
-        str(epoch.epoch),
-        f"{epoch.loss:.4f}",
-        f"{100 * epoch.train_accuracy:.2f}",
-        f"{100 * epoch.test_accuracy:.2f}",
-        f"{epoch.samples_per_second:,.0f}",
-        f"{epoch.seconds:.1f}",
-        "\n".join(
-            f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
-            for rank, loss in enumerate(epoch.loss_per_rank)
-        ),
-    ]
-
-
-class FinishedEpochs:
-    """Keeps every epoch that rank 0 reports as finished: `keep` is to hear of all reports."""
-
-    def __init__(self) -> None:
-        self.epochs: list[Epoch] = []
-
-    def keep(self, rank: int, event: Event) -> None:
-        """Take a report, as `World.run` hands it on."""
         if rank == 0 and "finished" in event:
             epoch: Epoch = event["finished"]
-            self.epochs = [*self.epochs[: epoch.epoch - 1], epoch]  # one that was restarted may report it again
+            self.epochs = [*self.epochs[: epoch.epoch - 1], epoch]
+            if epoch.epoch > self.shown:  # a world that was restarted may train it again
+                self.shown = epoch.epoch
+                self.show(epoch)
+        self.bar(rank, event)
+
+    def show(self, epoch: Epoch) -> None:
+        """Print the row of an epoch."""
+        accuracies = 100 * epoch.train_accuracy, 100 * epoch.test_accuracy
+        of_ranks = (
+            f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
+            for rank, loss in enumerate(epoch.loss_per_rank)
+        )
+        speed = epoch.samples_per_second, epoch.seconds
+        self.rows.say(epoch.epoch, epoch.loss, *accuracies, *speed, "\n".join(of_ranks))
 
     @contextlib.contextmanager
-    def printed_if_stopped(self, session: Session, **about: object) -> Iterator[None]:
+    def document_if_stopped(self, **about: object) -> Iterator[None]:
         """If Ctrl-C, SIGTERM or a failed rank ends the training in here, print the document before raising further: the
         epochs so far, `complete` false, `stopped_by` (the signal, or the failure), and the fields `about`."""
         try:
@@ -138,16 +122,10 @@ class FinishedEpochs:
             raise
         except (PlaygroundError, KeyboardInterrupt, SystemExit) as error:
             best = max(self.epochs, key=lambda epoch: epoch.test_accuracy, default=None)
-            session.print_document(
-                {}, **about, best=best, epochs=self.epochs, complete=False, stopped_by=describe_stop(error)
-            )
+            number = stopping_signal(error)
+            stop = {"complete": False, "stopped_by": number.name if number else str(error).partition("\n")[0]}
+            self.session.print_document({}, **about, best=best, epochs=self.epochs, **stop)
             raise
-
-
-def describe_stop(error: BaseException) -> str:
-    """The cause of a run's end: the name of a signal, or the first line of an error."""
-    number = stopping_signal(error)
-    return number.name if number else str(error).partition("\n")[0]
 
 
 @contextlib.contextmanager
@@ -159,17 +137,15 @@ def resumable_if_preempted(session: Session, survival: SnapshotOptions, folder: 
         yield
     except Preempted as preemption:
         world = session.world
-        if world.rank_env is None or world.rank_env.local_rank == 0:
+        if folder and (world.rank_env is None or world.rank_env.local_rank == 0):
             preemption.hint = leave_word(preemption, survival, folder, world.rank_env is not None)
         if not world.is_main:
             sys.exit(preemption.exit_code)
         raise
 
 
-def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path | None, joined: bool) -> str:
+def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path, joined: bool) -> str:
     """Write the file; return where it is, or why it is not."""
-    if folder is None:
-        return ""
     command = {"command of each rank" if joined else "command": command_to_go_on(survival)}
     about = {"step": preemption.step, "signal": preemption.signal, "working folder": working_folder(), **command}
     try:
@@ -183,6 +159,21 @@ def command_to_go_on(survival: SnapshotOptions) -> str:
     """The command line of this process, but resuming from the newest snapshot, whatever it resumed from itself."""
     newest = () if survival.resume == AUTO else ("--resume", AUTO)
     return shlex.join(["python", "-m", "playground", *sys.argv[1:], *newest])
+
+
+@contextlib.contextmanager
+def on_data(
+    session: Session, data: DataOptions, asked: Settings, *about: Text, ready: PreparedData | None = None
+) -> Iterator[tuple[Bar, PreparedData, Settings]]:
+    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. In the
+    block, ranks train on that data with those settings, and the bar shows what they report. Raises `UsageError` for
+    less data than one batch."""
+    with session.bar() as bar:
+        prepared = ready or prepare_data(data, bar)
+        asked.check_samples(prepared.train)
+        session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
+        bar.show(f"starting {session.world.size} ranks")
+        yield bar, prepared, prepared.settings(asked)
 
 
 RUN_TRAINING = remote("playground.training.runner:run_training")
@@ -208,15 +199,17 @@ def train_and_show(
         prepared = prepare_data(data, bar, as_files=asked.loader == "paths")
         asked.check_accumulation(prepared.train)
         settings = prepared.settings(asked)
-        session.say(f"{lesson.name}: {world}", f"data: {prepared}", *describe_logical_ranks(settings, world.size))
-        finished, printer, notices = FinishedEpochs(), EpochPrinter(session, bar), NoticePrinter()
+        session.say(f"{lesson.name}: {world}", f"data: {prepared}")
+        if settings.logical_ranks:
+            on_each = f"{settings.shards_per_rank(world.size)} on each rank, which computes on one thread"
+            session.say(f"logical ranks: {settings.logical_ranks}, {on_each}")
+        printer, notices = EpochPrinter(session, bar), NoticePrinter()
 
         def on_report(rank: int, event: Event) -> None:
-            finished.keep(rank, event)
             printer(rank, event)
             notices(rank, event)
 
-        stopped = finished.printed_if_stopped(session, dataset=prepared.summary)
+        stopped = printer.document_if_stopped(dataset=prepared.summary)
         with stopped, resumable_if_preempted(session, survival, survival.snapshots):
             bar.show(f"starting {world.size} ranks")
             on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks

@@ -98,9 +98,6 @@ snapshot_options = pack_options(
 """Gives a command the argument `survival`: its `SnapshotOptions`."""
 
 
-MAX_LOGICAL_RANKS = 1024
-
-
 def read_mirror(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
     """The address, unless nothing can be fetched from such a one."""
     if address is not None:
@@ -144,28 +141,26 @@ training_options = flags(TrainingSettings)
 """Gives a command the arguments that are fields of `TrainingSettings`, beside the data and the synchronisation."""
 
 
-def syncs_with(setting: str) -> tuple[str, ...]:
-    """The names of the gradient synchronisations that take this setting."""
-    return tuple(name for name, spec in NET_SYNCS.items() if setting in spec.needs)
-
-
 sync_options = options(
     flags(TrainingSettings, group="sync"),
-    only_with("bucket_cap", sync=syncs_with("bucket_cap")),
-    only_with("sync_every", sync=syncs_with("sync_every")),
+    *(
+        only_with(needed, sync=tuple(name for name, spec in NET_SYNCS.items() if needed in spec.needs))
+        for needed in ("bucket_cap", "sync_every")
+    ),
 )
 
 
 def logical_ranks_option(**more: Any) -> Any:
     """The option, with `more` for click."""
-    type = click.IntRange(1, MAX_LOGICAL_RANKS)
-    return flags(TrainingSettings, "logical_ranks", changes={"logical_ranks": {"type": type, **more}})
+    return flags(
+        TrainingSettings, "logical_ranks", changes={"logical_ranks": {"type": click.IntRange(1, 1024), **more}}
+    )
 
 
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PreparedData:
     """The data, ready on this host."""
 
@@ -178,9 +173,11 @@ class PreparedData:
     test: int
     why: str
     """How it was obtained, or why it is not the one asked for."""
+    kind: str = "images"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
+        counts = " + ".join(f"{samples:,}" for samples in (self.train, self.test) if samples)
+        return f"{self.name} ({counts} {self.kind}; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""
@@ -192,14 +189,6 @@ class PreparedData:
         return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
 
 
-def describe_logical_ranks(settings: TrainingSettings, size: int) -> list[str]:
-    """A line about them for the head of a run on `size` ranks; none if there are none."""
-    if settings.logical_ranks is None:
-        return []
-    shards = settings.shards_per_rank(size)
-    return [f"logical ranks: {settings.logical_ranks}, {shards} on each rank, which computes on one thread"]
-
-
 def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:
     """Get the data onto this host, with `as_files` also each training image as a file of its own; `bar` shows what
     takes long. Raises `NoData`, and `UsageError` for a limit beyond the data."""
@@ -209,5 +198,5 @@ def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> Pre
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
     if as_files:
         prepare_image_files(source.folder, asked.limit, bar.announce)
-    samples = {"train": asked.limit or train, "test": test}
-    return PreparedData(folder=source.folder, name=source.name, why=source.why, limit=asked.limit, **samples)
+    counts = asked.limit, asked.limit or train, test
+    return PreparedData(source.folder, source.name, *counts, source.why)

@@ -17,7 +17,7 @@ from terminal import open_terminal
 from widths import too_wide
 
 from playground.app import CHAPTERS
-from playground.console.read import FENCE, WIDEST, to_plain
+from playground.console.rendering import FENCE, WIDEST, to_plain
 from playground.runtime.remote import ROOT
 
 Run = Callable[..., Any]

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from playground.console.rendering import render
-from playground.console.tables import RANK_COLUMN, Column, Rows, Table
+from playground.console.tables import RANK_COLUMN, Column, Rows, Table, lay_out
 from playground.console.text import Prose, bad, good, heading, prose
 
 
@@ -116,3 +116,9 @@ def test_rows_name_what_they_leave_out_before_they_come() -> None:
     rows.say("1", "2")
     rows.say("3", "4")
     assert said == ["  more columns with --wide: b", "  a", "  1", "  3"]
+
+
+def test_columns_of_one_width_are_narrowed_alike() -> None:
+    columns = [Column("one", wraps=True), Column("two", wraps=True), Column("three")]
+    assert lay_out(columns, [29, 29, 9], 55) == {0: 20, 1: 20, 2: 9}
+    assert lay_out(columns, [40, 29, 9], 55) == {0: 20, 1: 20, 2: 9}

@@ -12,7 +12,7 @@ import pytest
 
 from playground.console.options import RunOptions
 from playground.console.session import Session
-from playground.console.training import FinishedEpochs
+from playground.console.training import EpochPrinter
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.rank.rank import Event
 from playground.training.results import Epoch
@@ -29,14 +29,14 @@ EPOCH = Epoch(
 def test_a_signal_after_two_epochs(
     number: signal.Signals, command: str, run_cli: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = FinishedEpochs.keep
+    take = EpochPrinter.__call__
 
-    def keep_and_stop(self: FinishedEpochs, rank: int, event: Event) -> None:
-        keep(self, rank, event)
+    def take_and_stop(self: EpochPrinter, rank: int, event: Event) -> None:
+        take(self, rank, event)
         if len(self.epochs) == 2:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(FinishedEpochs, "keep", keep_and_stop)
+    monkeypatch.setattr(EpochPrinter, "__call__", take_and_stop)
     words = ["--dataset", "digits", "--data-dir", data_dir, "--limit", 64, "--epochs", 1000, "--json"]
     shown = run_cli(command, *words)
     assert shown.code == 128 + number
@@ -56,13 +56,13 @@ def test_training_that_comes_to_its_end_is_complete(run_cli: Run, data_dir: Path
 
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_rank_that_dies_is_named(epochs: int, capsys: pytest.CaptureFixture[str]) -> None:
-    finished = FinishedEpochs()
-    finished.keep(1, {"finished": EPOCH})  # every rank reports; the first one is listened to
-    for _ in range(epochs):
-        finished.keep(0, {"step": 3})
-        finished.keep(0, {"finished": EPOCH})
     session = Session("sgd", RunOptions(as_json=True))
-    with pytest.raises(RankFailed), finished.printed_if_stopped(session, dataset={"name": "digits"}):
+    printer = EpochPrinter(session, session.bar())
+    printer(1, {"finished": EPOCH})  # every rank reports; the first one is listened to
+    for _ in range(epochs):
+        printer(0, {"step": 3})
+        printer(0, {"finished": EPOCH})
+    with pytest.raises(RankFailed), printer.document_if_stopped(dataset={"name": "digits"}):
         raise RankFailed(1, 2, "was killed by SIGKILL", "its traceback")
     document = json.loads(capsys.readouterr().out)
     assert document["stopped_by"] == "rank 1 of 2 was killed by SIGKILL"
@@ -71,9 +71,7 @@ def test_a_rank_that_dies_is_named(epochs: int, capsys: pytest.CaptureFixture[st
 
 
 def test_where_nothing_was_trained_there_is_no_document(capsys: pytest.CaptureFixture[str]) -> None:
-    with (
-        pytest.raises(UsageError),
-        FinishedEpochs().printed_if_stopped(Session("sgd", RunOptions(as_json=True))),
-    ):
+    session = Session("sgd", RunOptions(as_json=True))
+    with pytest.raises(UsageError), EpochPrinter(session, session.bar()).document_if_stopped():
         raise UsageError("the ranks were given different settings")
     assert capsys.readouterr().out == ""

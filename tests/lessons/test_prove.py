@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from playground.algorithms import ALL_REDUCES
 from playground.lessons.prove import lesson
-from playground.lessons.prove.lesson import max_abs_diff, max_over_ranks, parameters
+from playground.lessons.prove.lesson import max_abs_diff, parameters
 from playground.lessons.prove.page import (
     BreakResult,
     ComparedStep,
@@ -26,13 +26,12 @@ from playground.lessons.prove.page import (
     ProveResult,
     ProveSettings,
     check,
-    check_breaks,
-    check_proof,
     explanation,
     failure,
     is_broken,
     shares_text,
 )
+from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.testing import World
@@ -72,8 +71,8 @@ def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: 
     settings = settings_for(digits_folder, batch_size=batch_size, steps=steps)
     proofs = world(size).run(run_training, remote("playground.lessons.prove.lesson:run"), settings)
     assert all(proof == proofs[0] for proof in proofs)
-    assert list(proofs[0].by_dtype) == ["float64", "float32"]
-    for comparison, bound in zip(proofs[0].by_dtype.values(), (1e-12, 1e-4), strict=True):
+    assert list(proofs[0]) == ["float64", "float32"]
+    for comparison, bound in zip(proofs[0].values(), (1e-12, 1e-4), strict=True):
         assert [step.step for step in comparison.steps] == list(range(1, steps + 1))
         for step in comparison.steps:
             assert list(step.differences) == SYNCS
@@ -86,7 +85,7 @@ def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: 
             assert step.largest.gradients > 0.01
             assert step.largest.parameters > 0.1
         assert comparison.max_difference == max(max(all_figures(step)) for step in comparison.steps)
-    check_proof(proofs[0])
+    check(ProveResult(proof=proofs[0], breaks={}))
 
 
 def one_process(rank: int, size: int, settings: ProveSettings) -> list[float]:
@@ -142,26 +141,26 @@ def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
 def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
     settings = settings_for(digits_folder, batch_size=16, steps=2)
     [proof, *_] = world(2).run(with_a_lazy_sync, settings)
-    first = proof.float64.steps[0].differences
+    first = proof["float64"].steps[0].differences
     assert list(first) == [*SYNCS[:-1], "lazy", "lazy-local", "ddp"]
     assert first["lazy"].gradients > 1e-3
     assert (first["lazy-local"].gradients, first["lazy-local"].parameters) == (None, first["lazy"].parameters)
     with pytest.raises(PlaygroundError, match=r"lazy: in float64 the gradients .* after step 1, more than rounding"):
-        check_proof(proof)
-    for comparison in proof.by_dtype.values():
+        check(ProveResult(proof=proof, breaks={}))
+    for comparison in proof.values():
         for step in comparison.steps:
             del step.differences["lazy"], step.differences["lazy-local"]
-    check_proof(proof)
-    change(proof.float32.steps[1], "ddp", parameters=1e-3)
-    check_proof(proof)
-    change(proof.float32.steps[0], "ddp", parameters=1e-3)
+    check(ProveResult(proof=proof, breaks={}))
+    change(proof["float32"].steps[1], "ddp", parameters=1e-3)
+    check(ProveResult(proof=proof, breaks={}))
+    change(proof["float32"].steps[0], "ddp", parameters=1e-3)
     with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
         check(ProveResult(proof=proof, breaks={}))
-    change(proof.float64.steps[1], "flat", gradients=2e-12)
+    change(proof["float64"].steps[1], "flat", gradients=2e-12)
     with pytest.raises(
         PlaygroundError, match=r"flat: in float64 the gradients .* after step 2 \(.* after step 1\), more"
     ):
-        check_proof(proof)
+        check(ProveResult(proof=proof, breaks={}))
     assert failure(proof).startswith("flat: ")
 
 
@@ -187,15 +186,16 @@ def test_each_break_breaks_and_is_what_it_is_said_to_be(size: int, world: Worlds
         own.breaks["final parameters, compared with rank 0"], abs=1e-12
     )
     assert own.holds["averaged gradients, compared with rank 0"] == 0
-    check_breaks(results[0])
+    check(ProveResult(proof={}, breaks=results[0]))
 
 
 @pytest.mark.parametrize(("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2])
 def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: float) -> None:
     wrong = BreakResult(breaks={"one process": broken}, holds={"parameters": left})
     with pytest.raises(PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"):
-        check_breaks({"summed": wrong})
-    check_breaks({"summed": BreakResult(breaks={"one process": 0.01}, holds={"parameters": 1e-9})})
+        check(ProveResult(proof={}, breaks={"summed": wrong}))
+    right = BreakResult(breaks={"one process": 0.01}, holds={"parameters": 1e-9})
+    check(ProveResult(proof={}, breaks={"summed": right}))
     assert is_broken(wrong)
     assert not is_broken(BreakResult(breaks={"one process": 1e-13}, holds={}))
 

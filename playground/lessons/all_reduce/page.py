@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 
 import click
 
 from playground.algorithms import ALGORITHMS, OURS, AlgorithmSpec
-from playground.console.options import RunOptions, run_options
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table
-from playground.console.text import Prose, heading, prose
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.text import heading, prose
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice
@@ -85,7 +84,7 @@ class Outgoing:
 class Incoming:
     """A message that a rank is to receive."""
 
-    source: int
+    from_: int
     """Sending rank."""
     where: Span
 
@@ -94,18 +93,12 @@ class Incoming:
 class Note:
     """One start of messages, recorded when they were started."""
 
-    phase: str
+    phase: str = field(repr=False)
     """Phase of the algorithm; empty where its phases have no names."""
     holds: list[int]
     """The tensor when the messages were started."""
     sends: list[Outgoing]
     receives: list[Incoming]
-
-    @property
-    def document(self) -> dict[str, object]:
-        """As JSON shows it."""
-        receives = [{"from": message.source, "where": message.where} for message in self.receives]
-        return {"holds": self.holds, "sends": [asdict(message) for message in self.sends], "receives": receives}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +115,6 @@ class Trace:
     """Bytes sent."""
     notes: list[Note]
     """Messages, start by start."""
-
-    @property
-    def document(self) -> dict[str, object]:
-        """As JSON shows it."""
-        return {**vars(self), "notes": [note.document for note in self.notes]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +135,11 @@ class Load:
 
 def load_of(traces: Sequence[Trace]) -> Load:
     """The cost of an algorithm, from the recordings of all ranks."""
-    received = [0] * len(traces)
-    for trace in traces:
-        for message in (message for note in trace.notes for message in note.sends):
-            received[message.to] += ELEMENT * len(message.values)
-    sent = [trace.sent for trace in traces]
-    return Load(
-        steps=len(steps_of(traces)),
-        messages=[trace.messages for trace in traces],
-        sent=sent,
-        busiest=max(map(sum, zip(sent, received, strict=True))),
-        in_all=sum(sent),
-    )
+    sent, messages = [trace.sent for trace in traces], [trace.messages for trace in traces]
+    passed = list(sent)
+    for message in (message for trace in traces for note in trace.notes for message in note.sends):
+        passed[message.to] += ELEMENT * len(message.values)
+    return Load(steps=len(steps_of(traces)), messages=messages, sent=sent, busiest=max(passed), in_all=sum(sent))
 
 
 def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
@@ -181,7 +162,7 @@ def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
                 has_sent[rank] = True
                 for outgoing in note.sends:
                     left_at[rank, outgoing.to].append(clock[rank])
-            lines = [left_at[incoming.source, rank] for incoming in note.receives]
+            lines = [left_at[incoming.from_, rank] for incoming in note.receives]
             if all(lines):
                 step = max([clock[rank], *(line.popleft() for line in lines)])
                 steps[step][rank] = position
@@ -190,40 +171,28 @@ def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
     return [steps[step] for step in sorted(steps)]
 
 
-SENDS, HOLDS = Column("sends", wraps=True), Column("then holds", wraps=True)
-
-
-def story(name: str, summary: str, traces: Sequence[Trace]) -> list[str | Prose | Table]:
+def story(name: str, traces: Sequence[Trace]) -> Texts:
     """An algorithm step by step: what each rank sends to whom, and what it then holds."""
-    start = Table(RANK_COLUMN, Column("holds", wraps=True))
-    for rank, trace in enumerate(traces):
-        start.add(str(rank), str(trace.before))
-    texts: list[str | Prose | Table] = [
-        prose(heading(name), f": {summary}"),
-        prose("  ", heading("at the start"), ":"),
-        start,
-    ]
     holds = [trace.before for trace in traces]
+    start = Table(RANK_COLUMN, Column("holds", wraps=True), rows=enumerate(map(str, holds)))
+    texts: Texts = [prose(heading(name), f": {summary_of(name)}"), prose("  ", heading("at the start"), ":"), start]
     for number, step in enumerate(steps_of(traces), 1):
         phases = {traces[rank].notes[position].phase for rank, position in step.items()} - {""}
         named = "".join(f", {phase}" for phase in sorted(phases))
         texts += [prose("  ", heading(f"step {number}"), f"{named}:"), step_table(traces, step, holds)]
     load = load_of(traces)
     sent = ", ".join(map(str, load.sent))
-    texts.append(f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load.busiest}")
-    return texts
+    return [*texts, f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load.busiest}"]
 
 
 def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[list[int]]) -> Table:
     """One step: which ranks send what. `holds`, what each rank holds before it, becomes what it holds after it."""
-    table = Table(RANK_COLUMN, SENDS, HOLDS)
+    table = Table(RANK_COLUMN, Column("sends", wraps=True), Column("then holds", wraps=True))
     for rank, trace in enumerate(traces):
-        sends = ""
         if rank in step:
-            sends = sends_text(trace.notes[step[rank]])
-            last = step[rank] + 1 == len(trace.notes)
-            holds[rank] = trace.after if last else trace.notes[step[rank] + 1].holds
-        table.add(str(rank), sends, str(holds[rank]))
+            _, *later = trace.notes[step[rank] :]
+            holds[rank] = later[0].holds if later else trace.after
+        table.add(rank, sends_text(trace.notes[step[rank]]) if rank in step else "", holds[rank])
     return table
 
 
@@ -237,33 +206,29 @@ def sends_text(note: Note) -> str:
     return ", ".join(f"{what} to {', '.join(ranks)}" for what, ranks in receivers.items())
 
 
-def comparison(by_name: Mapping[str, Sequence[Trace]]) -> list[str | Prose | Table]:
+def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
     """All algorithms side by side."""
-    bytes_columns = (Column(name, "bytes", right=True) for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
-    table = Table(Column("algorithm"), Column("steps", right=True), Column("messages", right=True), *bytes_columns)
-    for name, traces in by_name.items():
-        load = load_of(traces)
-        figures = (load.steps, max(load.messages), max(load.sent), load.busiest, load.in_all)
-        table.add(name, *map(str, figures))
-    about = "what each algorithm costs; messages, sent, sent + received: of the rank that has the most"
-    return [prose(heading("cost"), f": {about}"), table]
+    of_bytes = ((name, "bytes") for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
+    table = Table("algorithm", *numbers("steps", "messages", *of_bytes))
+    for name, load in zip(by_name, map(load_of, by_name.values()), strict=True):
+        table.add(name, load.steps, max(load.messages), max(load.sent), load.busiest, load.in_all)
+    return table
 
 
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@click.option(
-    "--algorithm",
-    "algorithms",
-    type=click.Choice(list(TRACEABLE)),
-    metavar="NAME",
-    multiple=True,
-    help=f"Show only this algorithm, step by step; may be repeated: {', '.join(TRACEABLE)}.",
+@LESSON.run_by(
+    click.option(
+        "--algorithm",
+        "algorithms",
+        type=click.Choice(list(TRACEABLE)),
+        metavar="NAME",
+        multiple=True,
+        help=f"Show only this algorithm, step by step; may be repeated: {', '.join(TRACEABLE)}.",
+    ),
+    click.option(
+        "--elements", type=click.IntRange(1, MAX_ELEMENTS), show_default="the world size", help="Number of elements."
+    ),
 )
-@click.option(
-    "--elements", type=click.IntRange(1, MAX_ELEMENTS), show_default="the world size", help="Number of elements."
-)
-def command(run: RunOptions, algorithms: tuple[str, ...], elements: int | None) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size, min_size=LESSON.min_size)
+def command(session: Session, algorithms: tuple[str, ...], elements: int | None) -> None:
     names = tuple(name for name in TRACEABLE if name in (algorithms or ALL_ALGORITHMS))
     settings = AllReduceSettings(size=session.world.size, names=names, elements=elements)
     session.world.warm_up(RUN)
@@ -274,12 +239,10 @@ def command(run: RunOptions, algorithms: tuple[str, ...], elements: int | None) 
     by_name = dict(zip(names, zip(*by_rank, strict=True), strict=True))
     for name, traces in by_name.items():
         if name in (algorithms or STORY):
-            session.say("", *story(name, summary_of(name), traces))
-    session.say("", *comparison(by_name), "", f"Shown: {LESSON.shown}.")
-    session.print_document(
-        {name: [trace.document for trace in traces] for name, traces in by_name.items()},
-        cost={name: load_of(traces) for name, traces in by_name.items()},
-    )
+            session.say("", *story(name, traces))
+    about = ": what each algorithm costs; messages, sent, sent + received: of the rank that has the most"
+    session.say("", prose(heading("cost"), about), cost_table(by_name), "", f"Shown: {LESSON.shown}.")
+    session.print_document(by_name, cost={name: load_of(traces) for name, traces in by_name.items()})
 
 
 def summary_of(name: str) -> str:

@@ -159,7 +159,7 @@ def record(call: Callable[[], object], before: torch.Tensor, after: torch.Tensor
         if send or receive:
             flat = messages.flat
             sends = [Outgoing(to=to, values=part.tolist(), where=span(part, flat)) for part, to in send]
-            receives = [Incoming(source=source, where=span(part, flat)) for part, source in receive]
+            receives = [Incoming(from_=source, where=span(part, flat)) for part, source in receive]
             notes.append(Note(phase=messages.phase, holds=flat.tolist(), sends=sends, receives=receives))
 
     with observed(note):

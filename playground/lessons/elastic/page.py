@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-import click
-
-from playground.console.options import RunOptions, pack_options, run_options
+from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table, numbers
 from playground.console.text import good, prose
@@ -34,8 +32,6 @@ RUN = LESSON.remote("run")
 COMPARE = remote("playground.survival.compare:compare")
 SAMPLES = 6_000
 """Training samples, unless --limit says otherwise."""
-WAYS = ("sgd", "ddp")
-"""How gradients are averaged: as in the lesson of that name."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Kill:
 
 def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]:
     """`count` kills of any rank at any step, in the order of the steps, no two after the same one. Raises `UsageError`
-    if there are fewer steps than that."""
+    for too few steps."""
     if count >= steps:
         raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
     random = Random(seed)
@@ -77,9 +73,8 @@ class Witness:
         self.recoveries: list[Recovery] = []
         self.kills: list[tuple[float, int]] = []
         """Time of each kill, and the step after which it happened."""
-        self.failure = ""
-        """The failure that training has not recovered from yet."""
-        self.resumed_after = 0
+        self.failure, self.resumed_after = "", 0
+        """The failure that training has not recovered from yet, and the step it resumed after."""
 
     def hear(self, rank: int, event: Event) -> None:
         if "killed" in event:
@@ -100,11 +95,11 @@ class Witness:
 
 def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
     """A row per failure."""
-    counts = ("after\nstep", "goes on\nafter step", "steps\nredone", ("until the\nnext step", "s"))
+    counts = ("after\nstep", "goes on\nafter step", "steps\nredone", ("until the\nnext step", "s", ".2f"))
     table = Table(Column("failure", wraps=True), *numbers(*counts))
     for each in recoveries:
-        steps = (each.killed_after, each.resumed_after, each.killed_after - each.resumed_after)
-        table.add(each.failure, *map(str, steps), f"{each.seconds:.2f}")
+        redone = each.killed_after - each.resumed_after
+        table.add(each.failure, each.killed_after, each.resumed_after, redone, each.seconds)
     return table
 
 
@@ -119,7 +114,8 @@ class ElasticOptions:
         most=1000,
         metavar="K",
     )
-    way: str = flag("sgd", "How to average.", choices=WAYS)
+    way: str = flag("sgd", "How to average.", choices=("sgd", "ddp"))
+    """Name of the lesson that averages gradients so."""
     epochs: int = like(TrainingSettings, "epochs", 1)
     snapshot_every: int = flag(10, "Steps between two snapshots.", least=1, metavar="STEPS")
 
@@ -169,12 +165,8 @@ class Experiment:
         return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
 
 
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@pack_options("asked", ElasticOptions)
-@data_options
-def command(run: RunOptions, data: DataOptions, asked: ElasticOptions) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+@LESSON.run_by(pack_options("asked", ElasticOptions), data_options)
+def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     world = session.world
     if world.rank_env:
         raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
@@ -184,10 +176,11 @@ def command(run: RunOptions, data: DataOptions, asked: ElasticOptions) -> None:
         if data.limit is None:
             few = min(SAMPLES, prepared.train)
             prepared = replace(prepared, limit=few, train=few)
-        settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=asked.epochs, seed=run.seed))
+        training = TrainingSettings(folder=prepared.folder, epochs=asked.epochs, seed=session.run.seed)
+        settings = prepared.settings(training)
         settings.check_batch(world.size)
         steps = asked.epochs * math.ceil(prepared.train / settings.batch_size)
-        kills = draw_kills(asked.kills, world.size, steps, run.seed)
+        kills = draw_kills(asked.kills, world.size, steps, session.run.seed)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps")
         experiment = Experiment(world=world, settings=settings, asked=asked, folder=folder, show=bar.show)
         recoveries, comparison = experiment.conduct(kills)

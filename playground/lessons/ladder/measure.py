@@ -49,9 +49,6 @@ WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
 NewSync = Callable[[nn.Module], GradSync]
 """Makes the gradient synchronisation of a rung for a model."""
-NewOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-LossPart = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Called as `loss(output, labels, samples_per_rank)`, as `mean_loss_part` is."""
 Moment = Any
 """Seconds, or an event on a GPU."""
 
@@ -166,8 +163,8 @@ class TimedReplica:
         start: nn.Module,
         new_sync: NewSync,
         all_reduce: AllReduce,
-        new_optimizer: NewOptimizer,
-        loss_part: LossPart = mean_loss_part,
+        new_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        loss_part: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
     ) -> None:
         self.name, self.all_reduce, self.clock, self.model = name, all_reduce, Clock(), copy.deepcopy(start)
         for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
@@ -304,9 +301,12 @@ def summarize(
     p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))
     results = []
     for number, (replica, counted) in enumerate(zip(replicas, messages, strict=True)):
-        parts = parts_of_last(seconds[:, number, :, : len(PARTS)])
+        of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
+        last = of_parts[..., PARTS.index("exposed")].argmin(0)  # the rank that came last waited for the shortest time
+        parts = step_parts(of_parts[last, range(len(last))])
         alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
-        number_sent, bytes_sent, early_bytes = most_of_all_ranks(counted)
+        mine = torch.tensor([len(counted.sizes), sum(counted.sizes), counted.early], device=device())
+        number_sent, bytes_sent, early_bytes = all_gather_stacked(mine).amax(0).tolist()
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         results.append(
             RungResult(
@@ -328,20 +328,6 @@ def summarize(
             )
         )
     return results
-
-
-def most_of_all_ranks(messages: Messages) -> tuple[int, int, int]:
-    """How many messages, of how many bytes, and how many of them early, the rank sends that sends most."""
-    mine = torch.tensor([len(messages.sizes), sum(messages.sizes), messages.early], device=device())
-    number, sent, early = all_gather_stacked(mine).amax(0).tolist()
-    return number, sent, early
-
-
-def parts_of_last(seconds: torch.Tensor) -> StepParts:
-    """Medians over all rounds of the parts on the rank that came last to the averaging, and so waited for the shortest
-    time there. `seconds` [rank, round, `PARTS`]."""
-    last = seconds[..., PARTS.index("exposed")].argmin(0)
-    return step_parts(seconds[last, range(len(last))])
 
 
 def step_parts(seconds: torch.Tensor) -> StepParts:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from playground.console import plots
-from playground.console.options import RunOptions, flags, only_with, options, plot_option, run_options
+from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, prose
-from playground.console.training_options import DataOptions, PreparedData, data_options, prepare_data
+from playground.console.training import on_data
+from playground.console.training_options import DataOptions, PreparedData, data_options
 from playground.lessons import LESSONS
 from playground.measurement import environment
 from playground.measurement.environment import Environment
@@ -31,9 +30,10 @@ RUN = LESSON.remote("run")
 COPIES = 6
 """Copies of a model per rank and candidate: parameters, gradients, momentum, messages (measured: 34 for 6 of them)."""
 DDP = "ddp"
-DDP_SUMMARY = "DistributedDataParallel, which does what overlapped does in C++"
 PARTS = ("forward", "backward", "exposed", "step")
 """Parts of a training step, in order."""
+TIMES = ("p50", "p95", *PARTS, "alone")
+"""Figures of a rung that are shown in milliseconds, in order."""
 LEGEND = (
     "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
     "averaging: forward; backward, until the last gradient is ready; exposed, from then until all gradients are "
@@ -50,8 +50,8 @@ LEGEND = (
 def candidates(model: str) -> dict[str, str]:
     """The candidates for this model, by name, with a summary: every gradient synchronisation that makes a difference to
     it, in order, then DistributedDataParallel."""
-    specs = grad_syncs_for(has_embeddings=MODELS[model].reads_tokens)
-    return {**{name: spec.summary for name, spec in specs.items()}, DDP: DDP_SUMMARY}
+    rungs = {name: spec.summary for name, spec in grad_syncs_for(has_embeddings=MODELS[model].reads_tokens).items()}
+    return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +64,15 @@ class LadderSettings(TrainingSettings):
     bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428)
     """Bytes after which a bucket of gradients is full, in the rungs and in DistributedDataParallel."""
 
-    def check_batch(self, size: int) -> None:
-        """Raise `UsageError` if the model cannot be trained on a batch that `size` ranks share."""
-        MODELS[self.model].check_batch(self.batch_size, size)
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """Median seconds of the parts of a step, as measure.py tells them apart."""
+    """Median seconds of the parts of a step, as the table in measure.py tells them apart."""
 
     forward: float
-    """From zero_grad to the loss."""
     backward: float
-    """From the loss to this rank's last gradient."""
     exposed: float
-    """From there until all gradients are averaged; where parameters are averaged, the time that takes."""
     step: float
-    """Seconds of the optimizer's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,35 +132,26 @@ class LadderResult:
 def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
     """The verdict on the replicas, after the same number of steps on every rung. Raises `PlaygroundError` if those of a
     rung that adds with `all_reduce`, or those of DistributedDataParallel, the last, differ though they must not."""
-    verdicts = {}
-    for rung in rungs:
-        difference = rung.replicas_max_difference
-        verdicts[difference] = replicas_verdict(difference, None if rung is rungs[-1] else all_reduce)
+    methods = [*[all_reduce] * (len(rungs) - 1), None]
+    differences = [rung.replicas_max_difference for rung in rungs]
+    verdicts = dict(zip(differences, map(replicas_verdict, differences, methods), strict=True))
     return verdicts[max(verdicts)]
-
-
-def columns() -> list[Column | str]:
-    """A column for each figure of a rung."""
-    parts = [Column(part, "ms", right=True, wide=part == "step") for part in PARTS]
-    sent = numbers(("early", "%"), "messages", ("sent", "bytes"), wide=True)
-    times = [*numbers(("p50", "ms")), *numbers(("p95", "ms"), wide=True), *parts, *numbers(("alone", "ms"))]
-    ratios = numbers("vs.\nddp", "vs.\nfirst")
-    return ["rung", *times, *numbers(("hidden", "%")), *sent, *ratios, *numbers("loss", "distance\nto ddp", wide=True)]
 
 
 def result_texts(rungs: Sequence[RungResult]) -> Texts:
     """The meaning of the columns, a row per rung, and caveats."""
-    caveats = [f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat]
-    return [*LEGEND, Table(*columns(), rows=map(row, rungs)), *caveats]
-
-
-def row(rung: RungResult) -> list[str]:
-    seconds = (rung.p50, rung.p95, rung.forward, rung.backward, rung.exposed, rung.step, rung.alone)
-    early = f"{100 * rung.early_bytes / rung.bytes:.0f}"
-    sent = (f"{100 * rung.hidden:.0f}", early, str(rung.messages), f"{rung.bytes:,}")
-    ratios = (f"{rung.speed_to_ddp:.2f}", f"{rung.speed_to_first:.2f}")
-    distance = f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"
-    return [rung.rung, *map(milliseconds_text, seconds), *sent, *ratios, f"{rung.loss:.4f}", distance]
+    times = [Column(part, "ms", right=True, wide=part in ("p95", "step")) for part in TIMES]
+    sent = numbers(("early", "%", ".0f"), "messages", ("sent", "bytes", ","), wide=True)
+    ratios = numbers(("vs.\nddp", "", ".2f"), ("vs.\nfirst", "", ".2f"))
+    outcome = numbers(("loss", "", ".4f"), "distance\nto ddp", wide=True)
+    table = Table("rung", *times, *numbers(("hidden", "%", ".0f")), *sent, *ratios, *outcome)
+    for rung in rungs:
+        shares = 100 * rung.hidden, 100 * rung.early_bytes / rung.bytes
+        distance = f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"
+        compared = rung.speed_to_ddp, rung.speed_to_first, rung.loss, distance
+        milliseconds = (milliseconds_text(getattr(rung, name)) for name in TIMES)
+        table.add(rung.rung, *milliseconds, *shares, rung.messages, rung.bytes, *compared)
+    return [*LEGEND, table, *(f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat)]
 
 
 def milliseconds_text(seconds: float) -> str:
@@ -198,16 +181,10 @@ def plot_parts(rungs: Sequence[RungResult], title: str, file: Path) -> None:
     plots.save(figure, file)
 
 
-class TokenData(PreparedData):
-    """Token ids, which each rank draws for itself."""
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.train:,} sequences of token ids; {self.why})"
-
-
-TOKENS = TokenData(
-    folder=Path(), name="zipf", limit=None, train=TOKEN_SEQUENCES, test=0, why="as frequent as words are in a text"
+TOKENS = PreparedData(
+    Path(), "zipf", None, TOKEN_SEQUENCES, 0, "as frequent as words are in a text", kind="sequences of token ids"
 )
+"""Token ids, which each rank draws for itself."""
 BY_MODEL = {
     field: {
         "default": None,
@@ -216,36 +193,28 @@ BY_MODEL = {
     for field, shown in (("steps", "steps"), ("batch_size", "batch_size"), ("bucket_cap", "bucket_cap_mb"))
 }
 """Options whose default is that of the model."""
-ladder_options = options(
+
+
+@LESSON.run_by(
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
     plot_option("a bar for each rung"),
     only_with("dataset", "data_dir", "mirror", "limit", model=tuple(IMAGE_MODELS)),
 )
-
-
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@ladder_options
-def command(run: RunOptions, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+def command(session: Session, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
     world, spec = session.world, MODELS[model]
     of_model = {"steps": spec.steps, "batch_size": spec.batch_size, "bucket_cap": int(spec.bucket_cap_mb * 2**20)}
-    chosen = {"limit": data.limit, "seed": run.seed} | {name: value or of_model[name] for name, value in chosen.items()}
-    asked = LadderSettings(folder=Path() if spec.reads_tokens else data.folder, model=model, **chosen)
-    asked.check_batch(world.size)
+    chosen = {name: value or of_model[name] for name, value in chosen.items()}
+    folder, tokens = (Path(), TOKENS) if spec.reads_tokens else (data.folder, None)
+    asked = LadderSettings(folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
+    spec.check_batch(asked.batch_size, world.size)
     check_memory(world, model)
     if plot:
         plots.check(plot)
     world.warm_up(RUN, *spec.preload)
-    with session.bar() as bar:
-        prepared = TOKENS if spec.reads_tokens else prepare_data(data, bar)
-        asked.check_samples(prepared.train)
-        settings = prepared.settings(asked)
-        work = f"training: {model}, {settings.steps} steps of {settings.batch_size} samples"
-        rungs = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work, "", rungs)
-        bar.show(f"starting {world.size} ranks")
+    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples"
+    rungs = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
+    with on_data(session, data, asked, work, "", rungs, ready=tokens) as (bar, prepared, settings):
         result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
     verdict = agreement(result.rungs, settings.all_reduce)
     session.say("", *result_texts(result.rungs), "")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import ceil
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import nn
 
@@ -26,34 +31,41 @@ from playground.lessons.parameter_server.lesson import (
     train_with_server,
     whole_batches,
 )
-from playground.lessons.parameter_server.mistake import repeat_the_mistake
-from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ModeResult, Point, ServerResult, ServerSettings
+from playground.lessons.parameter_server.page import (
+    ALL_REDUCE,
+    SERVER,
+    MistakeResult,
+    ModeResult,
+    Point,
+    ServerSettings,
+)
 from playground.measurement.interleave import Heartbeat
 from playground.remote import AGENTS
+from playground.remote.agent import Agent
+from playground.remote.autograd import apply_remotely
 from playground.runtime import PeerDisconnected, device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training.data import Images
+from playground.training.net import Net
 from playground.training.replicas import flat
 
 delivered: SimpleQueue[tuple[ModeResult, torch.Tensor] | None] = SimpleQueue()
 """On the server's rank: the workers' result without it, with the parameters; None if one of them died."""
 
 
-def run(rank: int, size: int, settings: ServerSettings) -> ServerResult:
+def run(rank: int, size: int, settings: ServerSettings) -> list[ModeResult] | MistakeResult | None:
     """Repeat the published mistake, train by all-reduce, then by a server in every mode.
 
-    The server's rank returns the results of the modes, each worker that of the mistake.
+    The server's rank returns the results of all-reduce and of each mode, each worker that of the mistake.
     """
     require_same_on_all_ranks(settings.on_all_ranks())
     workers = dist.new_group(list(range(1, size)))
     with AGENTS[settings.over]() as agent:
         mistake = repeat_the_mistake(agent, workers)
         if rank == SERVER:
-            modes = serve(agent, size - 1, settings)
-        else:
-            modes = []
-            work(agent, workers, settings)
-    return ServerResult(mistake=mistake, modes=modes)
+            return serve(agent, size - 1, settings)
+        work(agent, workers, settings)
+        return mistake
 
 
 def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult]:
@@ -76,7 +88,7 @@ def serve_mode(
     agent.on_loss(lambda rank: server.lose_worker(rank - 1))
     agent.barrier()
     server.join()
-    return server.history.result(server.model, server.taken, server.lost, early_by_all_reduce)
+    return server.result(early_by_all_reduce)
 
 
 def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
@@ -141,91 +153,72 @@ class LossHistory:
     """Counts from its construction on. `per_step`: number of calls of `add` for a step of all workers."""
 
     def __init__(self, per_step: int) -> None:
-        self.per_step = per_step
-        self.started, self.samples = time.perf_counter(), 0
+        self.per_step, self.started = per_step, time.perf_counter()
         self.losses: list[tuple[float, int, float]] = []
         """(seconds, samples, their summed loss) of each gradient."""
 
     def add(self, loss: float, samples: int) -> None:
         """Count a gradient of `samples` samples, whose losses sum to `loss`."""
-        self.samples += samples
         self.losses.append((time.perf_counter() - self.started, samples, loss))
 
     def result(self, **about: Any) -> ModeResult:
         """The result of a mode; its time is that from the start to the last gradient."""
-        return ModeResult(seconds=self.losses[-1][0], samples=self.samples, points=self.points(), **about)
+        points = self.points()
+        return ModeResult(seconds=points[-1].seconds, samples=points[-1].samples, points=points, **about)
 
     def points(self) -> list[Point]:
         """The curve: as many steps from one point to the next, the last few to the last."""
         points, seen = [], 0
         stride = self.per_step * ceil(len(self.losses) / self.per_step / POINTS)
         for first in range(0, len(self.losses), stride):
-            part = self.losses[first : first + stride]
-            samples = sum(number for _, number, _ in part)
-            seen += samples
-            loss = sum(loss for *_, loss in part) / samples
-            points.append(Point(samples=seen, seconds=part[-1][0], loss=loss))
+            seconds, samples, losses = zip(*self.losses[first : first + stride], strict=True)
+            seen += sum(samples)
+            points.append(Point(samples=seen, seconds=seconds[-1], loss=sum(losses) / sum(samples)))
         return points
 
 
-class ServerHistory:
-    """Counts the gradients that a server takes in one mode."""
-
-    def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
-        self.mode, self.workers, self.settings = mode, workers, settings
-        self.losses = LossHistory(per_step=workers)
-        self.staleness: Counter[int] = Counter()
-        self.bytes = 0
-        """Bytes that the server has sent and received."""
-        self.early = flat(model.parameters()).cpu()
-        """The parameters after the gradients of `settings.early_steps` steps."""
-        self.heartbeat = Heartbeat()
-
-    def add(self, nbytes: int, staleness: int, loss: float, samples: int) -> None:
-        """Count a gradient of `nbytes` bytes and `samples` samples, whose losses sum to `loss`."""
-        self.bytes += nbytes
-        self.staleness[staleness] += 1
-        self.losses.add(loss, samples)
-        total = self.settings.steps * self.workers
-        self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
-
-    def result(
-        self, model: nn.Module, taken: list[int], lost: dict[int, int], early_by_all_reduce: torch.Tensor
-    ) -> ModeResult:
-        """The result. `taken`: gradients of each worker; `lost`: workers that died, and how many gradients in all had
-        been taken by then; `early_by_all_reduce`: the parameters after as many gradients as `early`, without a server.
-        """
-        return self.losses.result(
-            mode=self.mode,
-            staleness=dict(sorted(self.staleness.items())),
-            gradients_by_worker=taken,
-            bytes_per_step=round(self.bytes / self.settings.steps),
-            test_accuracy=test_accuracy(model, self.settings),
-            lost_workers=lost,
-            difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
-        )
-
-
 class MeasuredServer(ParameterServer):
-    """A server whose history is kept: what it takes, how old that is, and what it sends."""
+    """A server that keeps account of what it takes, how old that is, and what it sends."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         super().__init__(model, mode, workers, settings)
-        self.history = ServerHistory(model, mode, workers, settings)
+        self.history, self.heartbeat = LossHistory(per_step=workers), Heartbeat()
+        self.staleness: Counter[int] = Counter()
+        self.bytes = 0
+        """Bytes sent and received."""
+        self.early = flat(model.parameters()).cpu()
+        """The parameters after the gradients of `settings.early_steps` steps."""
 
     def take(self, push: Push) -> None:
-        self.history.add(push.gradient.nbytes, self.version - push.version, push.loss, push.samples)
+        self.bytes += push.gradient.nbytes
+        self.staleness[self.version - push.version] += 1
+        self.history.add(push.loss, push.samples)
+        total = self.settings.steps * self.workers
+        self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
         super().take(push)
 
     def step(self, gradient: torch.Tensor) -> None:
         super().step(gradient)
-        if self.history.staleness.total() == self.settings.early_steps * self.workers:
-            self.history.early = flat(self.model.parameters()).cpu()
+        if self.staleness.total() == self.settings.early_steps * self.workers:
+            self.early = flat(self.model.parameters()).cpu()
 
     def reply(self, worker: int) -> Parameters:
         parameters, version, finished = super().reply(worker)
-        self.history.bytes += parameters.nbytes
+        self.bytes += parameters.nbytes
         return parameters, version, finished
+
+    def result(self, early_by_all_reduce: torch.Tensor) -> ModeResult:
+        """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
+        server."""
+        return self.history.result(
+            mode=self.mode,
+            staleness=dict(sorted(self.staleness.items())),
+            gradients_by_worker=self.taken,
+            bytes_per_step=round(self.bytes / self.settings.steps),
+            test_accuracy=test_accuracy(self.model, self.settings),
+            lost_workers=self.lost,
+            difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
+        )
 
 
 @torch.no_grad()
@@ -234,3 +227,99 @@ def test_accuracy(model: nn.Module, settings: ServerSettings) -> float:
     images, labels = Images(settings.folder, "t10k", TESTED).span(0, TESTED)
     images = images.to(device(), torch.get_default_dtype())
     return (model.eval()(images).argmax(1).cpu() == labels).double().mean().item()
+
+
+IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
+"""Autograd's message, without its advice on debugging."""
+models: list[nn.Module] = []
+"""On the server's rank, the model that all workers train."""
+
+
+def repeat_the_mistake(agent: Any, workers: Any) -> MistakeResult | None:
+    """The parameter server that many have copied: the workers' forward passes run through the server's own parameters.
+
+    Every worker has the server compute part of its forward pass, so that its graph holds the server's parameters. Then
+    one worker's step changes them, in place, and the next worker's backward pass finds other values than its forward
+    pass used. With one worker nothing happens; with two it depends on who is faster. Here the order is fixed: all
+    workers go forward, the first one backward, and steps; then the others go backward. Returns what this worker met;
+    None on the server.
+    Source: https://docs.pytorch.org/tutorials/intermediate/rpc_param_server_tutorial.html; what becomes of it:
+    pytorch/examples#780 and #856
+    """
+    models[:] = [Net().eval()]
+    dist.barrier()
+    met = None if agent.rank == SERVER else meet(agent, workers)
+    dist.barrier()
+    models.clear()
+    return met
+
+
+def meet(agent: Any, workers: Any) -> MistakeResult:
+    """One worker's part."""
+    worker, error = dist.get_rank(workers), ""
+    read = agent.call(SERVER, version)
+    with own_graph(agent) if isinstance(agent, Agent) else torch_graph(agent) as graph:
+        loss = F.nll_loss(graph.compute(torch.ones(4, 1, 28, 28)), torch.zeros(4, dtype=torch.int64))
+        dist.barrier(workers)
+        found = agent.call(SERVER, version)
+        if worker == 0:
+            graph.backward(loss)
+            graph.step()
+        dist.barrier(workers)
+        if worker > 0:
+            found = agent.call(SERVER, version)
+            try:
+                graph.backward(loss)
+            except RuntimeError as raised:
+                told = IN_PLACE.search(str(raised))
+                if not told:
+                    raise
+                error = told[0]
+    return MistakeResult(worker=worker, version_read=read, version_found=found, error=error)
+
+
+class Graph(NamedTuple):
+    """A graph that reaches from a worker into the server's parameters."""
+
+    compute: Callable[[torch.Tensor], torch.Tensor]
+    backward: Callable[[torch.Tensor], object]
+    step: Callable[[], object]
+
+
+@contextlib.contextmanager
+def own_graph(agent: Agent) -> Iterator[Graph]:
+    """A graph by our own agent; the server's part of it goes with ours."""
+    step = partial(agent.call, SERVER, take_step)
+    yield Graph(partial(apply_remotely, agent, SERVER, compute), torch.Tensor.backward, step)
+
+
+@contextlib.contextmanager
+def torch_graph(agent: Any) -> Iterator[Graph]:
+    """The same by torch.distributed.rpc, which keeps every worker's gradients in a context of its own."""
+    with dist_autograd.context() as number:
+        step = partial(agent.call, SERVER, take_step_in, number)
+        yield Graph(partial(agent.call, SERVER, compute), lambda loss: dist_autograd.backward(number, [loss]), step)
+
+
+def compute(images: torch.Tensor) -> torch.Tensor:
+    """On the server: a forward pass through its parameters."""
+    return models[0](images)
+
+
+def version() -> int:
+    """On the server: how often its first parameter was changed in place."""
+    return next(models[0].parameters())._version
+
+
+@torch.no_grad()
+def take_step() -> None:
+    """On the server: plain SGD, in place."""
+    for param in models[0].parameters():
+        param -= 0.01 * param.grad
+
+
+def take_step_in(context_id: int) -> None:
+    """The same, with the gradients that torch keeps for this context."""
+    for param, gradient in dist_autograd.get_gradients(context_id).items():
+        param.grad = gradient
+    take_step()

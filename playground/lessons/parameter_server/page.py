@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import click
 
 from playground.console import plots
-from playground.console.options import Finite, RunOptions, flags, options, plot_option, run_options
+from playground.console.options import flags, plot_option
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Text, numbers
+from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import Prose, good, heading, prose
-from playground.console.training import echo_loss
-from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.console.training import echo_loss, on_data
+from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
 from playground.remote import AGENTS
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
-from playground.runtime.remote import remote
 from playground.training.results import ROUNDING
 from playground.training.settings import TrainingSettings
 
+LESSON = LESSONS["parameter-server"]
+RUN = LESSON.remote("run", "experiment")
 MODES = {
     "sync": "waits for every worker's gradient, then takes one step with their mean",
     "async": "takes a step with each gradient as it comes, however old",
@@ -32,14 +34,8 @@ MODES = {
 """When the server takes a step, and when a worker gets the new parameters."""
 ALL_REDUCE = "all-reduce"
 """The same training without a server, to compare with."""
-
-MAX_SLOW = 1e6
-"""The largest factor by which a worker can be slowed down."""
 SERVER = 0
 """Its rank. Worker 0 is rank 1, and so on."""
-EARLY_STEPS = 5
-"""Steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it decides which of
-two numbers a ReLU or max_pool lets through."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +49,11 @@ class ServerSettings(TrainingSettings):
         3, "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.", least=0, metavar="K"
     )
     slow_worker: float = flag(
-        1.0, "Slow the last worker down: its gradients take so many times as long.", metavar="FACTOR"
+        1.0,
+        "Slow the last worker down: its gradients take so many times as long.",
+        least=1,
+        most=1e6,
+        metavar="FACTOR",
     )
     over: str = flag(
         "send-recv",
@@ -66,12 +66,12 @@ class ServerSettings(TrainingSettings):
         super().__post_init__()
         for mode in self.modes:
             check_choice("mode", mode, MODES)
-        if not 1 <= self.slow_worker <= MAX_SLOW:
-            raise UsageError(f"slow_worker {self.slow_worker:g}: it must be a number from 1 to {MAX_SLOW:g}")
 
     @property
     def early_steps(self) -> int:
-        return min(EARLY_STEPS, self.steps)
+        """Number of steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it
+        decides which of two numbers a ReLU or max_pool lets through."""
+        return min(5, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,25 +126,13 @@ class MistakeResult:
     """The error of backward; empty if there was none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerResult:
-    """The result of a rank."""
-
-    mistake: MistakeResult | None
-    """None on the server, which only answers."""
-    modes: list[ModeResult]
-    """All-reduce, then each mode of the server; empty on a worker."""
-
-
 def steps_verdict(modes: Sequence[ModeResult]) -> str:
     """The verdict on the synchronous server's steps, or on the number of gradients, if it was not one of the modes.
     Raises `PlaygroundError` if its steps differ from those of all-reduce by more than rounding."""
-    for each in modes:
-        difference = each.difference_to_all_reduce
-        if each.mode == "sync" and not difference < ROUNDING:
-            raise PlaygroundError(f"sync went up to {difference:.2g} away from all-reduce: rounding does less")
-        if each.mode == "sync":
+    for difference in (each.difference_to_all_reduce for each in modes if each.mode == "sync"):
+        if difference < ROUNDING:
             return f"sync took the first steps as all-reduce did (largest difference {difference:.1e})"
+        raise PlaygroundError(f"sync went up to {difference:.2g} away from all-reduce: rounding does less")
     return "in every mode the server took as many gradients as all-reduce"
 
 
@@ -156,40 +144,29 @@ LARGEST = 8
 """Staleness from which on gradients are counted together."""
 
 
-def modes_table(modes: Sequence[str]) -> Table:
-    """A row per mode, with what it does."""
-    rows = [(ALL_REDUCE, "no server: the workers average their gradients"), *((mode, MODES[mode]) for mode in modes)]
-    return Table("mode", Column("what it does", wraps=True), rows=rows)
-
-
-def mistake_texts(met: Sequence[MistakeResult]) -> Iterator[Text]:
+def mistake_texts(met: Sequence[MistakeResult]) -> Texts:
     """The result of each worker of the published server."""
-    yield prose(
-        heading("the mistake"),
+    about = (
         ": the workers' forward passes run through the server's own parameters; worker 0 goes "
-        "backward and steps, then the others go backward.",
+        "backward and steps, then the others go backward."
     )
     table = Table(*numbers("worker", "version\nread", "version\nfound"), Column("backward", wraps=True))
     for each in met:
         outcome = f"fails: … {each.error[-SHOWN:]}" if each.error else "goes well"
-        table.add(str(each.worker), str(each.version_read), str(each.version_found), outcome)
-    yield table
-    if errors := [each.error for each in met if each.error]:
-        yield f"In full: {errors[0]}."
+        table.add(each.worker, each.version_read, each.version_found, outcome)
+    errors = [f"In full: {each.error}." for each in met if each.error]
+    return [prose(heading("the mistake"), about), table, *errors[:1]]
 
 
-def result_texts(modes: Sequence[ModeResult]) -> Iterator[Text]:
+def result_texts(modes: Sequence[ModeResult]) -> Texts:
     """The result of each mode; the loss as it fell; the age of the gradients."""
-    yield prose(heading("the right one"), ": each worker computes on a copy of its own; the server adds and steps.")
-    yield summary_table(modes)
-    yield from (loss_text(each) for each in modes if each.lost_workers)
-    yield ""
-    yield "loss, and the seconds after which it was reached, by the share of gradients:"
-    yield curve_table(modes)
+    about = ": each worker computes on a copy of its own; the server adds and steps."
+    curve = "loss, and the seconds after which it was reached, by the share of gradients:"
+    texts: Texts = [prose(heading("the right one"), about), summary_table(modes)]
+    texts += [*(loss_text(each) for each in modes if each.lost_workers), "", curve, curve_table(modes)]
     if any(max(each.staleness) for each in modes):
-        yield ""
-        yield "staleness: how many steps the server had taken since the worker got its copy"
-        yield histogram(modes)
+        texts += ["", "staleness: how many steps the server had taken since the worker got its copy", histogram(modes)]
+    return texts
 
 
 def loss_text(mode: ModeResult) -> Prose:
@@ -206,37 +183,33 @@ def loss_text(mode: ModeResult) -> Prose:
 
 def summary_table(modes: Sequence[ModeResult]) -> Table:
     """A row per mode."""
-    figures = ("speed", "samples/s"), ("time", "s"), "last\nloss", ("test", "%"), "mean\nstaleness"
-    by_worker, distance = Column("gradients\nby worker", wide=True), numbers("distance to\nall-reduce", wide=True)
-    table = Table("mode", *numbers(*figures, ("busiest\nrank", "bytes/step")), by_worker, *distance)
+    speed = numbers(("speed", "samples/s", ",.0f"), ("time", "s", ".2f"))
+    learned = numbers(("last\nloss", "", ".3f"), ("test", "%", ".1f"), ("mean\nstaleness", "", ".2f"))
+    sent = [*numbers(("busiest\nrank", "bytes/step", ",")), Column("gradients\nby worker", wide=True)]
+    table = Table("mode", *speed, *learned, *sent, *numbers(("distance to\nall-reduce", "", ".1e"), wide=True))
     for each in modes:
-        speed = f"{each.samples_per_second:,.0f}", f"{each.seconds:.2f}"
-        learned = f"{each.points[-1].loss:.3f}", f"{100 * each.test_accuracy:.1f}", f"{each.mean_staleness:.2f}"
+        reached = each.points[-1].loss, 100 * each.test_accuracy, each.mean_staleness, each.bytes_per_step
         taken = " ".join(map(str, each.gradients_by_worker))
-        moved = f"{each.bytes_per_step:,}"
-        table.add(each.mode, *speed, *learned, moved, taken, f"{each.difference_to_all_reduce:.1e}")
+        table.add(each.mode, each.samples_per_second, each.seconds, *reached, taken, each.difference_to_all_reduce)
     return table
 
 
 def curve_table(modes: Sequence[ModeResult]) -> Table:
     """The loss of every mode, with the seconds that it took."""
-    table = Table(*numbers(("done", "%"), *(each.mode for each in modes)))
-    count = len(modes[0].points)
+    table = Table(*numbers(("done", "%", ".0f"), *(each.mode for each in modes)))
     for number, points in enumerate(zip(*(each.points for each in modes), strict=True), 1):
         cells = [f"{point.loss:.3f} {point.seconds:6.2f}" for point in points]
-        table.add(f"{100 * number / count:.0f}", *cells)
+        table.add(100 * number / len(modes[0].points), *cells)
     return table
 
 
 def histogram(modes: Sequence[ModeResult]) -> Table:
     """A bar per staleness, for every mode that has any."""
-    stale = [each for each in modes if max(each.staleness)]
-    counts = [binned(each.staleness) for each in stale]
-    table = Table(*numbers("staleness"), *(each.mode for each in stale))
-    largest = max(max(each) for each in counts)
-    for number in range(max(map(len, counts))):
-        name = str(number) if number < LARGEST else f"{LARGEST} or more"
-        here = [each[number] if number < len(each) else 0 for each in counts]
+    counts = {each.mode: binned(each.staleness) for each in modes if max(each.staleness)}
+    table = Table(*numbers("staleness"), *counts)
+    largest = max(map(max, counts.values()))
+    for number, here in enumerate(zip_longest(*counts.values(), fillvalue=0)):
+        name = f"{LARGEST} or more" if number == LARGEST else number
         table.add(name, *(f"{'█' * round(BAR * count / largest)} {count}".strip() for count in here))
     return table
 
@@ -258,62 +231,40 @@ def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
     plots.save(figure, file)
 
 
-LESSON = LESSONS["parameter-server"]
-RUN = remote("playground.lessons.parameter_server.experiment:run")
-
-
-def in_order(ctx: click.Context, param: click.Parameter, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """The modes that were asked for, each once; all of them by default."""
-    return tuple(mode for mode in MODES if mode in chosen or not chosen)
-
-
-server_options = options(
+@LESSON.run_by(
     click.option(
         "--mode",
+        "modes",
         type=click.Choice(tuple(MODES)),
         multiple=True,
-        callback=in_order,
         show_default="all of them",
         help="When the server takes a step; may be repeated.",
     ),
-    flags(
-        ServerSettings,
-        *("staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
-        changes={"slow_worker": {"type": Finite(1, MAX_SLOW)}},
-    ),
+    flags(ServerSettings, "staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
     data_options,
     plot_option("the loss against time"),
 )
-
-
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@server_options
-def command(run: RunOptions, data: DataOptions, mode: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size, min_size=LESSON.min_size)
+def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
     world, workers = session.world, session.world.size - 1
-    asked = ServerSettings(folder=data.folder, limit=data.limit, seed=run.seed, modes=mode, **chosen)
+    chosen["modes"] = tuple(mode for mode in MODES if mode in (modes or MODES))
+    asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
     if plot:
         plots.check(plot)
     world.warm_up(RUN)
-    with session.bar() as bar:
-        prepared = prepare_data(data, bar)
-        asked.check_samples(prepared.train)
-        settings = prepared.settings(asked)
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}")
-        shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
-        session.say(f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}")
-        session.say("", modes_table(settings.modes))
+    shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
+    work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
+    rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
+    modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
+    with on_data(session, data, asked, work, "", modes_table) as (bar, prepared, settings):
         expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
-        results = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
-    survivors: list[ServerResult] = [each for each in results if each]
-    mistakes, modes = [each.mistake for each in survivors if each.mistake], survivors[0].modes
-    verdict = steps_verdict(modes)
-    session.say("", *mistake_texts(mistakes), "", *result_texts(modes), "")
+        found, *met = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
+    mistakes = [each for each in met if each]  # without those of lost workers
+    verdict = steps_verdict(found)
+    session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
     if plot and world.is_main:
-        plot_loss(modes, f"{LESSON.name}, {world}", plot)
+        plot_loss(found, f"{LESSON.name}, {world}", plot)
     recipe = {name: getattr(asked, name) for name in ("over", "staleness", "slow_worker", "batch_size")}
-    found = [{**vars(each), "speed": each.samples_per_second} for each in modes]
-    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)
+    of_modes = [{**vars(each), "speed": each.samples_per_second} for each in found]
+    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=of_modes)

@@ -31,6 +31,7 @@ from playground.lessons.prove.page import (
     ProveResult,
     ProveSettings,
 )
+from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, report
 from playground.training.batch_norm import convert_sync_batchnorm
 from playground.training.data import Batch, Images
@@ -53,7 +54,7 @@ def experiment(rank: int, size: int, settings: ProveSettings) -> ProveResult:
 
 def run(rank: int, size: int, settings: ProveSettings) -> Proof:
     """The proof in float64, which rounds least, and in float32, in which one trains. Every rank returns the same."""
-    proof = Proof(float64=compare(settings, torch.float64), float32=compare(settings, torch.float32))
+    proof = {"float64": compare(settings, torch.float64), "float32": compare(settings, torch.float32)}
     report(part="equal", outcome=proof)
     return proof
 
@@ -303,13 +304,6 @@ def running_stats(model: nn.Module) -> torch.Tensor:
 def max_abs_diff(one: torch.Tensor, other: torch.Tensor | float = 0.0) -> float:
     """The largest difference between elements; infinite where one of them is not a finite number."""
     return (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
-
-
-def max_over_ranks(values: Sequence[float]) -> list[float]:
-    """For each of `values`, the largest that any rank has in its place. All ranks must call this."""
-    largest = torch.tensor(values, dtype=torch.float64, device=device())
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return list(largest.tolist())
 
 
 def largest_of_all_ranks(found: Sequence[MaxAbs]) -> list[MaxAbs]:

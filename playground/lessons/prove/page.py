@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import click
-
-from playground.console.options import Finite, RunOptions, flags, run_options
+from playground.console.options import Finite, flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
-from playground.console.terminal import Bar
 from playground.console.text import good, heading, prose
-from playground.console.training import RUN_TRAINING
-from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.console.training import RUN_TRAINING, on_data
+from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
+from playground.runtime.rank.rank import Event
 from playground.training.partition import share
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["prove"]
 EXPERIMENT = LESSON.remote("experiment")
-BUCKET_CAP_MB = 0.01
-"""Capacity of a bucket in MiB, so small that `Net` has several, whose gradients are then added up in another order than
-without buckets."""
 RECIPE = ("seed", "batch_size", "lr", "momentum", "all_reduce", "limit", "bucket_cap")
 """The settings that the figures depend on, beside the data and the number of steps."""
 EXACT = 1e-12
@@ -35,14 +31,11 @@ EXACT = 1e-12
 Later, float32 may be further away, and nothing is wrong: of two numbers that differ by rounding, a max-pool may choose
 the other one, and gradients jump. (For float64 they must be 2^29 times as close. So float64 is the one that proves.)
 """
-EPSILON = 2.0**-52
-"""Epsilon of float64."""
 UNEXPLAINED = 1e-6
 """Fraction of a break that its explanation may leave open."""
 JUMP = 100
 """Ratio of epsilons in float32 to those in float64 that is more than accumulated rounding."""
 ADVICE = "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer --steps"
-QUANTITIES = ("gradients", "parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +46,13 @@ class ProveSettings(TrainingSettings):
 
     steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
     batch_size: int = like(TrainingSettings, "batch_size", 64)
-    bucket_cap: int = like(TrainingSettings, "bucket_cap", int(BUCKET_CAP_MB * 2**20))
-    """Bytes after which a bucket of gradients is full."""
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 10_485)
+    """Bytes, so few that `Net` has several buckets, whose gradients are then added in another order than without."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr == 0:
             raise UsageError("lr 0: no step would change anything, so it must be above 0")
-
-    @property
-    def recipe(self) -> dict[str, object]:
-        """The fields in `RECIPE`, as JSON shows them."""
-        return {name: getattr(self, name) for name in RECIPE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +76,6 @@ class ComparedStep:
     """Differences between the ranks and the one process, by gradient synchronisation."""
 
 
-class Figure(NamedTuple):
-    """One difference, and where it is from."""
-
-    step: int
-    sync: str
-    quantity: str
-    """gradients or parameters."""
-    difference: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """N ranks against one process, in one dtype."""
@@ -106,18 +84,18 @@ class Comparison:
     """The distance from 1 to the next number of that dtype."""
     steps: list[ComparedStep]
 
-    def figures(self) -> Iterator[Figure]:
-        """Every difference that there is, in order."""
+    def figures(self) -> Iterator[tuple[int, str, str, float]]:
+        """Every difference that there is, in order: (step, gradient synchronisation, quantity, difference)."""
         for step in self.steps:
             for sync, difference in step.differences.items():
-                if difference.gradients is not None:
-                    yield Figure(step.step, sync, "gradients", difference.gradients)
-                yield Figure(step.step, sync, "parameters", difference.parameters)
+                for quantity, figure in vars(difference).items():
+                    if figure is not None:
+                        yield step.step, sync, quantity, figure
 
     @property
     def max_difference(self) -> float:
         """Largest difference of any gradient or parameter, after any step."""
-        return max(figure.difference for figure in self.figures())
+        return max(difference for *_, difference in self.figures())
 
     @property
     def in_epsilons(self) -> float:
@@ -125,14 +103,8 @@ class Comparison:
         return self.max_difference / self.epsilon
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    float64: Comparison
-    float32: Comparison
-
-    @property
-    def by_dtype(self) -> dict[str, Comparison]:
-        return {"float64": self.float64, "float32": self.float32}
+Proof = dict[str, Comparison]
+"""By dtype: float64, float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,22 +125,13 @@ class ProveResult:
 
 
 def check(result: ProveResult) -> None:
-    """Raise `PlaygroundError` if N ranks are not one process, or if the explanation of a failure mode is wrong."""
-    check_proof(result.proof)
-    check_breaks(result.breaks)
-
-
-def check_proof(proof: Proof) -> None:
-    """Raise `PlaygroundError` if N ranks differ from one process by more than rounding."""
-    if wrong := failure(proof):
+    """Raise `PlaygroundError` if N ranks differ from one process by more than rounding, or if the explanation of a
+    failure mode leaves more than rounding unexplained."""
+    if wrong := failure(result.proof):
         raise PlaygroundError(wrong)
-
-
-def check_breaks(breaks: Mapping[str, BreakResult]) -> None:
-    """Raise `PlaygroundError` if some failure mode's explanation leaves more than rounding unexplained."""
-    for name, result in breaks.items():
-        bound = max(EXACT, UNEXPLAINED * max(result.breaks.values()))
-        for quantity, difference in result.holds.items():
+    for name, found in result.breaks.items():
+        bound = max(EXACT, UNEXPLAINED * max(found.breaks.values()))
+        for quantity, difference in found.holds.items():
             if not difference <= bound < math.inf:
                 raise PlaygroundError(
                     f"{name}: {quantity}: {difference:.1e} should be rounding (at most {bound:.1e}), so this break is "
@@ -178,8 +141,8 @@ def check_breaks(breaks: Mapping[str, BreakResult]) -> None:
 
 def failure(proof: Proof) -> str:
     """The first difference that is more than rounding, in words; empty if N ranks equal one process."""
-    for dtype, comparison in proof.by_dtype.items():
-        bound = EXACT * comparison.epsilon / EPSILON
+    for dtype, comparison in proof.items():
+        bound = EXACT * comparison.epsilon / sys.float_info.epsilon
         at_first: dict[tuple[str, str], float] = {}
         for step, sync, quantity, difference in comparison.figures():
             first = at_first.setdefault((sync, quantity), difference)
@@ -197,20 +160,6 @@ def is_broken(result: BreakResult) -> bool:
     return max(result.breaks.values()) > EXACT
 
 
-class ReportPrinter:
-    """Called with what rank 0 reports: prints each part as soon as it is known; `bar` shows how far the next one is."""
-
-    def __init__(self, say: Callable[..., None], bar: Bar, summaries: Mapping[str, str]) -> None:
-        self.say, self.bar, self.summaries = say, bar, summaries
-
-    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        if rank == 0 and "part" in event:
-            name, outcome = event["part"], event["outcome"]
-            texts = proof_texts(outcome) if isinstance(outcome, Proof) else break_texts(outcome)
-            self.say("", prose(heading(name), f": {self.summaries[name]}"), *texts)
-        self.bar(rank, dict(event))
-
-
 def shares_text(batch_size: int, size: int) -> str:
     """A batch as the ranks share it: 64 = 1 x 22 + 2 x 21."""
     smaller, more = divmod(batch_size, size)
@@ -221,13 +170,11 @@ def shares_text(batch_size: int, size: int) -> str:
 def proof_texts(proof: Proof) -> Texts:
     """For each dtype a table of gradients and one of parameters; then why they differ, if it is by rounding."""
     texts: Texts = []
-    for dtype, comparison in proof.by_dtype.items():
-        for quantity in QUANTITIES:
+    for dtype, comparison in proof.items():
+        for quantity in ("gradients", "parameters"):
             largest = max(getattr(step.largest, quantity) for step in comparison.steps)
-            texts.append(
-                f"  largest difference of {dtype} {quantity} (the largest of which is {number_text(largest)}; "
-                f"epsilon is {number_text(comparison.epsilon)}):"
-            )
+            scale = f"the largest of which is {number_text(largest)}; epsilon is {number_text(comparison.epsilon)}"
+            texts.append(f"  largest difference of {dtype} {quantity} ({scale}):")
             texts.append(steps_table(comparison.steps, quantity))
     return texts if failure(proof) else [*texts, explanation(proof)]
 
@@ -243,75 +190,70 @@ def steps_table(steps: list[ComparedStep], quantity: str) -> Table:
     return table
 
 
-def number_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}" if value else "0"
+def number_text(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 def explanation(proof: Proof) -> str:
     """Why the differences are what they are, from the figures themselves."""
-    if all(comparison.max_difference == 0 for comparison in proof.by_dtype.values()):
+    if all(comparison.max_difference == 0 for comparison in proof.values()):
         return "Why 0: the same numbers are added in the same order as by one process, so every bit is the same."
+    exact, single = proof["float64"].in_epsilons, proof["float32"].in_epsilons
     text = (
         f"Why not 0: N ranks add the numbers that one process adds, but in another order, and every addition rounds. "
-        f"The differences come to at most {proof.float64.in_epsilons:.2g} epsilon in float64 and "
-        f"{proof.float32.in_epsilons:.2g} in float32"
+        f"The differences come to at most {exact:.2g} epsilon in float64 and {single:.2g} in float32"
     )
-    if proof.float32.in_epsilons > JUMP * proof.float64.in_epsilons:  # gradients jumped, as `EXACT` says
+    if single > JUMP * exact:  # gradients jumped, as `EXACT` says
         return f"{text}, where rounding decides which of two almost equal numbers a max-pool or ReLU lets through."
     return f"{text}: they shrink with epsilon, as only rounding does."
 
 
-def break_texts(result: BreakResult) -> Texts:
+def break_table(result: BreakResult) -> Table:
     """The differences that are broken, and those that must hold if the explanation is right."""
-    table = Table(*numbers("difference"), Column("of", wraps=True), "expected")
-    for expected, differences in (("is broken", result.breaks), ("rounding", result.holds)):
-        for what, value in differences.items():
-            table.add(number_text(value), what, expected)
-    return [table]
+    found = {"is broken": result.breaks, "rounding": result.holds}
+    rows = ((number_text(each), what, expected) for expected, of in found.items() for what, each in of.items())
+    return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)
 
 
-def proof_summary(proof: Proof) -> str:
-    """How far parameters are from one process's after the last step, in each dtype."""
-    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in proof.by_dtype.items()}
+def ending(result: ProveResult) -> str:
+    """How far parameters are from one process's after the last step, and how many of the failure modes matter."""
+    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in result.proof.items()}
     ends = (f"{number_text(max(each.parameters for each in found))} in {dtype}" for dtype, found in last.items())
-    return f"largest difference of parameters after the last step: {', '.join(ends)}"
+    broken = "with one rank nothing can break it"
+    if result.breaks:
+        broken = f"broken in {sum(map(is_broken, result.breaks.values()))} of {len(result.breaks)} ways"
+    return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
-def breaks_summary(breaks: Mapping[str, BreakResult]) -> str:
-    """How many of the failure modes made a difference."""
-    if not breaks:
-        return "with one rank nothing can break it"
-    return f"broken in {sum(map(is_broken, breaks.values()))} of {len(breaks)} ways"
-
-
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@flags(
-    ProveSettings,
-    *("batch_size", "steps", "lr", "momentum", "all_reduce", "bucket_cap"),
-    changes={"lr": {"type": Finite(0, min_open=True)}, "bucket_cap": {"default": BUCKET_CAP_MB}},
+@LESSON.run_by(
+    flags(
+        ProveSettings,
+        *("batch_size", "steps", "lr", "momentum", "all_reduce", "bucket_cap"),
+        changes={"lr": {"type": Finite(0, min_open=True)}},
+    ),
+    data_options,
 )
-@data_options
-def command(run: RunOptions, data: DataOptions, **chosen: Any) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
-    asked = ProveSettings(folder=data.folder, limit=data.limit, seed=run.seed, **chosen)
+    asked = ProveSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(world.size)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
-    summaries = LESSON.texts | {"equal": LESSON.texts["compare"]}
-    with session.bar() as bar:
-        prepared = prepare_data(data, bar)
-        asked.check_samples(prepared.train)
-        shares = shares_text(asked.batch_size, world.size)
-        work = f"training: {asked.steps} steps, batches of {shares}, without dropout"
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", work)
-        bar.show(f"starting {world.size} ranks")
-        printer = ReportPrinter(session.say, bar, summaries)
-        settings = prepared.settings(asked)
-        result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=printer)[0]
+    shares = shares_text(asked.batch_size, world.size)
+    work = f"training: {asked.steps} steps, batches of {shares}, without dropout"
+    with on_data(session, data, asked, work) as (bar, prepared, settings):
+
+        def on_report(rank: int, event: Event) -> None:
+            if rank == 0 and "part" in event:
+                name, found = event["part"], event["outcome"]
+                texts = [break_table(found)] if isinstance(found, BreakResult) else proof_texts(found)
+                summary = LESSON.texts["compare" if name == "equal" else name]
+                session.say("", prose(heading(name), f": {summary}"), *texts)
+            bar(rank, event)
+
+        result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=on_report)[0]
     samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
-    found = {"recipe": asked.recipe, "proof": result.proof, "breaks": result.breaks}
+    recipe = {name: getattr(asked, name) for name in RECIPE}
+    found = {"recipe": recipe, "proof": result.proof, "breaks": result.breaks}
     session.print_document({"equal": samples}, dataset=prepared.summary, **found)
     check(result)
-    ending = f" ({proof_summary(result.proof)}); {breaks_summary(result.breaks)}."
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending))
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending(result)))
