@@ -30,6 +30,7 @@ from playground.lessons.ladder.measure import (
     future_of,
 )
 from playground.lessons.ladder.page import (
+    BEYOND,
     DDP,
     PARTS,
     LadderResult,
@@ -59,7 +60,7 @@ from playground.training.zipf import TokenBert, ZipfSequences
 
 Run = Callable[..., Any]
 Worlds = Callable[..., Any]
-NAMES = [*NET_SYNCS, DDP]
+NAMES = [*NET_SYNCS, *BEYOND, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""
 FIRST = 66_240
@@ -70,8 +71,8 @@ def test_the_tables_agree_with_what_they_describe() -> None:
     assert {name: sum(param.numel() for param in spec.code().parameters()) for name, spec in MODELS.items()} == {
         name: spec.parameters for name, spec in MODELS.items()
     }
-    assert tuple(candidates("net")) == tuple(candidates("resnet18")) == (*NET_SYNCS, DDP)
-    assert tuple(candidates("bert")) == (*GRAD_SYNCS, DDP)
+    assert tuple(candidates("net")) == tuple(candidates("resnet18")) == tuple(NAMES)
+    assert tuple(candidates("bert")) == (*GRAD_SYNCS, *BEYOND, DDP)
     assert tuple(field.name for field in fields(StepParts)) == PARTS
 
 
@@ -164,7 +165,7 @@ def squares(model: torch.nn.Module, images: torch.Tensor) -> Any:
 def rungs_and_ours(rank: int, size: int, all_reduce: str) -> dict[str, tuple[Any, ...]]:
     """By rung: the messages of the board's and of ours in two steps, and whether their parameters are equal."""
     found, real = {}, {"all_reduce": load_all_reduce(all_reduce), "broadcast": dist.broadcast}
-    for name in (name for name in RUNGS if name != DDP):
+    for name in NET_SYNCS:
         torch.manual_seed(1)
         board = Net().eval()
         ours = copy.deepcopy(board)
@@ -261,9 +262,17 @@ def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, 
 )
 def test_messages_are_counted(cap: float, messages: dict[str, int], early: int | None, ladder: Run) -> None:
     document = ladder("--bucket-cap-mb", cap)
-    always = {"per-parameter": 8, "none-safe": 8, "flat": 1, "hierarchical": 3, "parameters": 1}
+    always = {
+        "per-parameter": 8,
+        "none-safe": 8,
+        "flat": 1,
+        "hierarchical": 3,
+        "parameters": 1,
+        "flat-step": 1,
+        "shared-step": 0,
+    }
     assert by_name(document, "messages") == always | messages
-    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"hierarchical": 3 * NET}
+    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"hierarchical": 3 * NET, "shared-step": 0}
     left = by_name(document, "early_bytes")
     assert [left.pop(name) for name in ("overlapped", "ddp")] == (
         [early] * 2 if early is not None else [pytest.approx(NET, rel=0.02)] * 2
@@ -297,7 +306,7 @@ def averaging_alone(rank: int, size: int, name: str) -> dict[str, list[int]]:
 def test_averaging_alone_sends_what_a_step_does(name: str, world: Worlds) -> None:
     for messages in world(2).run(averaging_alone, name):
         assert messages["sent"] == messages["counted"]
-        assert sum(messages["sent"]) == NET
+        assert sum(messages["sent"]) == (0 if name == "shared-step" else NET)
 
 
 def test_times_add_up(ladder: Run) -> None:
@@ -444,7 +453,7 @@ def test_resnet18(ladder: Run) -> None:
     document = ladder("--model", "resnet18", "--batch-size", 8)
     assert by_name(document, "messages") == RESNET18
     whole = 4 * MODELS["resnet18"].parameters
-    assert by_name(document, "bytes") == dict.fromkeys(NAMES, whole) | {"hierarchical": 3 * whole}
+    assert by_name(document, "bytes") == dict.fromkeys(NAMES, whole) | {"hierarchical": 3 * whole, "shared-step": 0}
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     distances = by_name(document, "difference_to_ddp")
     # Averaged parameters are rounded otherwise than averaged gradients, and BatchNorm over four samples amplifies that.

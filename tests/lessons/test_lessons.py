@@ -66,9 +66,13 @@ def refused(step: str, results: tuple[Any, ...]) -> bool:
     )
 
 
-@pytest.mark.parametrize("size", [2, 4, 5])
-def test_point_to_point_in_any_world(size: int, world: Worlds) -> None:
-    by_rank = world(size).run(run_steps, steps_of("p2p"))
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (4, "gloo"), (5, "gloo"), (3, "shm")])
+def test_point_to_point_in_any_world(size: int, backend: str, world: Worlds) -> None:
+    by_rank = world(size, backend=backend).run(run_steps, steps_of("p2p"))
+    if backend == "shm":  # on which nobody learns who has sent
+        assert all("does not support" in rank[3]["refused"] for rank in by_rank)
+        by_gloo = world(size).run(run_steps, steps_of("p2p"))
+        by_rank = [[*mine[:3], theirs[3], *mine[4:]] for mine, theirs in zip(by_rank, by_gloo, strict=True)]
     blocking, two_tensors, immediate, any_source, exchange, ring = zip(*by_rank, strict=True)
     assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
     assert [(rank["tensor"], rank["received"]) for rank in two_tensors] == [(2, 0), (0, 2)] + [(0, 0)] * (size - 2)
@@ -81,10 +85,12 @@ def test_point_to_point_in_any_world(size: int, world: Worlds) -> None:
     assert [rank["after"] for rank in ring] == [float(size)] + [rank + 1.0 for rank in range(1, size)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_collectives_in_any_world(size: int, world: Worlds) -> None:
+@pytest.mark.parametrize(
+    ("size", "backend"), [(1, "gloo"), (2, "gloo"), (3, "gloo"), (8, "gloo"), (1, "shm"), (3, "shm")]
+)
+def test_collectives_in_any_world(size: int, backend: str, world: Worlds) -> None:
     steps = list(LESSONS["collectives"].steps)
-    by_rank = world(size).run(run_steps, steps_of("collectives"))
+    by_rank = world(size, backend=backend).run(run_steps, steps_of("collectives"))
     by_step = dict(zip(steps, zip(*by_rank, strict=True), strict=True))
     everyone = [float(rank + 1) for rank in range(size)]
     after = {step: [rank.get("after") for rank in results] for step, results in by_step.items()}

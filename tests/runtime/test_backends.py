@@ -24,7 +24,9 @@ NCCL = BACKENDS["nccl"]
 
 
 def test_backends_by_name_and_by_device() -> None:
-    assert {name: backend.device_type for name, backend in BACKENDS.items()} == {"gloo": "cpu", "nccl": "cuda"}
+    assert {name: backend.device_type for name, backend in BACKENDS.items()} == {
+        "gloo": "cpu", "nccl": "cuda", "shm": "cpu",
+    }  # fmt: skip
     assert backend_for("cuda") is NCCL
     with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
         get_backend("smoke signals")

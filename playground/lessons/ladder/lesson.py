@@ -32,6 +32,7 @@ from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import device, host
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training import gradients
+from playground.training.flat_step import FlatStep, SharedStep
 from playground.training.hierarchical import groups_of
 from playground.training.models import MODELS
 from playground.training.overlap import Bucket
@@ -119,16 +120,23 @@ RUNGS: dict[str, Callable[[nn.Module, int], GradSync]] = {
     "hierarchical": lambda model, _: AverageAfterBackward(hierarchical, model),
     "overlapped": Overlapped,
     "parameters": lambda model, _: LocalSGD(model),
+    "flat-step": lambda model, _: FlatStep(model, patched_all_reduce),
+    "shared-step": lambda model, _: SharedStep(model, patched_all_reduce),
     DDP: ddp,
 }
 """Makes each rung's gradient synchronisation; called with the model and the bytes of a full bucket."""
+
+
+def patched_all_reduce(tensor: torch.Tensor, **options: Any) -> Any:
+    """`dist.all_reduce`, as it is when this is called: the measurement puts others in its place."""
+    return dist.all_reduce(tensor, **options)
 
 
 def new_rung(name: str, model: nn.Module, bucket_cap: int) -> GradSync:
     """The gradient synchronisation of that name for `model`: what stands above or, where that has none, ours."""
     if name in RUNGS:
         return RUNGS[name](model, bucket_cap)
-    return new_grad_sync(name, model, lambda tensor, **options: dist.all_reduce(tensor, **options), bucket_cap)
+    return new_grad_sync(name, model, patched_all_reduce, bucket_cap)
 
 
 def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:

@@ -170,7 +170,7 @@ class TimedReplica:
         for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
             param.register_post_accumulate_grad_hook(self.take_gradient)
         self.sync = new_sync(self.model)
-        self.optimizer, self.loss_part = new_optimizer(self.model.parameters()), loss_part
+        self.optimizer, self.loss_part = self.sync.optimizer(new_optimizer), loss_part
         self.loss = 0.0
         """This rank's part of the last batch's mean loss."""
         self.inputs: tuple[torch.Tensor, ...] = ()
@@ -263,7 +263,7 @@ def count_messages(
     sync, real = new_sync(model), dist.all_reduce
     if isinstance(sync.model, DistributedDataParallel):
         sync.model.register_comm_hook(None, lambda _, bucket: future_of(counting(real, bucket.buffer(), async_op=True)))
-    optimizer = torch.optim.SGD(params)
+    optimizer = sync.optimizer(torch.optim.SGD)
     for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first backward
         counted.sizes, counted.early = [], 0
         missing.update(params)

@@ -37,9 +37,9 @@ TIMES = ("p50", "p95", *PARTS, "alone")
 LEGEND = (
     "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
     "averaging: forward; backward, until the last gradient is ready; exposed, from then until all gradients are "
-    "averaged (in the row parameters, what averaging them takes after the optimizer's step). alone: what the same "
-    "averaging takes without a backward to hide behind; hidden: the share of it that is not exposed. vs. ddp, vs. "
-    "first: how many times as fast as ddp, and as the first rung.",
+    "averaged (in the row parameters, what averaging them takes after the optimizer's step; shared-step sums in that "
+    "step). alone: what the same averaging takes without a backward to hide behind; hidden: the share of it that is "
+    "not exposed. vs. ddp, vs. first: how many times as fast as ddp, and as the first rung.",
     "  With --wide: p95, which 95 of 100 steps stay below; step, the optimizer's; early, the share of the bytes that "
     "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends "
     "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
@@ -47,11 +47,17 @@ LEGEND = (
 )
 
 
+BEYOND = {
+    "flat-step": "one all_reduce for all gradients, and SGD as three operations on flat tensors",
+    "shared-step": "parameters once, in shared memory: each rank sums its share of the gradients and steps for it",
+}
+
+
 def candidates(model: str) -> dict[str, str]:
     """The candidates for this model, by name, with a summary: every gradient synchronisation that makes a difference to
-    it, in order, then DistributedDataParallel."""
+    it, in order, two that go beyond DistributedDataParallel, then that."""
     rungs = {name: spec.summary for name, spec in grad_syncs_for(has_embeddings=MODELS[model].reads_tokens).items()}
-    return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
+    return rungs | BEYOND | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +152,7 @@ def result_texts(rungs: Sequence[RungResult]) -> Texts:
     outcome = numbers(("loss", "", ".4f"), "distance\nto ddp", wide=True)
     table = Table("rung", *times, *numbers(("hidden", "%", ".0f")), *sent, *ratios, *outcome)
     for rung in rungs:
-        shares = 100 * rung.hidden, 100 * rung.early_bytes / rung.bytes
+        shares = 100 * rung.hidden, 100 * rung.early_bytes / max(1, rung.bytes)
         distance = f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"
         compared = rung.speed_to_ddp, rung.speed_to_first, rung.loss, distance
         milliseconds = (milliseconds_text(getattr(rung, name)) for name in TIMES)
