@@ -71,7 +71,7 @@ class SharedStep(FlatStep):
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
         group = dist.group.WORLD
         segment = ProcessGroupTransport(group).segment(next(model.parameters()).device)
-        whole = isinstance(segment, Segment) and segment.size == dist.get_world_size()
+        whole = isinstance(segment, Segment) and 1 < segment.size == dist.get_world_size()
         self.segment = segment if whole and isinstance(segment, Segment) else None
         self.of_all: list[list[torch.Tensor]] = []
         """For each bucket the flat gradients of all ranks."""
@@ -109,11 +109,14 @@ class SharedStep(FlatStep):
         for gradients, values, buffer in zip(self.of_all, self.values, self.momenta, strict=True):
             begin, end = self.share(values)
             block = BLOCK // values.itemsize
+            space = values.new_empty(block)
             for first in range(begin, end, block):
                 last = min(first + block, end)
-                momenta = buffer[first - begin : last - begin].mul_(momentum)
-                for gradient in gradients:
-                    momenta += gradient[first:last]
+                parts = [gradient[first:last] for gradient in gradients]
+                total = torch.add(parts[0], parts[1], out=space[: last - first])
+                for part in parts[2:]:
+                    total += part
+                momenta = buffer[first - begin : last - begin].mul_(momentum).add_(total)
                 values[first:last].add_(momenta, alpha=-lr)
         self.segment.meet()
         return None

@@ -418,7 +418,7 @@ def test_bert(run_cli: Run) -> None:
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert document["dataset"]["name"] == "zipf"
-    assert [rung["rung"] for rung in document["rungs"]] == [*GRAD_SYNCS, DDP]
+    assert [rung["rung"] for rung in document["rungs"]] == [*GRAD_SYNCS, *BEYOND, DDP]
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert max(by_name(document, "difference_to_ddp").values()) < 1e-5
     sent = by_name(document, "bytes")
@@ -428,7 +428,7 @@ def test_bert(run_cli: Run) -> None:
 
 RESNET18 = {
     "per-parameter": 62, "none-safe": 62, "flat": 1, "bucketed": 2, "hierarchical": 3, "overlapped": 2, "parameters": 1,
-    "ddp": 2,
+    "flat-step": 1, "shared-step": 0, "ddp": 2,
 }  # fmt: skip
 """Messages per step, in buckets of 25 MB."""
 
