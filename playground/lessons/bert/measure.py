@@ -15,9 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
 from playground.lessons.bert.settings import DDP, Averaging, BertSettings, Held, LargestBatch, PartReady, Speed, Use
-from playground.lessons.data_parallel.largest_batch import largest_batch
 from playground.lessons.data_parallel.machine import HOST
-from playground.lessons.data_parallel.memory import Account, label_buckets, track_memory, track_utilisation
+from playground.lessons.data_parallel.memory import (
+    Account,
+    label_buckets,
+    largest_batch,
+    track_memory,
+    track_utilisation,
+)
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import Clock, TimedReplica, count_messages, summarize, time_in_turn
 from playground.lessons.ladder.page import AveragingCost

@@ -1,4 +1,5 @@
-"""The machine that DataParallel drives: devices, real or virtual, what moves between them, and their threads.
+"""The machine that DataParallel drives: devices, real or virtual, what moves between them, and their threads; and
+tensors in tuples (named ones too), lists and dicts: cut for every device, and joined again.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. Who keeps account of which tensor lies on which of them is told here what
 moves and whose work a thread does, and is asked where a tensor lies; without one, all lie in the host's memory.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
@@ -65,10 +66,8 @@ def resolve_device(device: Device) -> torch.device:
     if resolved.type not in DEVICE_TYPES:
         raise UsageError(f"device {resolved} is neither cpu nor cuda: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
     resolved = torch.device(resolved.type, resolved.index or 0)
-    if resolved.type == "cuda" and resolved.index >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {resolved} is absent, this machine shows {torch.cuda.device_count()} GPUs: use cpu:0, …"
-        )
+    if resolved.type == "cuda" and resolved.index >= (count := torch.cuda.device_count()):
+        raise UsageError(f"device {resolved} is absent, this machine shows {count} GPUs: use cpu:0, …")
     return resolved
 
 
@@ -140,10 +139,8 @@ def check_module_is_on(module: nn.Module, device: torch.device) -> None:
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
-    """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. Not for gradients.
-
-    `part` of a training step is what the move is put down to.
-    """
+    """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. Not for gradients. `part` of
+    a training step is what the move is put down to."""
     if device_of(tensor) == device:
         return tensor
     with moving(part, device, tensor):
@@ -272,12 +269,8 @@ def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
 
 def capture_modes(kind: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """A context that gives another thread the modes this one is in; torch keeps them thread by thread."""
-    grad, inference, autocast = (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled(kind),
-    )
-    dtype = torch.get_autocast_dtype(kind)
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    dtype, autocast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
     @contextlib.contextmanager
     def enter() -> Iterator[None]:
@@ -297,3 +290,65 @@ def restate(error: BaseException, message: str) -> BaseException:
         return type(error)(message)
     except TypeError:
         return RuntimeError(message)
+
+
+def batch_size(inputs: Any, dim: int = 0) -> int:
+    """The size that all tensors in `inputs` have in `dim`; 0 if there is no tensor.
+
+    Raises `UsageError` for tensors without that dimension, or whose sizes in it differ.
+    """
+    tensors = list(tensors_in(inputs))
+    for tensor in tensors:
+        if not -tensor.dim() <= dim < tensor.dim():
+            missing = f"an input of shape {list(tensor.shape)} has no batch dimension {dim}"
+            todo = "every tensor is cut along it, so give it one, or pass a number instead of a tensor"
+            raise UsageError(f"{missing}: {todo}")
+    sizes = [tensor.shape[dim] for tensor in tensors]
+    if len(set(sizes)) > 1:
+        raise UsageError(f"inputs of different batch sizes {', '.join(map(str, sizes))}: all must have the same")
+    return sizes[0] if sizes else 0
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that `spread` cuts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, tuple, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def spread(value: Any, count: int, cut: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[Any]:
+    """`count` values of the structure of `value`: each has one of the chunks that `cut` makes of every tensor."""
+    if isinstance(value, torch.Tensor):
+        return list(cut(value))
+    if not isinstance(value, (dict, tuple, list)):
+        return [value] * count
+    parts = [spread(item, count, cut) for item in (value.values() if isinstance(value, dict) else value)]
+    return [remake(value, (part[number] for part in parts)) for number in range(count)]
+
+
+def unite(values: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    """One value of the structure of each of `values`, its tensors made of theirs by `join`. Of None there is one.
+
+    Raises `TypeError` for what holds no tensors, `ValueError` for containers of different lengths or keys.
+    """
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return join([each.reshape(1) if each.dim() == 0 else each for each in values])
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        if any(each.keys() != first.keys() for each in values):
+            raise ValueError("the replicas' outputs have different keys: they cannot be joined")
+        return remake(first, (unite([each[key] for each in values], join) for key in first))
+    if isinstance(first, (tuple, list)):
+        return remake(first, (unite(each, join) for each in zip(*values, strict=True)))
+    raise TypeError(f"an output of type {type(first).__name__} cannot be joined: return tensors, or containers of them")
+
+
+def remake(like: Any, values: Iterable[Any]) -> Any:
+    """A container of the type of `like`, a dict with its keys, of these values in their order."""
+    if isinstance(like, dict):
+        return type(like)(zip(like, values, strict=True))
+    return getattr(type(like), "_make", type(like))(values)
