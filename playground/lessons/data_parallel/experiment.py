@@ -25,6 +25,7 @@ from torch import nn
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Messages, observed
 from playground.algorithms.transport import Addressed
+from playground.lessons.data_parallel import page
 from playground.lessons.data_parallel.lesson import (
     DataParallel,
     data_parallel,
@@ -45,26 +46,8 @@ from playground.lessons.data_parallel.losses import (
     weighted_mean,
 )
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
-from playground.lessons.data_parallel.memory import Account, Utilisation, largest_batch, track_memory, track_utilisation
-from playground.lessons.data_parallel.page import (
-    MAX_BATCH_SIZE,
-    MEANS,
-    Averaging,
-    Claims,
-    Copying,
-    DataParallelSettings,
-    DeviceLoad,
-    DeviceStep,
-    DeviceTraffic,
-    LargestBatch,
-    Means,
-    ModelCopy,
-    ReplicaStep,
-    Shares,
-    Way,
-    WayResult,
-    WorkSeconds,
-)
+from playground.lessons.data_parallel.memory import Account, largest_batch, track_memory, track_utilisation
+from playground.lessons.data_parallel.page import MAX_BATCH_SIZE, MEANS, DataParallelSettings, Means, Shares, Way
 from playground.measurement.interleave import Heartbeat, interleave, timed
 from playground.runtime import device
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
@@ -107,7 +90,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Shares]:
     return shares
 
 
-def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[DeviceStep]:
+def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[page.DeviceStep]:
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
     devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -115,39 +98,38 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Devic
 
     def forward() -> torch.Tensor:
         chunks = scatter((tokens,), devices)
-        account.snapshot("scatter")
+        after("scatter")
         used = devices[: len(chunks)]  # of fewer samples than devices some devices get none
         replicas = replicate(model, used)
-        account.snapshot("replicate")
+        after("replicate")
         outputs = parallel_apply(replicas, chunks, None, used)
-        account.snapshot("parallel_apply")
+        after("parallel_apply")
         logits = gather(outputs, output_device)
-        account.snapshot("gather")
+        after("gather")
         loss = TokenLoss()(logits, copy_to(targets, output_device, "loss"))
-        account.snapshot("loss")
+        after("loss")
         return loss
 
-    def after(moment: str) -> None:
-        if moment == "synced":
-            account.snapshot("backward")
+    def after(part: str) -> None:
+        for each, held in account.held.items():
+            steps[each].held[part] = held
 
+    def moment(name: str) -> None:
+        if name == "synced":
+            after("backward")
+
+    steps = {each: page.DeviceStep(device=str(each), held={}, received=[]) for each in devices}
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
-        account.snapshot("(before)")
-        training_step(optimizer, [forward], GradSync(model), moment=after)
-        account.snapshot("optimizer.step")
-    steps = {
-        each: DeviceStep(
-            device=str(each), held={part: held[each] for part, held in account.snapshots.items()}, received=[]
-        )
-        for each in devices
-    }
+        after("(before)")
+        training_step(optimizer, [forward], GradSync(model), moment=moment)
+        after("optimizer.step")
     for (part, source, target), count in account.bytes_moved().items():
         steps[target].received.append({"part": part, "from": "host" if source == HOST else str(source), "bytes": count})
     return list(steps.values())
 
 
-def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult]:
+def ways(rank: int, size: int, settings: DataParallelSettings) -> list[page.WayResult]:
     """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
     another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
@@ -168,8 +150,12 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult
         with track_utilisation(devices) as use:
             for _ in range(settings.steps):
                 steps[-1]()
-        result = partial(WayResult, **vars(way), loss=first_loss)
-        results.append(partial(result, gathered=gathered, devices=device_loads(account, use)))
+        peak, at_peak = account.peak, account.at_peak
+        loads = [
+            page.DeviceLoad(device=str(each), peak=peak[each], at_peak=at_peak[each], share=share)
+            for each, share in use.share.items()
+        ]
+        results.append(partial(page.WayResult, **vars(way), loss=first_loss, gathered=gathered, devices=loads))
     turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
     return [result(seconds=median(seconds)) for result, seconds in zip(results, turns, strict=True)]
 
@@ -188,16 +174,7 @@ def track_step(
     return account
 
 
-def device_loads(account: Account, use: Utilisation) -> list[DeviceLoad]:
-    """The load of a step on each device."""
-    peak, at_peak = account.peak, account.at_peak
-    return [
-        DeviceLoad(device=str(device), peak=peak[device], at_peak=at_peak[device], share=share)
-        for device, share in use.share.items()
-    ]
-
-
-def largest_batches(rank: int, size: int, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
+def largest_batches(rank: int, size: int, settings: DataParallelSettings, cap: int) -> list[page.LargestBatch]:
     """The largest batch with which no device holds more than the cap, found by steps that are really taken.
 
     For one device alone, then for each of `settings.ways`. Raises `UsageError` if one sample is too many.
@@ -206,7 +183,7 @@ def largest_batches(rank: int, size: int, settings: DataParallelSettings, cap: i
     return [find_largest(each, way, cap) for each in (settings.on_first_device, *together) for way in each.ways]
 
 
-def find_largest(settings: DataParallelSettings, way: Way, cap: int) -> LargestBatch:
+def find_largest(settings: DataParallelSettings, way: Way, cap: int) -> page.LargestBatch:
     """By one way, on all devices of `settings`."""
     devices = resolve_devices(settings.devices)
     model, *sample = new_model_and_batch(1, settings.seed, devices[0])
@@ -224,7 +201,7 @@ def find_largest(settings: DataParallelSettings, way: Way, cap: int) -> LargestB
     held = track_step(model, optimizer, partial(loss_on, *sample), devices).held_by_label[devices[0]]
     batch = largest_batch(peak, cap, model=held, limit=MAX_BATCH_SIZE)
     fullest = max(devices, key=accounts[batch].peak.__getitem__)
-    return LargestBatch(
+    return page.LargestBatch(
         **vars(way), devices=len(devices), batch=batch, fullest=str(fullest), at_peak=accounts[batch].at_peak[fullest]
     )
 
@@ -235,27 +212,26 @@ def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Mean
 
     For two batches, with losses 1, 2, 3, …: one that the devices share evenly, and one with a sample less.
     """
-    devices = resolve_devices(settings.devices)
-    return [take_means(samples, devices) for samples in (3 * len(devices), 3 * len(devices) - 1)]
+    devices, found = resolve_devices(settings.devices), []
+    for samples in (3 * len(devices), 3 * len(devices) - 1):
+        losses = torch.arange(1, samples + 1, dtype=torch.float64)
+        chunks = scatter(losses, devices)
+        sizes = [len(chunk) for chunk in chunks]
+        means = gather([chunk.mean() for chunk in chunks], devices[0])
+        three = [mean.item() for mean in (losses.mean(), means.mean(), weighted_mean(means, sizes))]
+        batch = {"samples": samples, "chunks": sizes, "means": means.tolist()}
+        found.append({**batch, **dict(zip(MEANS, three, strict=True))})
+    return found
 
 
-def take_means(samples: int, devices: list[torch.device]) -> Means:
-    losses = torch.arange(1, samples + 1, dtype=torch.float64)
-    chunks = scatter(losses, devices)
-    sizes = [len(chunk) for chunk in chunks]
-    means = gather([chunk.mean() for chunk in chunks], devices[0])
-    three = [mean.item() for mean in (losses.mean(), means.mean(), weighted_mean(means, sizes))]
-    return {"samples": samples, "chunks": sizes, "means": means.tolist(), **dict(zip(MEANS, three, strict=True))}
-
-
-def claims(rank: int, size: int, settings: DataParallelSettings) -> Claims:
+def claims(rank: int, size: int, settings: DataParallelSettings) -> page.Claims:
     """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
     not go well"."""
     devices = resolve_devices(settings.devices)
-    return Claims(copies=count_models(settings, devices), steps=compare_replicas(settings, devices))
+    return page.Claims(copies=count_models(settings, devices), steps=compare_replicas(settings, devices))
 
 
-def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[ModelCopy]:
+def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[page.ModelCopy]:
     """How many bytes of parameters each device holds once there are replicas, and what of them the replicas share."""
     model, _, _ = new_model_and_batch(1, settings.seed, devices[0])
     with track_memory(devices) as account:
@@ -265,12 +241,12 @@ def count_models(settings: DataParallelSettings, devices: list[torch.device]) ->
     own = {parameter.data_ptr() for parameter in model.parameters()}
     shared = [sum(tensor.data_ptr() in own for tensor in parameters_of(replica, model)) for replica in replicas]
     return [
-        ModelCopy(device=str(device), parameters=held[device]["parameters"], of=len(own), shared=count)
+        page.ModelCopy(device=str(device), parameters=held[device]["parameters"], of=len(own), shared=count)
         for device, count in zip(devices, shared, strict=True)
     ]
 
 
-def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[ReplicaStep]:
+def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[page.ReplicaStep]:
     """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64."""
     models = [
         ParallelLossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)
@@ -286,7 +262,7 @@ def compare_step(
     optimizers: Sequence[torch.optim.Optimizer],
     batch: Sequence[torch.Tensor],
     devices: list[torch.device],
-) -> ReplicaStep:
+) -> page.ReplicaStep:
     """One step of the first model on all devices, and of the second on the first device alone."""
     parallel, alone = models
     chunks = scatter(tuple(batch), devices)
@@ -304,7 +280,7 @@ def compare_step(
         loss.backward()
         optimizer.step()
     gradients = [[parameter.grad for parameter in replica] for replica in (first, *others)]
-    return ReplicaStep(
+    return page.ReplicaStep(
         step=step,
         loss=together.item(),
         replicas_differ=replicas_differ,
@@ -324,7 +300,7 @@ def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.T
     return max((tensor.detach().cpu() - other.detach().cpu()).abs().max().item() for tensor, other in pairs)
 
 
-def copying(rank: int, size: int, settings: DataParallelSettings) -> Copying:
+def copying(rank: int, size: int, settings: DataParallelSettings) -> page.Copying:
     """Steps of DataParallel, the loss inside forward: every device gets the model, one gets all gradients."""
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -336,17 +312,17 @@ def copying(rank: int, size: int, settings: DataParallelSettings) -> Copying:
     moves = [move for move in account.moves if move.part in ("replicate", "reduce")]
     [seconds] = median_seconds([step], devices, settings.steps)
     traffic = [
-        DeviceTraffic(
+        page.DeviceTraffic(
             device=str(each),
             sent=sum(move.bytes for move in moves if move.source == each),
             received=sum(move.bytes for move in moves if move.target == each),
         )
         for each in devices
     ]
-    return Copying(seconds=seconds, devices=traffic)
+    return page.Copying(seconds=seconds, devices=traffic)
 
 
-def averaging(rank: int, size: int, settings: DataParallelSettings) -> Averaging:
+def averaging(rank: int, size: int, settings: DataParallelSettings) -> page.Averaging:
     """The same steps as sgd takes them: every rank keeps its replica, and gradients are averaged."""
     batch_size = settings.batch_size
     model, tokens, targets = new_model_and_batch(batch_size, settings.seed, device())
@@ -371,10 +347,10 @@ def averaging(rank: int, size: int, settings: DataParallelSettings) -> Averaging
     with observed(count):
         step_by("ring")()
     [seconds] = median_seconds([step_by("backend")], [device()], settings.steps)
-    return Averaging(seconds=seconds, sent=sent)
+    return page.Averaging(seconds=seconds, sent=sent)
 
 
-def threads(rank: int, size: int, settings: DataParallelSettings) -> dict[str, WorkSeconds]:
+def threads(rank: int, size: int, settings: DataParallelSettings) -> dict[str, page.WorkSeconds]:
     """Work on one device, then as much on each at once: by threads, and by processes."""
     torch.set_num_threads(1)
     devices, results = resolve_devices(settings.devices), {}
@@ -386,11 +362,11 @@ def threads(rank: int, size: int, settings: DataParallelSettings) -> dict[str, W
             for count in (1, len(devices))
         ]
         alone, together = median_seconds(calls, devices)
-        results[name] = WorkSeconds(alone=alone, together=together)
+        results[name] = page.WorkSeconds(alone=alone, together=together)
     return results
 
 
-def processes(rank: int, size: int) -> dict[str, WorkSeconds]:
+def processes(rank: int, size: int) -> dict[str, page.WorkSeconds]:
     """The same by processes: on rank 0 while the others wait, then on every rank at once."""
     torch.set_num_threads(1)
     results = {}
@@ -398,7 +374,7 @@ def processes(rank: int, size: int) -> dict[str, WorkSeconds]:
         work = partial(model, inputs)
         calls = [work if rank == 0 else do_nothing, partial(work_together, work)]
         alone, together = median_seconds(calls, [device()])
-        results[name] = WorkSeconds(alone=alone if rank == 0 else 0.0, together=together)
+        results[name] = page.WorkSeconds(alone=alone if rank == 0 else 0.0, together=together)
     return results
 
 

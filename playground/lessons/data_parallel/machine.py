@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -35,7 +35,6 @@ Device: TypeAlias = "torch.device | str | int"
 Devices: TypeAlias = "Sequence[Device] | None"
 HOST = torch.device("cpu")
 """Memory of no device: where batches come from."""
-DEVICE_TYPES = ("cpu", "cuda")
 
 
 def resolve_devices(devices: Devices = None) -> list[torch.device]:
@@ -48,7 +47,7 @@ def resolve_devices(devices: Devices = None) -> list[torch.device]:
         raise UsageError("no devices: name at least one, as in cpu:0,cpu:1")
     resolved = [resolve_device(device) for device in devices]
     if len({device.type for device in resolved}) > 1:
-        raise UsageError(f"devices {join_names(resolved)}: all of one kind, either cpu:… or cuda:…")
+        raise UsageError(f"devices {', '.join(map(str, resolved))}: all of one kind, either cpu:… or cuda:…")
     return resolved
 
 
@@ -63,7 +62,7 @@ def resolve_device(device: Device) -> torch.device:
             raise RuntimeError
     except RuntimeError:
         raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …") from None
-    if resolved.type not in DEVICE_TYPES:
+    if resolved.type not in ("cpu", "cuda"):
         raise UsageError(f"device {resolved} is neither cpu nor cuda: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
     resolved = torch.device(resolved.type, resolved.index or 0)
     if resolved.type == "cuda" and resolved.index >= (count := torch.cuda.device_count()):
@@ -77,31 +76,14 @@ def resolve_output_device(output_device: Device | None, devices: list[torch.devi
         return devices[0]
     resolved = resolve_device(output_device)
     if resolved not in devices:
-        raise UsageError(f"output device {resolved} is none of the devices {join_names(devices)}: choose one of them")
+        names = ", ".join(map(str, devices))
+        raise UsageError(f"output device {resolved} is none of the devices {names}: choose one of them")
     return resolved
 
 
-def join_names(devices: Sequence[torch.device]) -> str:
-    return ", ".join(map(str, devices))
-
-
-class Observer(Protocol):
-    """Keeps account of virtual devices, or of what real ones do."""
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device:
-        """Where a tensor in CPU memory lies; `HOST` if it was put on no device."""
-
-    def moving(
-        self, part: str, moved: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
-    ) -> contextlib.AbstractContextManager[None]:
-        """In this block, `part` of a training step copies these tensors to `target`, each from the device beside it."""
-
-    def working_for(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """In this block, what this thread makes without saying where lies on `device`."""
-
-
-observers: list[Observer] = []
-"""The last one is told, and asked."""
+observers: list[Any] = []
+"""Accounts of virtual devices, or of what real ones do (`Account` in memory.py). The last one is told what is `moving`
+and which device a thread is `working_for`, and asked for the `device_of` a tensor."""
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -132,10 +114,8 @@ def check_module_is_on(module: nn.Module, device: torch.device) -> None:
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         there = device_of(tensor)
         if there != device and not (there == HOST and device.type == "cpu"):
-            raise UsageError(
-                f"{name} of {type(module).__name__} is on {there}: a module is copied from the first device, "
-                f"so move it to {device} before"
-            )
+            why = f"a module is copied from the first device, so move it to {device} before"
+            raise UsageError(f"{name} of {type(module).__name__} is on {there}: {why}")
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
@@ -255,11 +235,9 @@ _callers = threading.local()
 
 
 def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
-    """The calling thread's own thread for that replica, kept from call to call.
-
-    A new one each time would have to set up again what the libraries below keep for a thread, memory above all: two
-    threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
-    """
+    """The calling thread's own thread for that replica, kept from call to call. A new one each time would have to set
+    up again what the libraries below keep for a thread, memory above all: two threads would then be no faster than one.
+    (A process that was forked has none of its parent's threads.)"""
     workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
     key = os.getpid(), number, device
     if key not in workers:

@@ -78,7 +78,6 @@ class Account:
     def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
         self.timed = timed
         self.moves: list[Move] = []
-        self.snapshots: dict[str, dict[torch.device, int]] = {}
         self.label = "activations"
         self.busy = dict.fromkeys(devices, 0.0)
         """Seconds in which operations computed, if they are `timed`."""
@@ -115,11 +114,6 @@ class Account:
         while self.released:
             holding = self.released.popleft()
             self._held[holding.device][holding.label] -= holding.bytes
-
-    def add_busy(self, device: torch.device, seconds: float) -> None:
-        """Count the time of an operation that ran on `device`."""
-        with self.lock:
-            self.busy[device] = self.busy.get(device, 0.0) + seconds
 
     def put_module(self, module: nn.Module, device: torch.device) -> None:
         """Count its parameters and buffers on `device`, and the gradients that it has already."""
@@ -196,10 +190,6 @@ class Account:
             self.subtract_released()
             self._at_peak = {device: held.copy() for device, held in self._held.items()}
 
-    def snapshot(self, name: str) -> None:
-        """Keep what is held now in `snapshots`, under that name."""
-        self.snapshots[name] = self.held
-
     def bytes_moved(self) -> Counter[tuple[str, torch.device, torch.device]]:
         """The bytes of all moves, by (part, source, target)."""
         total: Counter[tuple[str, torch.device, torch.device]] = Counter()
@@ -245,7 +235,8 @@ class AllocationTracker(TorchDispatchMode):
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             self.account.put(*made, device=device, label=label)
         if self.account.timed and not move and func.namespace == "aten":  # neither a copy nor communication
-            self.account.add_busy(device, seconds)
+            with self.account.lock:
+                self.account.busy[device] = self.account.busy.get(device, 0.0) + seconds
         return result
 
     def common_device(self, func: Any, *operands: Any) -> torch.device:

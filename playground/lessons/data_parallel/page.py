@@ -553,11 +553,5 @@ def compare_training(session: Session, devices: tuple[str, ...], data: DataOptio
         f"Shown: {len(devices)} devices trained one model to the loss of one device (difference {difference:.1e}: in "
         f"float32 a sum in another order is rounded differently, and training amplifies that).",
     )
-    session.print_document(
-        {},
-        devices=devices,
-        dataset=prepared.summary,
-        epochs=together.epochs,
-        epochs_on_one_device=alone.epochs,
-        loss_difference=difference,
-    )
+    both = {"epochs": together.epochs, "epochs_on_one_device": alone.epochs}
+    session.print_document({}, devices=devices, dataset=prepared.summary, **both, loss_difference=difference)
