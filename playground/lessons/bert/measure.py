@@ -6,6 +6,7 @@ import contextlib
 import functools
 from dataclasses import fields
 from functools import partial
+from random import Random
 from statistics import median
 
 import torch
@@ -26,7 +27,7 @@ from playground.lessons.data_parallel.memory import (
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import Clock, TimedReplica, count_messages, summarize, time_in_turn
 from playground.lessons.ladder.page import AveragingCost
-from playground.measurement.interleave import Heartbeat, slowest, timed
+from playground.measurement.interleave import Heartbeat, interleave, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
@@ -152,10 +153,7 @@ def speed(rank: int, size: int, settings: BertSettings) -> Speed:
 
 def time_steps(step: Step) -> list[float]:
     """Seconds of some steps on this rank, after the first few."""
-    heartbeat, seconds = Heartbeat(), []
-    for _ in range(WARM_UP + STEPS):
-        heartbeat.beat()
-        seconds.append(timed(step)())
+    [seconds] = interleave([timed(step)], range(WARM_UP + STEPS), Random(0))
     return seconds[WARM_UP:]
 
 
@@ -197,9 +195,8 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
     samples = largest_batch(peak, settings.memory_cap, model=held, limit=len(probe.data) // settings.workers)
     account = account_of(per_rank * samples)
     fullest = max(probe.devices, key=account.peak.__getitem__)
-    way, workers, peak_there = settings.way, settings.workers, account.peak[fullest]
-    batch_size = samples * workers
-    return LargestBatch(way=way, workers=workers, batch_size=batch_size, fullest=str(fullest), peak=peak_there)
+    workers, counts = settings.workers, {"batch_size": samples * settings.workers, "peak": account.peak[fullest]}
+    return LargestBatch(way=settings.way, workers=workers, fullest=str(fullest), **counts)
 
 
 class Probe:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,11 +42,11 @@ from playground.measurement import format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, like
+from playground.runtime.flags import flag, flags_of, like
 from playground.runtime.launcher.entry import World
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
-from playground.survival.settings import AUTO, NO, SnapshotSettings
+from playground.survival.settings import AUTO, NO
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource, find_weights
 from playground.training.results import replicas_verdict
@@ -116,9 +117,8 @@ def memory_texts(ways: Mapping[str, Sequence[Held]], settings: BertSettings) -> 
         for number, each in enumerate(devices)
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
-    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes") for label in labels)))
-    for name, held in rows:
-        table.add(name, *(f"{held.get(label, 0):,}" for label in labels))
+    cells = [(name, *(f"{held.get(label, 0):,}" for label in labels)) for name, held in rows]
+    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes") for label in labels)), rows=cells)
     about = (
         f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
         f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
@@ -194,15 +194,17 @@ class Runner:
         return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=self.bar)
 
     def train(self, settings: BertSettings, on_report: Callable[[int, Event], None]) -> Training:
-        """Training by one way, with snapshots and restarts if they are asked for."""
-        survival, snapshots = self.survival, self.snapshots_of(settings.way)
+        """Training by one way, with snapshots and restarts if they are asked for. Of several ways, each has its own
+        folder for snapshots in the one that was asked for."""
+        survival, snapshots = self.survival, self.survival.settings
+        if snapshots and len(self.ways) > 1:
+            snapshots = replace(snapshots, folder=snapshots.folder / settings.way)
         world = self.new_world(TRAIN, settings, survival.restarts)
         training = (TRAIN_ON, settings, (snapshots,)) if snapshots else (TRAIN, settings)
         on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
         with resumable_if_preempted(self.session, survival, snapshots.folder if snapshots else None):
             ran = world.run(RUN_TRAINING, *training, on_report=on_report, on_restart=on_restart, grace=grace)
-        result: Training = ran[0]
-        return result
+        return ran[0]
 
     def new_world(self, code: Remote, settings: BertSettings, restarts: int = 0) -> World:
         """The world that was joined, or one with as many ranks as the way takes."""
@@ -212,13 +214,6 @@ class Runner:
             return world
         same = {name: getattr(world, name) for name in ("backend", "timeout", "init_method", "around")}
         return World(settings.ranks, restarts=restarts, **same)
-
-    def snapshots_of(self, way: str) -> SnapshotSettings | None:
-        """Settings of a way's snapshots; of several ways, each has its own folder in the one that was asked for."""
-        settings = self.survival.settings
-        if settings is None or len(self.ways) == 1:
-            return settings
-        return replace(settings, folder=settings.folder / way)
 
     def of_devices(self, code: Remote) -> dict[str, list[Any]]:
         """By way, the result for each device: all of one process, or one of each rank."""
@@ -269,28 +264,22 @@ def speeds(runner: Runner, code: Remote) -> list[Speed]:
     return [runner.run(code, settings.on(*pair))[0] for pair in pairs]
 
 
-def shown(
-    code: Remote, find: Callable[[Runner, Remote], Any], texts: Callable[[Any, BertSettings], Texts]
-) -> Callable[[Runner], object]:
-    """A part whose results `find` gets from the ranks, and `texts` shows."""
-
-    def run(runner: Runner) -> object:
-        found = find(runner, code)
-        runner.say(code, texts(found, runner.settings))
-        return found
-
-    return run
+def show(find: Callable[[Runner, Remote], Any], texts: Callable[..., Texts], code: Remote, runner: Runner) -> object:
+    """The results of a part, which `find` gets from the ranks, and `texts` shows."""
+    found = find(runner, code)
+    runner.say(code, texts(found, runner.settings))
+    return found
 
 
 PARTS: dict[str, Callable[[Runner], object]] = {
     "train": train,
-    "same-losses": shown(SAME_LOSSES, same_losses, same_texts),
-    "speed": shown(SPEED, speeds, speed_texts),
-    "utilisation": shown(UTILISATION, Runner.of_devices, utilisation_texts),
-    "memory": shown(MEMORY, Runner.of_devices, memory_texts),
-    "largest": shown(LARGEST, Runner.of_ways, largest_texts),
-    "ready": shown(READY, Runner.of_ddp, ready_texts),
-    "averaging": shown(AVERAGING, Runner.of_ddp, averaging_texts),
+    "same-losses": partial(show, same_losses, same_texts, SAME_LOSSES),
+    "speed": partial(show, speeds, speed_texts, SPEED),
+    "utilisation": partial(show, Runner.of_devices, utilisation_texts, UTILISATION),
+    "memory": partial(show, Runner.of_devices, memory_texts, MEMORY),
+    "largest": partial(show, Runner.of_ways, largest_texts, LARGEST),
+    "ready": partial(show, Runner.of_ddp, ready_texts, READY),
+    "averaging": partial(show, Runner.of_ddp, averaging_texts, AVERAGING),
 }
 """By the names that --only takes."""
 OWN_WORLDS = ("same-losses", "speed")
@@ -427,12 +416,17 @@ def make_settings(
 ) -> BertSettings:
     """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
     defaults = PRETRAINED if weights.folder else GENERATED if pairs.name == "generated" else SCRATCH
-    max_length = asked.max_length or defaults.max_length
-    config = weights.config or BertConfig(vocabulary=pairs.vocabulary, max_length=max(64, max_length), dropout=0.0)
+    length = max(64, asked.max_length or defaults.max_length)
+    config = weights.config or BertConfig(vocabulary=pairs.vocabulary, max_length=length, dropout=0.0)
     if asked.dropout is not None:
         config = replace(config, dropout=asked.dropout)
-    if asked.max_length is None:
-        max_length = min(max_length, config.max_length)
+    chosen: dict[str, Any] = {
+        **defaults._asdict(),
+        "max_length": min(defaults.max_length, config.max_length),
+        "report_every": -(-asked.steps // 6),
+        "memory_cap": CAP * BYTES_PER_PARAMETER * config.parameters,
+    }
+    chosen |= {name: value for name in flags_of(BertSettings) if (value := getattr(asked, name)) is not None}
     return BertSettings(
         folder=pairs.folder,
         config=config,
@@ -441,14 +435,8 @@ def make_settings(
         device_type=world.device,
         device_count=get_backend(world.backend).count_devices(),
         threads=host.threads_per_rank(max(world.size, WORKERS_AT_LEAST)),
-        batch_size=asked.batch_size or defaults.batch_size,
-        steps=asked.steps,
-        lr=defaults.lr if asked.lr is None else asked.lr,
-        max_length=max_length,
-        loader_workers=asked.loader_workers,
-        report_every=asked.report_every or -(-asked.steps // 6),
-        memory_cap=asked.memory_cap or CAP * BYTES_PER_PARAMETER * config.parameters,
         seed=seed,
+        **chosen,
     )
 
 

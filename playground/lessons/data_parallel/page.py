@@ -127,53 +127,45 @@ class DeviceStep:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceLoad:
-    """The load of a step on one device."""
+    """The load of a step on one device: the most bytes it holds at any moment, these by label, and the share of the
+    step in which it computes, 0 to 1."""
 
     device: str
     peak: int
-    """The most bytes it holds at any moment."""
     at_peak: dict[str, int]
-    """The same bytes by label."""
     share: float
-    """Share of the step in which it computes: 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WayResult(Way):
-    """The cost of a step by one way to the loss."""
+    """The cost of a step by one way to the loss: the loss before it, the bytes that gather copies from other devices,
+    and the median time."""
 
     loss: float
-    """Before the step."""
     gathered: int
-    """Bytes that gather copied from other devices."""
     devices: list[DeviceLoad]
     seconds: float
-    """Seconds per step, median."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch(Way):
-    """The largest batch with which no device holds more than the cap, by one way to the loss."""
+    """The largest batch with which no device holds more than the cap, by one way to the loss; the device that holds
+    most then, and its bytes by label."""
 
     devices: int
     batch: int
     fullest: str
-    """The device that holds most."""
     at_peak: dict[str, int]
-    """Bytes that it holds then, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCopy:
-    """The model on one device while replicas run."""
+    """The bytes of parameters on one device while replicas run, and how many `of` all are the model's own memory."""
 
     device: str
     parameters: int
-    """Bytes of parameters that it holds."""
     shared: int
-    """Parameters of its replica that are the model's own memory."""
     of: int
-    """Parameters there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,31 +201,28 @@ class DeviceTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Copying:
-    """The cost of a step of DataParallel."""
+    """The median time of a step of DataParallel, and its traffic."""
 
     seconds: float
-    """Seconds per step, median."""
     devices: list[DeviceTraffic]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """The cost of the same step for one rank, where each has its own replica and gradients are averaged."""
+    """The median time of the same step on one rank, where each has its own replica and gradients are averaged, and the
+    bytes that it sends with our ring."""
 
     seconds: float
-    """Seconds per step, median."""
     sent: int
-    """Bytes this rank sends in a step, with our ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSeconds:
-    """How long the same piece of work takes one worker, a thread or a process, and several of them at once."""
+    """The median time of a piece of work: on one worker, a thread or a process (0 on a rank that waited meanwhile), and
+    on several until each has done one."""
 
     alone: float
-    """Seconds, median; 0 on a rank that waited meanwhile."""
     together: float
-    """Seconds until every worker has done its piece, median."""
 
 
 def speedup(alone: float, together: float, workers: int) -> float:
@@ -248,9 +237,8 @@ def loss_difference(together: TrainingResult, alone: TrainingResult) -> float:
 
 def split_texts(shares: Sequence[Shares]) -> Texts:
     """How many samples each device got."""
-    table = Table("device", *numbers(*list(shares[0])[1:]))
-    for share in shares:
-        table.add(*map(str, share.values()))
+    rows = [tuple(map(str, share.values())) for share in shares]
+    table = Table("device", *numbers(*list(shares[0])[1:]), rows=rows)
     return ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table]
 
 
@@ -262,9 +250,8 @@ def step_texts(devices: Sequence[DeviceStep]) -> Texts:
             for move in device.received:
                 if move["part"] == part:
                     moved.add(name, move["from"], device.device, f"{move['bytes']:,}")
-    held = Table("after", *numbers(*((device.device, "bytes") for device in devices)))
-    for name in ("(before)", *PARTS):
-        held.add(name, *(f"{device.held[name]:,}" for device in devices))
+    rows = [(name, *(f"{device.held[name]:,}" for device in devices)) for name in ("(before)", *PARTS)]
+    held = Table("after", *numbers(*((device.device, "bytes") for device in devices)), rows=rows)
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
@@ -307,9 +294,8 @@ def fitting_texts(batches: Sequence[LargestBatch], cap: int) -> Texts:
 
 def claims_texts(claims: Claims) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
-    copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory")
-    for copy in claims.copies:
-        copies.add(copy.device, f"{copy.parameters:,}", f"{copy.shared} of {copy.of} parameters")
+    rows = [(each.device, f"{each.parameters:,}", f"{each.shared} of {each.of} parameters") for each in claims.copies]
+    copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory", rows=rows)
     figures = "parameters of\nthe replicas", "their\ngradients", "the model, from\none device's"
     steps = Table(*numbers("step", "loss", *figures))
     for step in claims.steps:

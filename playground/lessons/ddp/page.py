@@ -60,7 +60,8 @@ from playground.training.settings import TrainingSettings
 def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
     """A part: its name, its summary, and its tables. `ranks`: the results of all ranks."""
     refused = [rank["refused"] for rank in ranks if isinstance(rank, Mapping)]
-    texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else part.text(ranks)
+    show = remote(f"{__name__}:{part.name}_texts")
+    texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else show(ranks)
     return ["", prose(heading(part.name), f": {part.code.summary}"), *texts]
 
 
@@ -77,16 +78,15 @@ def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
                 cells = str(each.bucket), f"{each.bytes:,}", f"{each.ready} of {len(order)}"
                 buckets.add(size, when, *cells, list_names(each.parameters))
         times.add(size, str(len(cap.rebuilt)), f"{1000 * cap.seconds:.2f}")
-    memory = Table("gradient_as_bucket_view", *numbers(("gradients", "bytes"), ("outside of\nbuckets", "bytes")))
-    for row in ranks[0].memory:
-        memory.add(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}")
+    held = ("gradients", "bytes"), ("outside of\nbuckets", "bytes")
+    rows = [(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}") for row in ranks[0].memory]
     return [
         f"  Gradients become ready in the order {list_names(order, 10)}.",
         "  The buckets, the same on all ranks; gradients ready: when the bucket is sent.",
         buckets,
         "  What a step takes, and the memory that gradients take:",
         times,
-        memory,
+        Table("gradient_as_bucket_view", *numbers(*held), rows=rows),
     ]
 
 
@@ -109,8 +109,8 @@ def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
 def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
     """Messages of each way, and the distance of its gradients from those of one batch."""
     rows = [(each.way, str(each.batches), str(each.messages), *difference_cells(each.difference)) for each in ranks[0]]
-    table = Table("way", *numbers("batches", "messages", "max. error", "rel. error"), rows=rows)
-    return ["  errors: of the gradients, compared with those of one large batch", table]
+    about = "  errors: of the gradients, compared with those of one large batch"
+    return [about, Table("way", *numbers("batches", "messages", "max. error", "rel. error"), rows=rows)]
 
 
 def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
@@ -131,16 +131,14 @@ def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
 
 def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
     """The bytes that each rank wrote and read, then the end of training that resumed from them."""
-    files = Table(RANK_COLUMN, *numbers(("written", "bytes"), ("read", "bytes")), "onto")
-    for rank, result in enumerate(ranks):
-        files.add(str(rank), f"{result.written:,}", f"{result.read:,}", result.device)
-    rows = [(row.loaded, *difference_cells(row.difference)) for row in ranks[0].resumed]
-    ends, steps = Table("loaded", *numbers("max. error", "rel. error"), rows=rows), ranks[0].steps
-    about = (
+    files = [(str(rank), f"{each.written:,}", f"{each.read:,}", each.device) for rank, each in enumerate(ranks)]
+    ends, steps = [(each.loaded, *difference_cells(each.difference)) for each in ranks[0].resumed], ranks[0].steps
+    return [
+        Table(RANK_COLUMN, *numbers(("written", "bytes"), ("read", "bytes")), "onto", rows=files),
         f"  errors: of the parameters, after {steps} steps, the checkpoint, and {steps} steps more, compared with "
-        f"{2 * steps} steps on end"
-    )
-    return [files, about, ends]
+        f"{2 * steps} steps on end",
+        Table("loaded", *numbers("max. error", "rel. error"), rows=ends),
+    ]
 
 
 def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:
@@ -168,7 +166,7 @@ def list_names(names: Sequence[str], most: int = 4) -> str:
 
 LESSON = LESSONS["ddp"]
 TRAIN = remote("playground.training.loop:train_with_ddp")
-RUN_LAB = LESSON.remote("run_lab", "lab")
+RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 ABOUT_HOOKS = "; ".join(f"{hook.name}: {hook.summary}" for hook in HOOKS.values())
 ACCUMULATED = 4
 """The lab's default of --accumulate."""

@@ -49,7 +49,8 @@ BASELINE = "none"
 
 @dataclass(frozen=True)
 class LabPart:
-    """An experiment that every rank runs, the function of its name in lab.py; page.py has the text."""
+    """An experiment that every rank runs, the function of its name in lab.py. Its text is the function of its name and
+    "_texts" in page.py."""
 
     name: str
     shown: str
@@ -61,11 +62,6 @@ class LabPart:
     def code(self) -> Remote:
         """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
         return remote(f"playground.lessons.ddp.lab:{self.name}")
-
-    @property
-    def text(self) -> Remote:
-        """Formats the results of all ranks, as prose and tables."""
-        return remote(f"playground.lessons.ddp.page:{self.name}_texts")
 
 
 EVERY = ("model", "batch_size", "limit", "bucket_caps")
