@@ -358,13 +358,13 @@ def test_adam_s_state_lies_where_the_model_does() -> None:
 
 
 def test_the_model_is_held_once_and_its_replicas_are_equal() -> None:
-    tested = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
-    assert [copy.parameters for copy in tested.copies] == [COPY] * 3
-    assert [(copy.shared, copy.of) for copy in tested.copies] == [(5, 5), (0, 5), (0, 5)]
-    assert [step.replicas_differ for step in tested.steps] == [0.0] * 3
-    assert all(step.gradients_differ > 1e-3 for step in tested.steps)
-    assert all(step.from_one_device <= 1e-12 for step in tested.steps)
-    assert [step.loss for step in tested.steps] == sorted((step.loss for step in tested.steps), reverse=True)
+    copies, steps = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
+    assert [copy.parameters for copy in copies] == [COPY] * 3
+    assert [(copy.shared, copy.of) for copy in copies] == [(5, 5), (0, 5), (0, 5)]
+    assert [step.replicas_differ for step in steps] == [0.0] * 3
+    assert all(step.gradients_differ > 1e-3 for step in steps)
+    assert all(step.from_one_device <= 1e-12 for step in steps)
+    assert [step.loss for step in steps] == sorted((step.loss for step in steps), reverse=True)
 
 
 def test_with_the_cures_every_device_adds_to_the_batch_that_fits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import fields
 from functools import partial
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
 from playground.lessons.bert.settings import DDP, Averaging, BertSettings, Held, LargestBatch, PartReady, Speed, Use
+from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import (
     Account,
@@ -31,7 +31,7 @@ from playground.measurement.interleave import Heartbeat, interleave, slowest, ti
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
-from playground.training.step import Moment, training_step
+from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 
@@ -45,9 +45,9 @@ class Step:
     def __call__(self) -> None:
         self.take(next(self.coming))
 
-    def take(self, batch: PairBatch, moment: Moment = lambda name: None) -> None:
+    def take(self, batch: PairBatch) -> None:
         """A step on that batch."""
-        training_step(self.optimizer, [partial(self.loss, batch)], GradSync(self.model), moment=moment)
+        training_step(self.optimizer, [partial(self.loss, batch)], GradSync(self.model))
 
 
 def devices_of(settings: BertSettings) -> list[torch.device]:
@@ -206,7 +206,9 @@ class Probe:
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
         self.settings, self.devices, self.heartbeat = settings, devices_of(settings), Heartbeat()
         self.data = Pairs(settings.folder, "train", settings.max_length)
-        with self.track() as account:
+        self.default = self.devices[0] if settings.way == DDP else HOST
+        """The device where a rank makes what has no operands."""
+        with track_memory(self.devices, self.default) as account:
             with account.labelled("gradients"):  # the buckets of DDP
                 self.step = Step(rank, size, settings)
             if isinstance(self.step.model, DistributedDataParallel):
@@ -214,21 +216,13 @@ class Probe:
             for _ in range(2):  # DDP rearranges its buckets in the second
                 self.step.take(self.batch(settings.workers // size))
 
-    def track(self) -> contextlib.AbstractContextManager[Account]:
-        """In a rank, what is made without operands is made on its device."""
-        return track_memory(self.devices, default=self.devices[0] if self.settings.way == DDP else HOST)
-
     def account_of(self, samples: int) -> Account:
         """The account of a step on that number of samples, on all devices of this process together."""
         self.heartbeat.beat()
-        with self.track() as account:
-            self.step.optimizer.zero_grad()
-            account.put_module(self.step.model, self.devices[0])
-            account.put_state(self.step.optimizer, self.devices[0])
-            batch = self.batch(samples)
-            account.put(*batch, device=self.devices[0], label="inputs")
-            self.step.take(batch, account.moment)
-        return account
+        step, batch = self.step, self.batch(samples)
+        step.optimizer.zero_grad()
+        loss = partial(step.loss, batch)
+        return track_step(step.model, step.optimizer, loss, self.devices, *batch, default=self.default)
 
     def batch(self, samples: int) -> PairBatch:
         """The first pairs, padded to `max_length`."""

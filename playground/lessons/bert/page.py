@@ -32,7 +32,6 @@ from playground.lessons.bert.settings import (
     Held,
     LargestBatch,
     PartReady,
-    Progress,
     Speed,
     Training,
     Use,
@@ -240,10 +239,11 @@ def train(runner: Runner) -> list[Training]:
     def on_report(rank: int, event: Event) -> None:
         if rank == 0 and "resumed" in event:
             runner.session.say("  going on after step {total}".format(**event["resumed"]))
-        progress: Progress | None = event.get("progress") if rank == 0 else None
-        if progress and progress.step > shown[progress.way]:
-            shown[progress.way] = progress.step  # a world that was restarted may report it again
-            rows.say(progress.way, str(progress.step), f"{progress.loss:.4f}", f"{progress.samples_per_second:,.0f}")
+        if rank == 0 and "progress" in event:
+            way, step, loss, speed = event["progress"].values()
+            if step > shown[way]:
+                shown[way] = step  # a world that was restarted may report it again
+                rows.say(way, str(step), f"{loss:.4f}", f"{speed:,.0f}")
         notices(rank, event)
         runner.bar(rank, event)
 

@@ -131,18 +131,6 @@ EXACT = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far training has come."""
-
-    way: str
-    step: int
-    loss: float
-    """The mean over the last `LOSSES_TO_COMPARE` steps, or all if there were fewer."""
-    samples_per_second: float
-    """Since the report before."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Training:
     """Training by one way, all workers together."""
 

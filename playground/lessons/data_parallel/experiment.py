@@ -54,6 +54,7 @@ from playground.training.data import Images, partition_dataset, partition_test_s
 from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.partition import share
+from playground.training.replicas import flat
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
 from playground.training.step import training_step
@@ -165,11 +166,15 @@ def track_step(
     optimizer: torch.optim.Optimizer,
     loss: Callable[[], torch.Tensor],
     devices: Sequence[torch.device],
+    *inputs: torch.Tensor,
+    default: torch.device = HOST,
 ) -> Account:
-    """The account of a training step that is not the first: `optimizer` has its state already."""
-    with track_memory(devices) as account:
+    """The account of a training step that is not the first: `optimizer` has its state already. `inputs` count on the
+    first device; `default` is that of `track_memory`."""
+    with track_memory(devices, default) as account:
         account.put_module(model, devices[0])
         account.put_state(optimizer, devices[0])
+        account.put(*inputs, device=devices[0], label="inputs")
         training_step(optimizer, [loss], GradSync(model), moment=account.moment)
     return account
 
@@ -224,11 +229,11 @@ def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Mean
     return found
 
 
-def claims(rank: int, size: int, settings: DataParallelSettings) -> page.Claims:
+def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[page.ModelCopy], list[page.ReplicaStep]]:
     """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
     not go well"."""
     devices = resolve_devices(settings.devices)
-    return page.Claims(copies=count_models(settings, devices), steps=compare_replicas(settings, devices))
+    return count_models(settings, devices), compare_replicas(settings, devices)
 
 
 def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[page.ModelCopy]:
@@ -296,12 +301,14 @@ def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:
 
 def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
     """Between two numbers in the same place, wherever the tensors lie."""
-    pairs = zip(tensors, others, strict=True)
-    return max((tensor.detach().cpu() - other.detach().cpu()).abs().max().item() for tensor, other in pairs)
+    return (flat(tensors).cpu() - flat(others).cpu()).abs().max().item()
 
 
-def copying(rank: int, size: int, settings: DataParallelSettings) -> page.Copying:
-    """Steps of DataParallel, the loss inside forward: every device gets the model, one gets all gradients."""
+def copying(rank: int, size: int, settings: DataParallelSettings) -> tuple[float, list[page.DeviceTraffic]]:
+    """Steps of DataParallel, the loss inside forward: every device gets the model, one gets all gradients.
+
+    Returns the median time of a step in seconds, and the traffic of each device.
+    """
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     loss = partial(gather_losses, model, tokens, targets, devices, devices[0])
@@ -311,15 +318,12 @@ def copying(rank: int, size: int, settings: DataParallelSettings) -> page.Copyin
         step()
     moves = [move for move in account.moves if move.part in ("replicate", "reduce")]
     [seconds] = median_seconds([step], devices, settings.steps)
-    traffic = [
-        page.DeviceTraffic(
-            device=str(each),
-            sent=sum(move.bytes for move in moves if move.source == each),
-            received=sum(move.bytes for move in moves if move.target == each),
-        )
-        for each in devices
-    ]
-    return page.Copying(seconds=seconds, devices=traffic)
+    traffic = []
+    for each in devices:
+        sent = sum(move.bytes for move in moves if move.source == each)
+        received = sum(move.bytes for move in moves if move.target == each)
+        traffic.append(page.DeviceTraffic(device=str(each), sent=sent, received=received))
+    return seconds, traffic
 
 
 def averaging(rank: int, size: int, settings: DataParallelSettings) -> page.Averaging:

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import click
 
 from playground.console import plots
-from playground.console.options import RunOptions, flags, memory_cap_option, only_with, options, plot_option
+from playground.console.options import RunOptions, flags, memory_cap_option, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, numbers
 from playground.console.text import heading, prose
@@ -183,28 +183,12 @@ class ReplicaStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claims:
-    """Two sentences about DataParallel, put to the test."""
-
-    copies: list[ModelCopy]
-    steps: list[ReplicaStep]
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeviceTraffic:
     """Bytes of model and gradients that a device sends and receives in a step."""
 
     device: str
     sent: int
     received: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copying:
-    """The median time of a step of DataParallel, and its traffic."""
-
-    seconds: float
-    devices: list[DeviceTraffic]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,13 +276,13 @@ def fitting_texts(batches: Sequence[LargestBatch], cap: int) -> Texts:
     return [f"  Each device may hold {cap:,} bytes:", table, *[more] * reached]
 
 
-def claims_texts(claims: Claims) -> Texts:
+def claims_texts(models: Sequence[ModelCopy], compared: Sequence[ReplicaStep]) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
-    rows = [(each.device, f"{each.parameters:,}", f"{each.shared} of {each.of} parameters") for each in claims.copies]
+    rows = [(each.device, f"{each.parameters:,}", f"{each.shared} of {each.of} parameters") for each in models]
     copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory", rows=rows)
     figures = "parameters of\nthe replicas", "their\ngradients", "the model, from\none device's"
     steps = Table(*numbers("step", "loss", *figures))
-    for step in claims.steps:
+    for step in compared:
         apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
         steps.add(str(step.step), f"{step.loss:.6f}", *(f"{difference:.1g}" for difference in apart))
     return [
@@ -320,14 +304,14 @@ def means_texts(batches: Sequence[Means]) -> Texts:
     return [table]
 
 
-def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> Texts:
-    """DataParallel's steps beside the processes'."""
-    busiest = max(copying.devices, key=lambda device: device.sent + device.received)
-    sent, by_a_rank = sum(device.sent for device in copying.devices), max(rank.sent for rank in ranks)
+def copying_texts(copying: float, devices: Sequence[DeviceTraffic], ranks: Sequence[Averaging]) -> Texts:
+    """DataParallel's steps, in seconds and traffic, beside the processes'."""
+    busiest = max(devices, key=lambda device: device.sent + device.received)
+    sent, by_a_rank = sum(device.sent for device in devices), max(rank.sent for rank in ranks)
     traffic = ("sent\nat most", "bytes"), ("received\nat most", "bytes"), ("sent\nin total", "bytes")
     table = Table("", *numbers(*traffic, ("time\nper step", "ms")))
     for name, *counts, seconds in (
-        ("data-parallel", busiest.sent, busiest.received, sent, copying.seconds),
+        ("data-parallel", busiest.sent, busiest.received, sent, copying),
         (f"sgd -n {len(ranks)}", by_a_rank, by_a_rank, sum(r.sent for r in ranks), median(r.seconds for r in ranks)),
     ):
         table.add(name, *(f"{count:,}" for count in counts), f"{1000 * seconds:.1f}")
@@ -341,12 +325,11 @@ def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> Texts:
 def gil_texts(threads: Mapping[str, WorkSeconds], processes: Sequence[Mapping[str, WorkSeconds]]) -> Texts:
     """How many times as much is done at once, by threads and by processes."""
     table, count = Table("work", "by", *numbers(("alone", "ms"), ("together", "ms"), "speed-up")), len(processes)
-    for name, of_threads in threads.items():
-        together = median(rank[name].together for rank in processes)
-        of_processes = WorkSeconds(alone=processes[0][name].alone, together=together)
-        for workers, seconds in (("threads", of_threads), ("processes", of_processes)):
-            gain = speedup(seconds.alone, seconds.together, count)
-            table.add(name, workers, f"{1000 * seconds.alone:.1f}", f"{1000 * seconds.together:.1f}", f"{gain:.2f}")
+    for name, work in threads.items():
+        by_processes = processes[0][name].alone, median(rank[name].together for rank in processes)
+        for workers, alone, together in (("threads", work.alone, work.together), ("processes", *by_processes)):
+            gain = f"{speedup(alone, together, count):.2f}"
+            table.add(name, workers, f"{1000 * alone:.1f}", f"{1000 * together:.1f}", gain)
     about = (
         f"  alone: one worker does one piece of work; together: {count} workers do one piece each at the same time; "
         f"speed-up: {count} x alone / together"
@@ -390,25 +373,21 @@ COPYING, AVERAGING, THREADS, PROCESSES, TRAIN = (
 ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
 ABOUT_EPOCHS = "With --train: passes over the data."
 
-data_parallel_options = options(
-    click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES),
-    click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
-    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
-    flags(DataParallelSettings),
-    memory_cap_option,
-    click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone."),
-    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help=ABOUT_EPOCHS),
-    data_options,
-    flags(RunOptions, "timeout", "seed"),
-    plot_option("each device's memory"),
-    flags(RunOptions, "wide", "as_json", "see"),
-    only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
-    only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,)),
-)
-
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@data_parallel_options
+@click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES)
+@click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared.")
+@click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather.")
+@flags(DataParallelSettings)
+@memory_cap_option
+@click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help=ABOUT_EPOCHS)
+@data_options
+@flags(RunOptions, "timeout", "seed")
+@plot_option("each device's memory")
+@flags(RunOptions, "wide", "as_json", "see")
+@only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,))
+@only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,))
 def command(
     devices: str,
     gather: str | None,
@@ -498,10 +477,10 @@ def run_parts(
             show(LARGEST, fitting_texts(batches, cap))
         [means] = run_on(world, TWO_MEANS, settings)
         show(TWO_MEANS, means_texts(means))
-        [claims] = run_on(world, CLAIMS, settings)
-        show(CLAIMS, claims_texts(claims))
-        [copying], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
-        show(COPYING, copying_texts(copying, averaging))
+        [(copies, steps)] = run_on(world, CLAIMS, settings)
+        show(CLAIMS, claims_texts(copies, steps))
+        [(copying, traffic)], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
+        show(COPYING, copying_texts(copying, traffic, averaging))
         [threads], processes = run_on(world, THREADS, settings), run_on(ranks, PROCESSES)
         show(THREADS, gil_texts(threads, processes))
     session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
@@ -512,11 +491,11 @@ def run_parts(
         {
             "split": shares, "one_step": devices,
             **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
-            "copying": copying.devices, "averaging": averaging, "processes": processes,
+            "copying": traffic, "averaging": averaging, "processes": processes,
         },
         devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size,
         optimizer=settings.optimizer, ways=ways, one_device=alone, largest_batches=batches,
-        means=means, claims=claims, copying_seconds=copying.seconds, threads=threads,
+        means=means, claims={"copies": copies, "steps": steps}, copying_seconds=copying, threads=threads,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html, save and load
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +54,6 @@ from playground.lessons.ddp.settings import (
     GradientMemory,
     HookResult,
     LabSettings,
-    Message,
     RefusedHook,
     ResumedRun,
     SamplerResult,
@@ -178,13 +176,11 @@ def train_with(name: str, run: DDPRun, steps: int, baseline: torch.Tensor | None
     for _ in range(WARM_UP):
         run.backward(0)
     exact = run.exact_mean(0)
-    sent: list[Message] = []
-    gradient = exact
-    for number in range(steps):
-        with record_messages() as messages:
-            loss = run.step(number)
-        if number == 0:
-            sent, gradient = messages, run.gradients()
+    with record_messages() as sent:
+        loss = run.step(0)
+    gradient = run.gradients()
+    for number in range(1, steps):
+        loss = run.step(number)
     losses = all_gather_object(loss)
     check_replicas(largest_difference(run.ddp.module), "with this hook")
     parameters = run.parameters()
@@ -363,21 +359,14 @@ def save_on_rank_0(run: DDPRun, rank: int, stack: contextlib.ExitStack) -> Path:
     message: list[str | None] = [None]
     if rank == 0:
         folder = stack.enter_context(temporary_folder("checkpoint"))
-        message = [save(run, folder)]
-    dist.broadcast_object_list(message, src=0)  # orders what follows after `save`, as a barrier would
+        state: State = {"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}
+        torch.save(state, folder / "checkpoint.unfinished")  # under its name it is whole or not there
+        message = [str((folder / "checkpoint.unfinished").replace(folder / "checkpoint.pt"))]
+    dist.broadcast_object_list(message, src=0)  # orders what follows after writing, as a barrier would
     file = Path(str(message[0]))
     if not all(all_gather_object(file.exists())):
         raise UsageError(f"checkpoint: not all ranks see {file}: set TMPDIR to a folder that all hosts share")
     return file
-
-
-def save(run: DDPRun, folder: Path) -> str:
-    """Write the checkpoint into `folder`; under its name it is whole or not there. Returns its path."""
-    state: State = {"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}
-    unfinished, file = folder / "checkpoint.unfinished", folder / "checkpoint.pt"
-    torch.save(state, unfinished)
-    os.replace(unfinished, file)
-    return str(file)
 
 
 def resume(settings: LabSettings, state: State, names: tuple[str, ...], expected: torch.Tensor) -> ResumedRun:

@@ -51,7 +51,7 @@ from playground.lessons.ddp.settings import (
     UnevenResult,
 )
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, like
+from playground.runtime.flags import flag, flags_of, like
 from playground.runtime.remote import remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
@@ -211,13 +211,10 @@ class LabOptions:
         return LabSettings(
             training=training,
             parts=select_names(PARTS, self.only or (ALL,)),
-            model=self.model or LabSettings.model,
             caps=self.bucket_caps,
-            static_graph=self.static_graph,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
             hooks=select_names(HOOKS, (BASELINE, *words)),
             required=tuple(name for name in words if name in HOOKS),
-            steps=self.steps or LabSettings.steps,
+            **{name: value for name in flags_of(LabSettings) if (value := getattr(self, name))},
         )
 
 
