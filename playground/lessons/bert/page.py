@@ -362,15 +362,14 @@ class BertOptions:
 
     def check_effect(self, parts: tuple[str, ...], survival: SnapshotOptions) -> None:
         """Raise `UsageError` for an option that changes nothing in these parts."""
-        given = {
-            "--memory-cap": (self.memory_cap, LARGEST),
-            "--report-every": (self.report_every, TRAIN),
-            "--snapshots": (survival.snapshots, TRAIN),
-            "--restarts": (survival.restarts, TRAIN),
-        }
-        for option, (value, part) in given.items():
-            if value and part.name not in parts:
-                raise UsageError(f"{option} has no effect without the part {part.name}: add --only {part.name}")
+        for option, value, part in (
+            ("--memory-cap", self.memory_cap, LARGEST.name),
+            ("--report-every", self.report_every, TRAIN.name),
+            ("--snapshots", survival.snapshots, TRAIN.name),
+            ("--restarts", survival.restarts, TRAIN.name),
+        ):
+            if value and part not in parts:
+                raise UsageError(f"{option} has no effect without the part {part}: add --only {part}")
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)

@@ -413,7 +413,11 @@ def command(
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     if plot:
         plots.check(plot)
-    batches = find_largest_batches(session, settings, memory_cap) if memory_cap else []  # it may be refused
+    batches: list[LargestBatch] = []
+    if memory_cap:  # first, since it may be refused
+        with session.bar() as bar:
+            bar.show(LARGEST.name)
+            [batches] = session.world.run(LARGEST, settings, memory_cap, on_report=bar)
     session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     if train:
         compare_training(session, names, data, epochs)
@@ -440,14 +444,6 @@ def list_devices(devices: str) -> list[str]:
     if "" in names:
         raise UsageError(f"--devices {devices!r}: a name is missing, write cpu:0,cpu:1 or a number")
     return names
-
-
-def find_largest_batches(session: Session, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
-    """The largest batch that fits, by each way. Raises `UsageError` if not even one sample does."""
-    with session.bar() as bar:
-        bar.show(LARGEST.name)
-        [batches] = session.world.run(LARGEST, settings, cap, on_report=bar)
-    return batches
 
 
 def run_parts(
