@@ -193,14 +193,10 @@ class ScheduleRun:
         return SCHEDULES[self.name]
 
     @property
-    def steps(self) -> list[list[list[Slot]]]:
-        """The slots of every rank, for each step that is timed."""
-        return [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
-
-    @property
     def typical(self) -> list[list[Slot]]:
-        """The step whose bubble is the median."""
-        return sorted(self.steps, key=bubble)[len(self.steps) // 2]
+        """The slots of every rank in the step whose bubble is the median."""
+        steps = [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
+        return sorted(steps, key=bubble)[len(steps) // 2]
 
     @property
     def bubble(self) -> float:
