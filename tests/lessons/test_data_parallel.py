@@ -16,8 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from playground.lessons.data_parallel import experiment
-from playground.lessons.data_parallel.experiment import claims
-from playground.lessons.data_parallel.largest_batch import largest_batches
+from playground.lessons.data_parallel.experiment import claims, largest_batches
 from playground.lessons.data_parallel.lesson import (
     DataParallel,
     chunk_sizes,
@@ -37,14 +36,14 @@ from playground.lessons.data_parallel.losses import (
 from playground.lessons.data_parallel.memory import track_memory
 from playground.lessons.data_parallel.page import (
     LABELS,
+    MEANS,
     PARTS,
     WAYS,
     DataParallelSettings,
-    TrainingComparison,
     Way,
     WayResult,
+    loss_difference,
     speedup,
-    to_documents,
     ways_to_compare,
 )
 from playground.runtime import UsageError, launch
@@ -359,13 +358,13 @@ def test_adam_s_state_lies_where_the_model_does() -> None:
 
 
 def test_the_model_is_held_once_and_its_replicas_are_equal() -> None:
-    tested = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
-    assert [copy.parameters for copy in tested.copies] == [COPY] * 3
-    assert [(copy.shared, copy.of) for copy in tested.copies] == [(5, 5), (0, 5), (0, 5)]
-    assert [step.replicas_differ for step in tested.steps] == [0.0] * 3
-    assert all(step.gradients_differ > 1e-3 for step in tested.steps)
-    assert all(step.from_one_device <= 1e-12 for step in tested.steps)
-    assert [step.loss for step in tested.steps] == sorted((step.loss for step in tested.steps), reverse=True)
+    copies, steps = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
+    assert [copy.parameters for copy in copies] == [COPY] * 3
+    assert [(copy.shared, copy.of) for copy in copies] == [(5, 5), (0, 5), (0, 5)]
+    assert [step.replicas_differ for step in steps] == [0.0] * 3
+    assert all(step.gradients_differ > 1e-3 for step in steps)
+    assert all(step.from_one_device <= 1e-12 for step in steps)
+    assert [step.loss for step in steps] == sorted((step.loss for step in steps), reverse=True)
 
 
 def test_with_the_cures_every_device_adds_to_the_batch_that_fits() -> None:
@@ -382,7 +381,7 @@ def test_with_the_cures_every_device_adds_to_the_batch_that_fits() -> None:
 
 def test_the_lesson_s_step_adds_up() -> None:
     devices = experiment.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
-    moved = [{(move.part, move.source): move.bytes for move in device.received} for device in devices]
+    moved = [{(move["part"], move["from"]): move["bytes"] for move in device.received} for device in devices]
     copy = COPY
     assert moved[1] == {
         ("scatter", "host"): 2 * 8 * 8,
@@ -403,7 +402,7 @@ def test_the_split_is_what_its_table_says() -> None:
         {name: cell if name == "device" else ast.literal_eval(cell) for name, cell in zip(names, row, strict=True)}
         for row in rows
     ]
-    assert to_documents(experiment.split(0, 1, on("cpu:0", "cpu:1", "cpu:2"))) == table
+    assert experiment.split(0, 1, on("cpu:0", "cpu:1", "cpu:2")) == table
 
 
 def test_every_way_to_the_loss_has_its_function() -> None:
@@ -412,9 +411,9 @@ def test_every_way_to_the_loss_has_its_function() -> None:
 
 def test_two_means_agree_only_where_the_chunks_do() -> None:
     even, uneven = experiment.two_means(0, 1, on("cpu:0", "cpu:1"))
-    assert (even.mean, even.mean_of_means, even.weighted_mean) == (3.5, 3.5, 3.5)
-    assert (uneven.chunks, uneven.mean, uneven.mean_of_means, uneven.weighted_mean) == ([3, 2], 3.0, 3.25, 3.0)
-    assert list(uneven.document) == ["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]
+    assert [even[name] for name in MEANS] == [3.5, 3.5, 3.5]
+    assert (uneven["chunks"], *(uneven[name] for name in MEANS)) == ([3, 2], 3.0, 3.25, 3.0)
+    assert list(uneven) == ["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]
 
 
 def test_a_speed_up_counts_what_all_workers_did() -> None:
@@ -428,7 +427,7 @@ def test_the_loss_difference_is_that_of_the_last_epoch() -> None:
         epochs = [Epoch(epoch=1, loss=loss, loss_per_rank=[loss], **figures) for loss in losses]  # type: ignore[arg-type]
         return TrainingResult(epochs=epochs, replicas_max_difference=0.0)
 
-    assert TrainingComparison(together=trained(9.0, 1.5), alone=trained(2.0, 1.0)).loss_difference == 0.5
+    assert loss_difference(together=trained(9.0, 1.5), alone=trained(2.0, 1.0)) == 0.5
 
 
 @pytest.mark.parametrize(

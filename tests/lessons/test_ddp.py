@@ -18,10 +18,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.checkpoint import checkpoint
 from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run, measure_difference, record_messages
-from playground.lessons.ddp.hooks import hooks, refusal
-from playground.lessons.ddp.lab import run_lab
+from playground.lessons.ddp.lab import checkpoint, hooks, refusal, run_lab
 from playground.lessons.ddp.page import part_texts
 from playground.lessons.ddp.settings import (
     HOOKS,

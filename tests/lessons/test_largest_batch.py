@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.lessons.data_parallel.largest_batch import GROWTH, largest_batch
+from playground.lessons.data_parallel.memory import GROWTH, largest_batch
 from playground.runtime import UsageError
 
 MODEL = {"parameters": 4000, "gradients": 4000}

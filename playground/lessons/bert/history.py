@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Progress, Training
+from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Training
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, report, synchronize
 from playground.training.replicas import largest_difference
@@ -46,16 +47,16 @@ class History:
         self.heartbeat.beat(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
 
     def report_losses(self) -> None:
-        """Average the losses since the last report over the ranks, and report the mean."""
+        """Average the losses since the last report over the ranks, and report the mean of the last
+        `LOSSES_TO_COMPARE` steps, or of all if there were fewer, and the speed since the report before."""
         own = torch.stack(self.own).double()
         dist.all_reduce(own)
         self.losses += (own / dist.get_world_size()).tolist()
         now = self.now()
         latest = self.losses[-LOSSES_TO_COMPARE:]
-        loss, speed = sum(latest) / len(latest), len(own) * self.settings.batch_size / (now - self.reported)
+        loss, speed = fmean(latest), len(own) * self.settings.batch_size / (now - self.reported)
         self.own, self.reported = [], now
-        step = len(self.losses)
-        report(progress=Progress(way=self.settings.way, step=step, loss=loss, samples_per_second=speed))
+        report(progress={"way": self.settings.way, "step": len(self.losses), "loss": loss, "speed": speed})
 
     def state(self) -> dict[str, object]:
         """The counts so far, as tensors and plain data."""

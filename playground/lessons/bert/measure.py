@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import fields
 from functools import partial
+from random import Random
 from statistics import median
 
 import torch
@@ -15,17 +15,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
 from playground.lessons.bert.settings import DDP, Averaging, BertSettings, Held, LargestBatch, PartReady, Speed, Use
-from playground.lessons.data_parallel.largest_batch import largest_batch
+from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
-from playground.lessons.data_parallel.memory import Account, label_buckets, track_memory, track_utilisation
+from playground.lessons.data_parallel.memory import (
+    Account,
+    label_buckets,
+    largest_batch,
+    track_memory,
+    track_utilisation,
+)
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import Clock, TimedReplica, count_messages, summarize, time_in_turn
 from playground.lessons.ladder.page import AveragingCost
-from playground.measurement.interleave import Heartbeat, slowest, timed
+from playground.measurement.interleave import Heartbeat, interleave, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
-from playground.training.step import Moment, training_step
+from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 
@@ -39,9 +45,9 @@ class Step:
     def __call__(self) -> None:
         self.take(next(self.coming))
 
-    def take(self, batch: PairBatch, moment: Moment = lambda name: None) -> None:
+    def take(self, batch: PairBatch) -> None:
         """A step on that batch."""
-        training_step(self.optimizer, [partial(self.loss, batch)], GradSync(self.model), moment=moment)
+        training_step(self.optimizer, [partial(self.loss, batch)], GradSync(self.model))
 
 
 def devices_of(settings: BertSettings) -> list[torch.device]:
@@ -147,10 +153,7 @@ def speed(rank: int, size: int, settings: BertSettings) -> Speed:
 
 def time_steps(step: Step) -> list[float]:
     """Seconds of some steps on this rank, after the first few."""
-    heartbeat, seconds = Heartbeat(), []
-    for _ in range(WARM_UP + STEPS):
-        heartbeat.beat()
-        seconds.append(timed(step)())
+    [seconds] = interleave([timed(step)], range(WARM_UP + STEPS), Random(0))
     return seconds[WARM_UP:]
 
 
@@ -192,9 +195,8 @@ def largest(rank: int, size: int, settings: BertSettings) -> LargestBatch:
     samples = largest_batch(peak, settings.memory_cap, model=held, limit=len(probe.data) // settings.workers)
     account = account_of(per_rank * samples)
     fullest = max(probe.devices, key=account.peak.__getitem__)
-    way, workers, peak_there = settings.way, settings.workers, account.peak[fullest]
-    batch_size = samples * workers
-    return LargestBatch(way=way, workers=workers, batch_size=batch_size, fullest=str(fullest), peak=peak_there)
+    workers, counts = settings.workers, {"batch_size": samples * settings.workers, "peak": account.peak[fullest]}
+    return LargestBatch(way=settings.way, workers=workers, fullest=str(fullest), **counts)
 
 
 class Probe:
@@ -204,7 +206,9 @@ class Probe:
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
         self.settings, self.devices, self.heartbeat = settings, devices_of(settings), Heartbeat()
         self.data = Pairs(settings.folder, "train", settings.max_length)
-        with self.track() as account:
+        self.default = self.devices[0] if settings.way == DDP else HOST
+        """The device where a rank makes what has no operands."""
+        with track_memory(self.devices, self.default) as account:
             with account.labelled("gradients"):  # the buckets of DDP
                 self.step = Step(rank, size, settings)
             if isinstance(self.step.model, DistributedDataParallel):
@@ -212,21 +216,13 @@ class Probe:
             for _ in range(2):  # DDP rearranges its buckets in the second
                 self.step.take(self.batch(settings.workers // size))
 
-    def track(self) -> contextlib.AbstractContextManager[Account]:
-        """In a rank, what is made without operands is made on its device."""
-        return track_memory(self.devices, default=self.devices[0] if self.settings.way == DDP else HOST)
-
     def account_of(self, samples: int) -> Account:
         """The account of a step on that number of samples, on all devices of this process together."""
         self.heartbeat.beat()
-        with self.track() as account:
-            self.step.optimizer.zero_grad()
-            account.put_module(self.step.model, self.devices[0])
-            account.put_state(self.step.optimizer, self.devices[0])
-            batch = self.batch(samples)
-            account.put(*batch, device=self.devices[0], label="inputs")
-            self.step.take(batch, account.moment)
-        return account
+        step, batch = self.step, self.batch(samples)
+        step.optimizer.zero_grad()
+        loss = partial(step.loss, batch)
+        return track_step(step.model, step.optimizer, loss, self.devices, *batch, default=self.default)
 
     def batch(self, samples: int) -> PairBatch:
         """The first pairs, padded to `max_length`."""

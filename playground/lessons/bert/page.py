@@ -3,8 +3,11 @@ torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +15,7 @@ import click
 
 from playground.console.options import ALL, MemorySize, RunOptions, pack_options, run_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, bars, cell, numbers
+from playground.console.tables import Column, Table, Texts, bars, numbers
 from playground.console.terminal import Bar
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING, NoticePrinter, echo_restarts, resumable_if_preempted
@@ -29,7 +32,6 @@ from playground.lessons.bert.settings import (
     Held,
     LargestBatch,
     PartReady,
-    Progress,
     Speed,
     Training,
     Use,
@@ -39,11 +41,11 @@ from playground.measurement import format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, like
+from playground.runtime.flags import flag, flags_of, like
 from playground.runtime.launcher.entry import World
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
-from playground.survival.settings import AUTO, NO, SnapshotSettings
+from playground.survival.settings import AUTO, NO
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource, find_weights
 from playground.training.results import replicas_verdict
@@ -90,9 +92,9 @@ def speed_texts(speeds: Sequence[Speed], settings: BertSettings) -> Texts:
     table = Table("way", *numbers(*rates_by, *(f"{count} to 1" for count in counts[1:])))
     for way in dict.fromkeys(speed.way for speed in speeds):
         of_way = {speed.workers: speed.samples_per_second for speed in speeds if speed.way == way}
-        rates = [f"{of_way[count]:,.0f}" if count in of_way else None for count in counts]
-        gains = [f"{of_way[count] / of_way[counts[0]]:.2f}" if count in of_way else None for count in counts[1:]]
-        table.add(way, *map(cell, [*rates, *gains]))
+        rates = [f"{of_way[count]:,.0f}" if count in of_way else "-" for count in counts]
+        gains = [f"{of_way[count] / of_way[counts[0]]:.2f}" if count in of_way else "-" for count in counts[1:]]
+        table.add(way, *rates, *gains)
     return [table]
 
 
@@ -114,9 +116,8 @@ def memory_texts(ways: Mapping[str, Sequence[Held]], settings: BertSettings) -> 
         for number, each in enumerate(devices)
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
-    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes") for label in labels)))
-    for name, held in rows:
-        table.add(name, *(f"{held.get(label, 0):,}" for label in labels))
+    cells = [(name, *(f"{held.get(label, 0):,}" for label in labels)) for name, held in rows]
+    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes") for label in labels)), rows=cells)
     about = (
         f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
         f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
@@ -168,39 +169,41 @@ def averaging_texts(found: Sequence[Averaging], settings: BertSettings) -> Texts
 
 
 LESSON = LESSONS["bert"]
-TRAIN, SAME_LOSSES = LESSON.remote("train"), LESSON.remote("same_losses")
-TRAIN_ON = LESSON.remote("train", "resumable")
-SPEED, LARGEST = LESSON.remote("speed", "measure"), LESSON.remote("largest", "measure")
+TRAIN, TRAIN_ON, SAME_LOSSES = LESSON.remote("train"), LESSON.remote("train", "resumable"), LESSON.remote("same_losses")
+SPEED, UTILISATION, MEMORY, LARGEST, READY, AVERAGING = (
+    LESSON.remote(name, "measure") for name in ("speed", "utilisation", "memory", "largest", "ready", "averaging")
+)
 WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs a part on the processes that it needs, and shows its result."""
+    """Runs a part on the processes that it needs, by the ways that were asked for, and shows its result. Snapshots and
+    restarts are for training alone: the other parts are short."""
 
     session: Session
     bar: Bar
     settings: BertSettings
     ways: tuple[str, ...]
-    """The ways that were asked for."""
     survival: SnapshotOptions
-    """Snapshots and restarts of training; the other parts are short."""
 
     def run(self, code: Remote, settings: BertSettings) -> Any:
         """The results of all ranks, in a world with as many ranks as the way takes."""
         return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=self.bar)
 
     def train(self, settings: BertSettings, on_report: Callable[[int, Event], None]) -> Training:
-        """Training by one way, with snapshots and restarts if they are asked for."""
-        survival, snapshots = self.survival, self.snapshots_of(settings.way)
+        """Training by one way, with snapshots and restarts if they are asked for. Of several ways, each has its own
+        folder for snapshots in the one that was asked for."""
+        survival, snapshots = self.survival, self.survival.settings
+        if snapshots and len(self.ways) > 1:
+            snapshots = replace(snapshots, folder=snapshots.folder / settings.way)
         world = self.new_world(TRAIN, settings, survival.restarts)
         training = (TRAIN_ON, settings, (snapshots,)) if snapshots else (TRAIN, settings)
         on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
         with resumable_if_preempted(self.session, survival, snapshots.folder if snapshots else None):
             ran = world.run(RUN_TRAINING, *training, on_report=on_report, on_restart=on_restart, grace=grace)
-        result: Training = ran[0]
-        return result
+        return ran[0]
 
     def new_world(self, code: Remote, settings: BertSettings, restarts: int = 0) -> World:
         """The world that was joined, or one with as many ranks as the way takes."""
@@ -208,33 +211,16 @@ class Runner:
         self.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
         if world.rank_env:
             return world
-        return World(
-            settings.ranks,
-            backend=world.backend,
-            timeout=world.timeout,
-            init_method=world.init_method,
-            restarts=restarts,
-            around=world.around,
-        )
-
-    def snapshots_of(self, way: str) -> SnapshotSettings | None:
-        """Settings of a way's snapshots; of several ways, each has its own folder in the one that was asked for."""
-        settings = self.survival.settings
-        if settings is None or len(self.ways) == 1:
-            return settings
-        return replace(settings, folder=settings.folder / way)
-
-    def run_ways(self, code: Remote) -> dict[str, Any]:
-        """The results of all ranks, by way."""
-        return {way: self.run(code, self.settings.on(way)) for way in self.ways}
+        same = {name: getattr(world, name) for name in ("backend", "timeout", "init_method", "around")}
+        return World(settings.ranks, restarts=restarts, **same)
 
     def of_devices(self, code: Remote) -> dict[str, list[Any]]:
         """By way, the result for each device: all of one process, or one of each rank."""
-        return {way: [each for rank in ranks for each in rank] for way, ranks in self.run_ways(code).items()}
+        return {way: list(chain(*self.run(code, self.settings.on(way)))) for way in self.ways}
 
     def of_ways(self, code: Remote) -> list[Any]:
         """The result of each way, which all ranks share."""
-        return [ranks[0] for ranks in self.run_ways(code).values()]
+        return [self.run(code, self.settings.on(way))[0] for way in self.ways]
 
     def of_ddp(self, code: Remote) -> Any:
         return self.run(code, self.settings.on(DDP))[0]
@@ -253,10 +239,11 @@ def train(runner: Runner) -> list[Training]:
     def on_report(rank: int, event: Event) -> None:
         if rank == 0 and "resumed" in event:
             runner.session.say("  going on after step {total}".format(**event["resumed"]))
-        progress: Progress | None = event.get("progress") if rank == 0 else None
-        if progress and progress.step > shown[progress.way]:
-            shown[progress.way] = progress.step  # a world that was restarted may report it again
-            rows.say(progress.way, str(progress.step), f"{progress.loss:.4f}", f"{progress.samples_per_second:,.0f}")
+        if rank == 0 and "progress" in event:
+            way, step, loss, speed = event["progress"].values()
+            if step > shown[way]:
+                shown[way] = step  # a world that was restarted may report it again
+                rows.say(way, str(step), f"{loss:.4f}", f"{speed:,.0f}")
         notices(rank, event)
         runner.bar(rank, event)
 
@@ -272,38 +259,27 @@ def same_losses(runner: Runner, code: Remote) -> list[Equality]:
 
 def speeds(runner: Runner, code: Remote) -> list[Speed]:
     """Measure each way on 1, 2 and 4 workers, or as many of these as there are GPUs."""
-    settings = runner.settings
-    counts = [count for count in WORKERS if settings.batch_size % count == 0]
-    return [
-        runner.run(code, settings.on(way, count))[0]
-        for way in runner.ways
-        for count in counts
-        if count <= settings.most_workers(way)
-    ]
+    settings, counts = runner.settings, [count for count in WORKERS if runner.settings.batch_size % count == 0]
+    pairs = [(way, count) for way in runner.ways for count in counts if count <= settings.most_workers(way)]
+    return [runner.run(code, settings.on(*pair))[0] for pair in pairs]
 
 
-def shown(
-    code: Remote, find: Callable[[Runner, Remote], Any], texts: Callable[[Any, BertSettings], Texts]
-) -> Callable[[Runner], object]:
-    """A part whose results `find` gets from the ranks, and `texts` shows."""
-
-    def run(runner: Runner) -> object:
-        found = find(runner, code)
-        runner.say(code, texts(found, runner.settings))
-        return found
-
-    return run
+def show(find: Callable[[Runner, Remote], Any], texts: Callable[..., Texts], code: Remote, runner: Runner) -> object:
+    """The results of a part, which `find` gets from the ranks, and `texts` shows."""
+    found = find(runner, code)
+    runner.say(code, texts(found, runner.settings))
+    return found
 
 
 PARTS: dict[str, Callable[[Runner], object]] = {
     "train": train,
-    "same-losses": shown(SAME_LOSSES, same_losses, same_texts),
-    "speed": shown(SPEED, speeds, speed_texts),
-    "utilisation": shown(LESSON.remote("utilisation", "measure"), Runner.of_devices, utilisation_texts),
-    "memory": shown(LESSON.remote("memory", "measure"), Runner.of_devices, memory_texts),
-    "largest": shown(LARGEST, Runner.of_ways, largest_texts),
-    "ready": shown(LESSON.remote("ready", "measure"), Runner.of_ddp, ready_texts),
-    "averaging": shown(LESSON.remote("averaging", "measure"), Runner.of_ddp, averaging_texts),
+    "same-losses": partial(show, same_losses, same_texts, SAME_LOSSES),
+    "speed": partial(show, speeds, speed_texts, SPEED),
+    "utilisation": partial(show, Runner.of_devices, utilisation_texts, UTILISATION),
+    "memory": partial(show, Runner.of_devices, memory_texts, MEMORY),
+    "largest": partial(show, Runner.of_ways, largest_texts, LARGEST),
+    "ready": partial(show, Runner.of_ddp, ready_texts, READY),
+    "averaging": partial(show, Runner.of_ddp, averaging_texts, AVERAGING),
 }
 """By the names that --only takes."""
 OWN_WORLDS = ("same-losses", "speed")
@@ -320,19 +296,18 @@ class Defaults(NamedTuple):
     max_length: int = BertSettings.max_length
 
 
-PRETRAINED, GENERATED = Defaults(128, 3e-5, 512), Defaults(max_length=32)
-"""The tutorials' for pretrained weights, and those for generated sentences, which are short."""
-SCRATCH = Defaults()
-SHOWN = {
-    "batch_size": f"{SCRATCH.batch_size}, pretrained {PRETRAINED.batch_size}",
-    "lr": f"{SCRATCH.lr:g}, pretrained {PRETRAINED.lr:.5f}",
-    "max_length": f"{SCRATCH.max_length}, generated {GENERATED.max_length}, pretrained {PRETRAINED.max_length}",
-}
-"""The same, as --help shows them."""
+SCRATCH, PRETRAINED, GENERATED = Defaults(), Defaults(128, 3e-5, 512), Defaults(max_length=32)
+"""Of the others, the tutorials' for pretrained weights, and those for generated sentences, which are short."""
 WORKERS_AT_LEAST = 2
 """One device gets as many cores as each of two, so that the two can be twice as fast."""
 CAP = 5
 """The memory cap by default, in times of what the model alone needs."""
+DROPOUT = "0, pretrained as published"
+
+
+def by_weights(name: str, shown: str, **about: Any) -> Any:
+    """The flag of `BertSettings`, whose default depends on the weights, or on other options: --help shows `shown`."""
+    return like(BertSettings, name, None, click={"show_default": shown, **about})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,24 +331,17 @@ class BertOptions:
         DataOptions, "data_dir", help="Directory with MultiNLI's .jsonl files; tokenised pairs are put there."
     )
     steps: int = like(BertSettings, "steps")
-    batch_size: int | None = like(BertSettings, "batch_size", None, click={"show_default": SHOWN["batch_size"]})
-    lr: float | None = like(BertSettings, "lr", None, click={"show_default": SHOWN["lr"]})
-    max_length: int | None = like(BertSettings, "max_length", None, click={"show_default": SHOWN["max_length"]})
+    batch_size: int | None = by_weights("batch_size", f"{SCRATCH.batch_size}, pretrained {PRETRAINED.batch_size}")
+    lr: float | None = by_weights("lr", f"{SCRATCH.lr:g}, pretrained {PRETRAINED.lr:.5f}")
+    max_length: int | None = by_weights(
+        "max_length", f"{SCRATCH.max_length}, generated {GENERATED.max_length}, pretrained {PRETRAINED.max_length}"
+    )
     dropout: float | None = flag(
-        None,
-        "Probability that dropout zeroes a feature.",
-        least=0,
-        below=1,
-        click={"show_default": "0, pretrained as published"},
+        None, "Probability that dropout zeroes a feature.", least=0, below=1, click={"show_default": DROPOUT}
     )
     loader_workers: int = like(BertSettings, "loader_workers")
-    report_every: int | None = like(BertSettings, "report_every", None, click={"show_default": "a sixth of --steps"})
-    memory_cap: int | None = like(
-        BertSettings,
-        "memory_cap",
-        None,
-        click={"type": MemorySize(), "show_default": f"{CAP} times what the model alone needs"},
-    )
+    report_every: int | None = by_weights("report_every", "a sixth of --steps")
+    memory_cap: int | None = by_weights("memory_cap", f"{CAP} times what the model alone needs", type=MemorySize())
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -382,10 +350,8 @@ class BertOptions:
     def parts(self, joined: bool) -> tuple[str, ...]:
         """The names of the parts to run. Raises `UsageError` for what a world that is `joined` cannot do."""
         if joined and self.way != DDP:
-            raise UsageError(
-                f"{LESSON.name} --way {self.way} drives all devices from one process: add --way ddp, or run it "
-                f"without torchrun, RANK and WORLD_SIZE"
-            )
+            todo = "add --way ddp, or run it without torchrun, RANK and WORLD_SIZE"
+            raise UsageError(f"{LESSON.name} --way {self.way} drives all devices from one process: {todo}")
         for name in self.only:
             if joined and name in OWN_WORLDS:
                 raise UsageError(f"--only {name} starts other numbers of ranks: run it without torchrun")
@@ -396,15 +362,14 @@ class BertOptions:
 
     def check_effect(self, parts: tuple[str, ...], survival: SnapshotOptions) -> None:
         """Raise `UsageError` for an option that changes nothing in these parts."""
-        given = {
-            "--memory-cap": (self.memory_cap, LARGEST),
-            "--report-every": (self.report_every, TRAIN),
-            "--snapshots": (survival.snapshots, TRAIN),
-            "--restarts": (survival.restarts, TRAIN),
-        }
-        for option, (value, part) in given.items():
-            if value and part.name not in parts:
-                raise UsageError(f"{option} has no effect without the part {part.name}: add --only {part.name}")
+        for option, value, part in (
+            ("--memory-cap", self.memory_cap, LARGEST.name),
+            ("--report-every", self.report_every, TRAIN.name),
+            ("--snapshots", survival.snapshots, TRAIN.name),
+            ("--restarts", survival.restarts, TRAIN.name),
+        ):
+            if value and part not in parts:
+                raise UsageError(f"{option} has no effect without the part {part}: add --only {part}")
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
@@ -427,7 +392,7 @@ def command(run: RunOptions, asked: BertOptions, survival: SnapshotOptions) -> N
         runner = Runner(session, bar, settings, asked.ways, survival)
         found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
     for training in found.get("train", ()):
-        if training.diverged:
+        if not all(map(math.isfinite, training.losses)):
             click.echo(f"{training.way} diverged: the loss is no longer finite; try a smaller --lr", err=True)
     session.say("", ending(session, found))
     about = {"weights": weights.name, "why_weights": weights.why, "model": settings.config}
@@ -450,12 +415,17 @@ def make_settings(
 ) -> BertSettings:
     """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
     defaults = PRETRAINED if weights.folder else GENERATED if pairs.name == "generated" else SCRATCH
-    max_length = asked.max_length or defaults.max_length
-    config = weights.config or BertConfig(vocabulary=pairs.vocabulary, max_length=max(64, max_length), dropout=0.0)
+    length = max(64, asked.max_length or defaults.max_length)
+    config = weights.config or BertConfig(vocabulary=pairs.vocabulary, max_length=length, dropout=0.0)
     if asked.dropout is not None:
         config = replace(config, dropout=asked.dropout)
-    if asked.max_length is None:
-        max_length = min(max_length, config.max_length)
+    chosen: dict[str, Any] = {
+        **defaults._asdict(),
+        "max_length": min(defaults.max_length, config.max_length),
+        "report_every": -(-asked.steps // 6),
+        "memory_cap": CAP * BYTES_PER_PARAMETER * config.parameters,
+    }
+    chosen |= {name: value for name in flags_of(BertSettings) if (value := getattr(asked, name)) is not None}
     return BertSettings(
         folder=pairs.folder,
         config=config,
@@ -464,14 +434,8 @@ def make_settings(
         device_type=world.device,
         device_count=get_backend(world.backend).count_devices(),
         threads=host.threads_per_rank(max(world.size, WORKERS_AT_LEAST)),
-        batch_size=asked.batch_size or defaults.batch_size,
-        steps=asked.steps,
-        lr=defaults.lr if asked.lr is None else asked.lr,
-        max_length=max_length,
-        loader_workers=asked.loader_workers,
-        report_every=asked.report_every or -(-asked.steps // 6),
-        memory_cap=asked.memory_cap or CAP * BYTES_PER_PARAMETER * config.parameters,
         seed=seed,
+        **chosen,
     )
 
 
@@ -499,8 +463,6 @@ def left_out(settings: BertSettings, ways: Sequence[str]) -> list[str]:
 
 def ending(session: Session, found: dict[str, Any]) -> Prose:
     """The last line. Raises `PlaygroundError` if the replicas of ddp are no longer one model."""
-    shown = f"Shown: {LESSON.conclude(session.world.size)}"
-    for training in found.get("train", ()):
-        if training.way == DDP:
-            return prose(shown, "; ", good(replicas_verdict(training.replicas_max_difference)), ".")
-    return prose(shown, ".")
+    differences = [each.replicas_max_difference for each in found.get("train", ()) if each.way == DDP]
+    verdict = [part for each in differences for part in ("; ", good(replicas_verdict(each)))]
+    return prose(f"Shown: {LESSON.conclude(session.world.size)}", *verdict, ".")

@@ -7,6 +7,7 @@ run holds (playground/training/resumable.py). Which pairs a step takes follows f
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,15 +38,12 @@ def train(rank: int, size: int, settings: BertSettings, snapshots: SnapshotSetti
     model, loss_of, optimizer = prepare(settings)
     history = History(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
-    run = ResumableRun(
-        snapshots, identify(settings), GradSync(model), optimizer, history, lambda: warm_up(loss_of, settings)
-    )
+    rehearse = partial(warm_up, loss_of, settings)
+    run = ResumableRun(snapshots, identify(settings), GradSync(model), optimizer, history, rehearse)
     done = run.position.total
     if done > settings.steps:
-        raise UsageError(
-            f"--steps {settings.steps} from a snapshot of step {done}: ask for {done} or more, or for an earlier "
-            f"snapshot with --resume"
-        )
+        todo = f"ask for {done} or more, or for an earlier snapshot with --resume"
+        raise UsageError(f"--steps {settings.steps} from a snapshot of step {done}: {todo}")
     run.draw_as_before()
 
     coming = itertools.islice(batches(settings, rank, size, done), settings.steps - done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,10 +73,8 @@ class BertSettings:
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         self.config.check_length(self.max_length)
         if 0 < self.memory_cap < self.model_bytes:
-            raise UsageError(
-                f"--memory-cap {self.memory_cap:,} bytes: the model alone, its gradients and Adam's state need "
-                f"{self.model_bytes:,}, allow more"
-            )
+            needs = f"the model alone, its gradients and Adam's state need {self.model_bytes:,}"
+            raise UsageError(f"--memory-cap {self.memory_cap:,} bytes: {needs}, allow more")
 
     @property
     def model_bytes(self) -> int:
@@ -134,18 +131,6 @@ EXACT = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far training has come."""
-
-    way: str
-    step: int
-    loss: float
-    """The mean over the last `LOSSES_TO_COMPARE` steps, or all if there were fewer."""
-    samples_per_second: float
-    """Since the report before."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Training:
     """Training by one way, all workers together."""
 
@@ -167,14 +152,10 @@ class Training:
         """The mean over the last steps."""
         return fmean(self.losses[-LOSSES_TO_COMPARE:])
 
-    @property
-    def diverged(self) -> bool:
-        return not all(map(math.isfinite, self.losses))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Equality:
-    """The losses of one way in float64, without dropout, beside those of one device."""
+    """Losses of one way in float64, without dropout, and the largest difference of any from that of one device."""
 
     way: str
     workers: int
@@ -182,7 +163,6 @@ class Equality:
     first: float
     last: float
     difference: float
-    """The largest, of any step."""
 
 
 def compare_losses(alone: Training, others: Sequence[Training]) -> list[Equality]:
@@ -190,55 +170,49 @@ def compare_losses(alone: Training, others: Sequence[Training]) -> list[Equality
     result = []
     for other in others:
         difference = max(abs(one - two) for one, two in zip(alone.losses, other.losses, strict=True))
+        way, workers, losses = other.way, other.workers, other.losses
         if not difference <= EXACT:
-            raise PlaygroundError(
-                f"{other.way} on {other.workers} workers: its losses are up to {difference:.2g} from those of one "
-                f"device, where rounding makes less than {EXACT:g}"
-            )
-        losses, counts = other.losses, {"steps": len(other.losses), "workers": other.workers}
-        result.append(Equality(way=other.way, **counts, first=losses[0], last=losses[-1], difference=difference))
+            far = f"its losses are up to {difference:.2g} from those of one device"
+            raise PlaygroundError(f"{way} on {workers} workers: {far}, where rounding makes less than {EXACT:g}")
+        figures = {"first": losses[0], "last": losses[-1], "difference": difference}
+        result.append(Equality(way=way, workers=workers, steps=len(losses), **figures))
     return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """The time of a step by one way on some number of workers."""
+    """The median time of a step by one way on some number of workers."""
 
     way: str
     workers: int
     seconds: float
-    """Median seconds per step."""
     samples_per_second: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A device, or the device of a rank."""
+    """The share of a step, 0 to 1, in which a device, or the device of a rank, computes."""
 
     device: str
     computing: float
-    """The share of a step in which it computes, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The memory of a device, or of the device of a rank, in a step."""
+    """The most bytes that a device, or the device of a rank, holds at any moment of a step, and the same by label."""
 
     device: str
     peak: int
-    """The most bytes at any moment."""
     held: dict[str, int]
-    """These bytes, by label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch:
-    """The largest batch by one way such that no device holds more than the cap."""
+    """The largest batch by one way such that no device holds more than the cap, in pairs on all workers together."""
 
     way: str
     workers: int
     batch_size: int
-    """Pairs on all workers together."""
     fullest: str
     """The device that holds most then."""
     peak: int
@@ -259,8 +233,7 @@ class PartReady:
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(AveragingCost):
-    """The cost of averaging gradients in a step, as the ladder measures it."""
+    """The cost of averaging gradients in a step, as the ladder measures it, and the median time of the step."""
 
     way: str
     seconds: float
-    """Median seconds of the step."""

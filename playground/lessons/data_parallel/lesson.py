@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel import machine, nested
+from playground.lessons.data_parallel import machine
 from playground.lessons.data_parallel.machine import Device, Devices
 
 
@@ -46,9 +46,9 @@ def scatter(inputs: Any, devices: Sequence[torch.device], dim: int = 0) -> list[
     """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples,
     lists and dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
     """
-    sizes = chunk_sizes(nested.batch_size(inputs, dim), len(devices))
+    sizes = chunk_sizes(machine.batch_size(inputs, dim), len(devices))
     used = devices[: len(sizes)]
-    return nested.spread(inputs, len(used), lambda tensor: machine.split(tensor, used, sizes, dim))
+    return machine.spread(inputs, len(used), lambda tensor: machine.split(tensor, used, sizes, dim))
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
@@ -96,7 +96,7 @@ def gather(outputs: Sequence[Any], device: torch.device, dim: int = 0) -> Any:
     """One output with the structure of each of `outputs`, its tensors joined along `dim` on `device`. Numbers,
     as losses are, become a vector with one for each replica. Raises `TypeError` for what cannot be joined.
     """
-    return nested.unite(outputs, lambda tensors: machine.join(tensors, device, dim))
+    return machine.unite(outputs, lambda tensors: machine.join(tensors, device, dim))
 
 
 class DataParallel(nn.Module):

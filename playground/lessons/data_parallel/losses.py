@@ -6,8 +6,7 @@ come together on one device. Two ways do without, and the mean that is right for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,8 +25,6 @@ from playground.lessons.data_parallel.lesson import (
 )
 from playground.lessons.data_parallel.machine import Device, Devices, copy_to
 from playground.runtime.errors import UsageError
-from playground.training.step import training_step
-from playground.training.sync import GradSync
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
@@ -57,10 +54,8 @@ class TokenLoss(nn.Module):
 def new_model_and_batch(
     batch_size: int, seed: int, device: torch.device
 ) -> tuple[LanguageModel, torch.Tensor, torch.Tensor]:
-    """A new model on `device` and, in the host's memory, tokens and targets, both [batch_size, length].
-
-    The same for the same seed, whichever the device.
-    """
+    """A new model on `device` and, in the host's memory, tokens and targets, both [batch_size, length]. The same for
+    the same seed, whichever the device."""
     torch.manual_seed(seed)
     tokens, targets = new_batch(batch_size)
     return LanguageModel().to(device), tokens, targets
@@ -76,11 +71,6 @@ def new_optimizer(model: nn.Module, name: str = "sgd") -> torch.optim.Optimizer:
     """Plain SGD, which keeps nothing but the parameters, or Adam: a name of `OPTIMIZERS`."""
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
     return kind(model.parameters(), lr=LR[name])
-
-
-def new_step(model: nn.Module, loss: Callable[[], torch.Tensor], sync: GradSync) -> Callable[[], torch.Tensor]:
-    """A call that takes one training step of `model` by SGD and returns the loss before it."""
-    return partial(training_step, new_optimizer(model), [loss], sync)
 
 
 class ParallelLossModel(nn.Module):
@@ -125,11 +115,9 @@ class DataParallelCriterion(nn.Module):
         chunks = scatter(targets, self.devices, self.dim)
         if len(chunks) != len(outputs):
             raise UsageError(f"targets in {len(chunks)} chunks for {len(outputs)} outputs: give both the same devices")
-        used = self.devices[: len(chunks)]
-        pairs = list(zip(outputs, chunks, strict=True))
-        losses = gather(
-            parallel_apply(replicate(self.criterion, used), pairs, None, used), self.output_device, self.dim
-        )
+        used, pairs = self.devices[: len(chunks)], list(zip(outputs, chunks, strict=True))
+        outputs = parallel_apply(replicate(self.criterion, used), pairs, None, used)
+        losses = gather(outputs, self.output_device, self.dim)
         reduction = getattr(self.criterion, "reduction", "mean")
         if reduction == "mean":
             return weighted_mean(losses, [chunk.shape[self.dim] for chunk in chunks])

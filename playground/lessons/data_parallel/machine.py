@@ -1,4 +1,5 @@
-"""The machine that DataParallel drives: devices, real or virtual, what moves between them, and their threads.
+"""The machine that DataParallel drives: devices, real or virtual, what moves between them, and their threads; and
+tensors in tuples (named ones too), lists and dicts: cut for every device, and joined again.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. Who keeps account of which tensor lies on which of them is told here what
 moves and whose work a thread does, and is asked where a tensor lies; without one, all lie in the host's memory.
@@ -19,10 +20,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -34,7 +35,6 @@ Device: TypeAlias = "torch.device | str | int"
 Devices: TypeAlias = "Sequence[Device] | None"
 HOST = torch.device("cpu")
 """Memory of no device: where batches come from."""
-DEVICE_TYPES = ("cpu", "cuda")
 
 
 def resolve_devices(devices: Devices = None) -> list[torch.device]:
@@ -47,7 +47,7 @@ def resolve_devices(devices: Devices = None) -> list[torch.device]:
         raise UsageError("no devices: name at least one, as in cpu:0,cpu:1")
     resolved = [resolve_device(device) for device in devices]
     if len({device.type for device in resolved}) > 1:
-        raise UsageError(f"devices {join_names(resolved)}: all of one kind, either cpu:… or cuda:…")
+        raise UsageError(f"devices {', '.join(map(str, resolved))}: all of one kind, either cpu:… or cuda:…")
     return resolved
 
 
@@ -62,13 +62,11 @@ def resolve_device(device: Device) -> torch.device:
             raise RuntimeError
     except RuntimeError:
         raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …") from None
-    if resolved.type not in DEVICE_TYPES:
+    if resolved.type not in ("cpu", "cuda"):
         raise UsageError(f"device {resolved} is neither cpu nor cuda: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
     resolved = torch.device(resolved.type, resolved.index or 0)
-    if resolved.type == "cuda" and resolved.index >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {resolved} is absent, this machine shows {torch.cuda.device_count()} GPUs: use cpu:0, …"
-        )
+    if resolved.type == "cuda" and resolved.index >= (count := torch.cuda.device_count()):
+        raise UsageError(f"device {resolved} is absent, this machine shows {count} GPUs: use cpu:0, …")
     return resolved
 
 
@@ -78,31 +76,14 @@ def resolve_output_device(output_device: Device | None, devices: list[torch.devi
         return devices[0]
     resolved = resolve_device(output_device)
     if resolved not in devices:
-        raise UsageError(f"output device {resolved} is none of the devices {join_names(devices)}: choose one of them")
+        names = ", ".join(map(str, devices))
+        raise UsageError(f"output device {resolved} is none of the devices {names}: choose one of them")
     return resolved
 
 
-def join_names(devices: Sequence[torch.device]) -> str:
-    return ", ".join(map(str, devices))
-
-
-class Observer(Protocol):
-    """Keeps account of virtual devices, or of what real ones do."""
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device:
-        """Where a tensor in CPU memory lies; `HOST` if it was put on no device."""
-
-    def moving(
-        self, part: str, moved: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
-    ) -> contextlib.AbstractContextManager[None]:
-        """In this block, `part` of a training step copies these tensors to `target`, each from the device beside it."""
-
-    def working_for(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """In this block, what this thread makes without saying where lies on `device`."""
-
-
-observers: list[Observer] = []
-"""The last one is told, and asked."""
+observers: list[Any] = []
+"""Accounts of virtual devices, or of what real ones do (`Account` in memory.py). The last one is told what is `moving`
+and which device a thread is `working_for`, and asked for the `device_of` a tensor."""
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -133,17 +114,13 @@ def check_module_is_on(module: nn.Module, device: torch.device) -> None:
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         there = device_of(tensor)
         if there != device and not (there == HOST and device.type == "cpu"):
-            raise UsageError(
-                f"{name} of {type(module).__name__} is on {there}: a module is copied from the first device, "
-                f"so move it to {device} before"
-            )
+            why = f"a module is copied from the first device, so move it to {device} before"
+            raise UsageError(f"{name} of {type(module).__name__} is on {there}: {why}")
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
-    """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. Not for gradients.
-
-    `part` of a training step is what the move is put down to.
-    """
+    """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. Not for gradients. `part` of
+    a training step is what the move is put down to."""
     if device_of(tensor) == device:
         return tensor
     with moving(part, device, tensor):
@@ -258,11 +235,9 @@ _callers = threading.local()
 
 
 def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
-    """The calling thread's own thread for that replica, kept from call to call.
-
-    A new one each time would have to set up again what the libraries below keep for a thread, memory above all: two
-    threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
-    """
+    """The calling thread's own thread for that replica, kept from call to call. A new one each time would have to set
+    up again what the libraries below keep for a thread, memory above all: two threads would then be no faster than one.
+    (A process that was forked has none of its parent's threads.)"""
     workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
     key = os.getpid(), number, device
     if key not in workers:
@@ -272,12 +247,8 @@ def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
 
 def capture_modes(kind: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """A context that gives another thread the modes this one is in; torch keeps them thread by thread."""
-    grad, inference, autocast = (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled(kind),
-    )
-    dtype = torch.get_autocast_dtype(kind)
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    dtype, autocast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
     @contextlib.contextmanager
     def enter() -> Iterator[None]:
@@ -297,3 +268,65 @@ def restate(error: BaseException, message: str) -> BaseException:
         return type(error)(message)
     except TypeError:
         return RuntimeError(message)
+
+
+def batch_size(inputs: Any, dim: int = 0) -> int:
+    """The size that all tensors in `inputs` have in `dim`; 0 if there is no tensor.
+
+    Raises `UsageError` for tensors without that dimension, or whose sizes in it differ.
+    """
+    tensors = list(tensors_in(inputs))
+    for tensor in tensors:
+        if not -tensor.dim() <= dim < tensor.dim():
+            missing = f"an input of shape {list(tensor.shape)} has no batch dimension {dim}"
+            todo = "every tensor is cut along it, so give it one, or pass a number instead of a tensor"
+            raise UsageError(f"{missing}: {todo}")
+    sizes = [tensor.shape[dim] for tensor in tensors]
+    if len(set(sizes)) > 1:
+        raise UsageError(f"inputs of different batch sizes {', '.join(map(str, sizes))}: all must have the same")
+    return sizes[0] if sizes else 0
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that `spread` cuts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, tuple, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def spread(value: Any, count: int, cut: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[Any]:
+    """`count` values of the structure of `value`: each has one of the chunks that `cut` makes of every tensor."""
+    if isinstance(value, torch.Tensor):
+        return list(cut(value))
+    if not isinstance(value, (dict, tuple, list)):
+        return [value] * count
+    parts = [spread(item, count, cut) for item in (value.values() if isinstance(value, dict) else value)]
+    return [remake(value, (part[number] for part in parts)) for number in range(count)]
+
+
+def unite(values: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    """One value of the structure of each of `values`, its tensors made of theirs by `join`. Of None there is one.
+
+    Raises `TypeError` for what holds no tensors, `ValueError` for containers of different lengths or keys.
+    """
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return join([each.reshape(1) if each.dim() == 0 else each for each in values])
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        if any(each.keys() != first.keys() for each in values):
+            raise ValueError("the replicas' outputs have different keys: they cannot be joined")
+        return remake(first, (unite([each[key] for each in values], join) for key in first))
+    if isinstance(first, (tuple, list)):
+        return remake(first, (unite(each, join) for each in zip(*values, strict=True)))
+    raise TypeError(f"an output of type {type(first).__name__} cannot be joined: return tensors, or containers of them")
+
+
+def remake(like: Any, values: Iterable[Any]) -> Any:
+    """A container of the type of `like`, a dict with its keys, of these values in their order."""
+    if isinstance(like, dict):
+        return type(like)(zip(like, values, strict=True))
+    return getattr(type(like), "_make", type(like))(values)

@@ -1,4 +1,5 @@
-"""The memory of each device, and the copies between devices: real for GPUs, an account kept here for virtual ones.
+"""The memory of each device, the copies between devices, and the largest batch that fits: real for GPUs, an account
+kept here for virtual devices.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
 are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
@@ -16,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from playground.lessons.data_parallel.machine import HOST, device_of, observers
 from playground.lessons.data_parallel.page import LABELS
 from playground.measurement.interleave import synchronize
+from playground.runtime.errors import UsageError
 
 NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
 """Label of tensors made after each moment of a training step (`playground.training.step.Moment`)."""
@@ -38,6 +40,10 @@ MOVED_LABELS = {
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
 """Labels of the copies that each part of a step makes; copies of other parts have the label of the step's phase."""
+OF_THE_MODEL = ("parameters", "gradients", "optimizer state")
+"""Labels of what a device holds that has the model, however small the batch."""
+GROWTH = 4
+"""Largest ratio of a probe's samples to those known to fit: a step that is too large is really taken."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
@@ -72,7 +78,6 @@ class Account:
     def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
         self.timed = timed
         self.moves: list[Move] = []
-        self.snapshots: dict[str, dict[torch.device, int]] = {}
         self.label = "activations"
         self.busy = dict.fromkeys(devices, 0.0)
         """Seconds in which operations computed, if they are `timed`."""
@@ -84,10 +89,8 @@ class Account:
         self._at_peak: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
 
     def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
-        """Count these on `device`, unless they are counted already; under `label`, even if they are.
-
-        Without a label they count under that of the phase of the step.
-        """
+        """Count these on `device`, unless they are counted already; under `label`, even if they are. Without a label
+        they count under that of the phase of the step."""
         with self.lock:
             for storage in (tensor.untyped_storage() for tensor in tensors):
                 holding = self.holdings.get(storage)
@@ -112,11 +115,6 @@ class Account:
             holding = self.released.popleft()
             self._held[holding.device][holding.label] -= holding.bytes
 
-    def add_busy(self, device: torch.device, seconds: float) -> None:
-        """Count the time of an operation that ran on `device`."""
-        with self.lock:
-            self.busy[device] = self.busy.get(device, 0.0) + seconds
-
     def put_module(self, module: nn.Module, device: torch.device) -> None:
         """Count its parameters and buffers on `device`, and the gradients that it has already."""
         self.put(*module.parameters(), *module.buffers(), device=device, label="parameters")
@@ -136,11 +134,8 @@ class Account:
     @contextlib.contextmanager
     def labelled(self, label: str) -> Iterator[None]:
         """Tensors made meanwhile, except copies to other devices, have this label."""
-        before, self.label = self.label, label
-        try:
+        with replaced(self, "label", label):
             yield
-        finally:
-            self.label = before
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor in CPU memory was put."""
@@ -153,29 +148,19 @@ class Account:
     ) -> Iterator[None]:
         """Record the copies; what operations make meanwhile lies on `target`."""
         self.moves.extend(Move(part, device, target, each.nbytes) for device, each in moved)
-        _thread.move = target, MOVED_LABELS.get(part)
-        try:
+        with replaced(_thread, "move", (target, MOVED_LABELS.get(part))):
             yield
-        finally:
-            _thread.move = None
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
         """Have this thread, which works for `device` meanwhile, counted too."""
         before = getattr(_thread, "tracker", None)
         if before and before.account is self:  # the thread is tracked: one tracker is enough
-            device, before.device = before.device, device
-            try:
+            with replaced(before, "device", device):
                 yield
-            finally:
-                before.device = device
         else:
-            _thread.tracker = AllocationTracker(self, device)
-            try:
-                with _thread.tracker:
-                    yield
-            finally:
-                _thread.tracker = before
+            with replaced(_thread, "tracker", AllocationTracker(self, device)), _thread.tracker:
+                yield
 
     @property
     def held(self) -> dict[torch.device, int]:
@@ -205,16 +190,23 @@ class Account:
             self.subtract_released()
             self._at_peak = {device: held.copy() for device, held in self._held.items()}
 
-    def snapshot(self, name: str) -> None:
-        """Keep what is held now in `snapshots`, under that name."""
-        self.snapshots[name] = self.held
-
     def bytes_moved(self) -> Counter[tuple[str, torch.device, torch.device]]:
         """The bytes of all moves, by (part, source, target)."""
         total: Counter[tuple[str, torch.device, torch.device]] = Counter()
         for move in self.moves:
             total[move.part, move.source, move.target] += move.bytes
         return total
+
+
+@contextlib.contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """In this block the attribute has that value, afterwards again the one before; None if it had none."""
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def by_label(held: Counter[str]) -> dict[str, int]:
@@ -243,7 +235,8 @@ class AllocationTracker(TorchDispatchMode):
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             self.account.put(*made, device=device, label=label)
         if self.account.timed and not move and func.namespace == "aten":  # neither a copy nor communication
-            self.account.add_busy(device, seconds)
+            with self.account.lock:
+                self.account.busy[device] = self.account.busy.get(device, 0.0) + seconds
         return result
 
     def common_device(self, func: Any, *operands: Any) -> torch.device:
@@ -252,9 +245,8 @@ class AllocationTracker(TorchDispatchMode):
         devices = {device_of(tensor) for tensor in tensors if tensor.dim()} - {HOST}
         devices = devices or {device_of(tensor) for tensor in tensors} - {HOST}
         if len(devices) > 1:
-            raise RuntimeError(
-                f"{func}: operands on {' and '.join(sorted(map(str, devices)))}: copy them to one device"
-            )
+            names = " and ".join(sorted(map(str, devices)))
+            raise RuntimeError(f"{func}: operands on {names}: copy them to one device")
         return devices.pop() if devices else self.device
 
 
@@ -276,11 +268,8 @@ class GpuAccount(Account):
     @property
     def at_peak(self) -> dict[torch.device, dict[str, int]]:
         """With what the tensors do not account for as "other": rounding, and what libraries keep."""
-        peak = self.peak
-        return {
-            device: {**labels, "other": max(0, peak[device] - sum(labels.values()))}
-            for device, labels in super().at_peak.items()
-        }
+        peak, known = self.peak, super().at_peak
+        return {each: known[each] | {"other": max(0, peak[each] - sum(known[each].values()))} for each in known}
 
     def reset_peak(self) -> None:
         super().reset_peak()
@@ -298,14 +287,8 @@ class GpuAccount(Account):
 def track_memory(
     devices: Sequence[torch.device], default: torch.device = HOST, timed: bool = False
 ) -> Iterator[Account]:
-    """Keep an account of `devices` meanwhile. It slows every operation down: do not time anything in it.
-
-    `default` is where what has no operands is made. In a rank, all of whose work is one device's, it is that device:
-
-        device = torch.device("cpu", 0)
-        with track_memory([device], default=device) as account:
-            account.put_module(model, device)
-    """
+    """Keep an account of `devices` in this block. It slows every operation down: do not time anything in it. `default`
+    is where what has no operands is made: in a rank, all of whose work is one device's, that device."""
     account = (GpuAccount if devices[0].type == "cuda" else Account)(devices, timed)
     observers.append(account)
     try:
@@ -316,10 +299,8 @@ def track_memory(
 
 
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
-    """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its second forward.
-
-    (Those of the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)
-    """
+    """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its second forward. (Those of
+    the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)"""
     label = account.label
 
     def before_ddp(*_: object) -> None:
@@ -334,13 +315,10 @@ def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
 
 
 class Utilisation:
-    """What `track_utilisation` has seen, once it is over."""
+    """Seconds from begin to end of `track_utilisation`, and seconds in which each device computed."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.seconds = 0.0
-        """From begin to end."""
-        self.busy = dict.fromkeys(devices, 0.0)
-        """Seconds in which each device computed."""
+        self.seconds, self.busy = 0.0, dict.fromkeys(devices, 0.0)
 
     @property
     def share(self) -> dict[torch.device, float]:
@@ -354,11 +332,7 @@ class Utilisation:
 
 @contextlib.contextmanager
 def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Utilisation]:
-    """Find out how long each of `devices` computes meanwhile:
-
-        with track_utilisation(devices) as use:
-            step()
-        print(use.share)
+    """Find out how long each of `devices` computes in this block.
 
     On virtual devices, and in ranks, operations are timed one by one, and count for the device where they run: in
     seconds that their thread computes, so that waiting for a core, for the GIL or for a message is idle time, as are
@@ -397,10 +371,8 @@ def track_kernels(use: Utilisation) -> Iterator[None]:
         use.seconds = time.perf_counter() - start
     events = [event for event in profiler.events() if is_computing(event)]
     for device in use.busy:
-        spans = [
-            (event.time_range.start, event.time_range.end) for event in events if event.device_index == device.index
-        ]
-        use.busy[device] = covered(spans) / 1e6  # the profiler counts microseconds
+        ranges = [event.time_range for event in events if event.device_index == device.index]
+        use.busy[device] = covered([(each.start, each.end) for each in ranges]) / 1e6  # they are in microseconds
 
 
 def is_computing(event: Any) -> bool:
@@ -420,3 +392,51 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
+
+
+def largest_batch(
+    peak: Callable[[int], int], cap: int, *, model: Mapping[str, int], limit: int, smallest: int = 1
+) -> int:
+    """The largest batch from `smallest` to `limit` with which no device holds more than `cap` bytes.
+
+    `peak(batch)` takes a training step with `batch` samples and returns the bytes of the fullest device: more with more
+    samples. That is nearly a straight line, so a line through two probes says where to look; that the batch fits and
+    the next one does not is then seen, not predicted. `model` is what a device that has the model holds after a step,
+    by label: what of it is `OF_THE_MODEL` is for the error message alone.
+
+    Raises `UsageError` if not even the smallest batch fits.
+    """
+    peaks = {smallest: peak(smallest)}
+    if peaks[smallest] > cap:
+        raise UsageError(explain(cap, model, smallest, peaks[smallest]))
+    fits, too_large, up, down = smallest, limit + 1, 1, 1
+    while too_large - fits > 1:
+        low, high = fits + up, too_large - down
+        batch = max(low, min(predict(peaks, fits, cap), high)) if low <= high else (fits + too_large) // 2
+        batch = min(batch, GROWTH * fits)
+        peaks[batch] = peak(batch)
+        if peaks[batch] <= cap:  # where peaks go up in steps, lines mislead: go further if this is where one led before
+            fits, up, down = batch, 2 * up if batch == low else 1, 1
+        else:
+            too_large, up, down = batch, 1, 2 * down if batch == high else 1
+    return fits
+
+
+def predict(peaks: Mapping[int, int], fits: int, cap: int) -> int:
+    """The last batch that fits, by the line through the largest one known to and the next probe, or else the first."""
+    other = min((batch for batch in peaks if batch > fits), default=min(peaks))
+    if other == fits or peaks[other] == peaks[fits]:
+        return GROWTH * fits
+    slope = (peaks[other] - peaks[fits]) / (other - fits)
+    return fits + int((cap - peaks[fits]) / slope)
+
+
+def explain(cap: int, model: Mapping[str, int], smallest: int, needed: int) -> str:
+    """That the cap is too small, what the model alone needs, and what would do."""
+    needs = {label: model[label] for label in OF_THE_MODEL if label in model}
+    parts = ", ".join(f"{label} {count:,}" for label, count in needs.items())
+    samples = "one sample" if smallest == 1 else f"{smallest} samples"
+    return (
+        f"a memory cap of {cap:,} bytes is too small: the model alone needs {sum(needs.values()):,} ({parts}), "
+        f"with {samples} {needed:,}: allow at least as many"
+    )

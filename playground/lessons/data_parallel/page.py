@@ -1,36 +1,27 @@
-"""The command `data-parallel`: its settings, results and text. Does not import torch.
-
-A result's `document` is its shape in JSON, where its keys are no names of fields.
-"""
+"""The command `data-parallel`: its settings, results and text. Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
 from playground.console import plots
-from playground.console.options import (
-    RunOptions,
-    flags,
-    memory_cap_option,
-    only_with,
-    options,
-    plot_option,
-)
+from playground.console.options import RunOptions, flags, memory_cap_option, only_with, plot_option
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, bars, cell, numbers
+from playground.console.tables import Column, Table, Texts, bars, numbers
 from playground.console.text import heading, prose
 from playground.console.training import RUN_TRAINING, EpochPrinter
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice, check_flags, flag
+from playground.runtime.flags import check_choice, check_flags, flag, flags_of
 from playground.runtime.launcher import server
 from playground.runtime.launcher.entry import World
 from playground.runtime.remote import Remote
@@ -39,7 +30,6 @@ from playground.training.settings import TrainingSettings
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
 OPTIMIZERS = ("sgd", "adam")
-"""Adam keeps two numbers for each parameter, SGD none."""
 WAYS = ("logits", "loss", "outputs")
 """Ways to the loss, named after what the devices compute and, all but the last, send to one of them."""
 
@@ -76,21 +66,14 @@ class DataParallelSettings:
 
     def __post_init__(self) -> None:
         check_device_count(len(self.devices))
+        names = ",".join(self.devices)
         if len(set(self.devices)) < len(self.devices):
-            raise UsageError(
-                f"--devices {','.join(self.devices)}: a device named twice would count twice, name each once"
-            )
+            raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
         for device in (self.output_device, *(way.output_device for way in self.ways)):
             if device not in self.devices:
-                raise UsageError(
-                    f"output device {device} is none of the devices {', '.join(self.devices)}: choose one of them"
-                )
+                names = ", ".join(self.devices)
+                raise UsageError(f"output device {device} is none of the devices {names}: choose one of them")
         check_flags(self)
-
-    @property
-    def device_type(self) -> str:
-        """cpu or cuda."""
-        return self.devices[0].partition(":")[0]
 
     @property
     def on_first_device(self) -> DataParallelSettings:
@@ -117,33 +100,19 @@ def ways_to_compare(devices: tuple[str, ...], gather: str | None, output_device:
 
 LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs", "other")
 """Kinds of what a device holds; "other" on GPUs only, where the allocator knows of more than tensors."""
+PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
+"""The parts of a training step, in order."""
+MOVES = {"backward": ("gradients of outputs", "reduce")}
+"""The copies that belong to a part, unless they are called like it."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceShares:
-    """How many samples of several batches one device gets."""
-
-    device: str
-    samples: dict[str, int]
-    """By batch and number of devices, as in "30 on 2"."""
-
-    @property
-    def document(self) -> dict[str, object]:
-        return {"device": self.device, **self.samples}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Received:
-    """The copies of a part of a training step from one device to another."""
-
-    part: str
-    source: str
-    """A device, or "host"."""
-    bytes: int
-
-    @property
-    def document(self) -> dict[str, object]:
-        return {"part": self.part, "from": self.source, "bytes": self.bytes}
+Shares = dict[str, str | int]
+"""A device's name under "device", and its samples by batch and number of devices, as in "30 on 2"."""
+Received = TypedDict("Received", {"part": str, "from": str, "bytes": int})
+"""The copies of a part of a training step from one device, or "host", to another."""
+MEANS = ("mean", "mean of means", "weighted mean")
+"""Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
+Means = dict[str, Any]
+"""The number of "samples", the sizes of "chunks", the "means" of the losses of each, and `MEANS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,92 +124,48 @@ class DeviceStep:
     """Bytes in its memory after each part of the step; "(before)" comes first."""
     received: list[Received]
 
-    @property
-    def document(self) -> dict[str, object]:
-        return {"device": self.device, "held": self.held, "received": [each.document for each in self.received]}
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceLoad:
-    """The load of a step on one device."""
+    """The load of a step on one device: the most bytes it holds at any moment, these by label, and the share of the
+    step in which it computes, 0 to 1."""
 
     device: str
     peak: int
-    """The most bytes it holds at any moment."""
     at_peak: dict[str, int]
-    """The same bytes by label."""
     share: float
-    """Share of the step in which it computes: 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayResult:
-    """The cost of a step by one way to the loss."""
+class WayResult(Way):
+    """The cost of a step by one way to the loss: the loss before it, the bytes that gather copies from other devices,
+    and the median time."""
 
-    gather: str
-    """The gathered tensors: a name of `WAYS`."""
-    output_device: str
     loss: float
-    """Before the step."""
     gathered: int
-    """Bytes that gather copied from other devices."""
     devices: list[DeviceLoad]
     seconds: float
-    """Seconds per step, median."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargestBatch:
-    """The largest batch with which no device holds more than the cap, by one way to the loss."""
+class LargestBatch(Way):
+    """The largest batch with which no device holds more than the cap, by one way to the loss; the device that holds
+    most then, and its bytes by label."""
 
-    gather: str
-    output_device: str
     devices: int
     batch: int
     fullest: str
-    """The device that holds most."""
     at_peak: dict[str, int]
-    """Bytes that it holds then, by label."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """The mean loss of a batch, taken in three ways."""
-
-    samples: int
-    chunks: list[int]
-    """Samples on each device."""
-    means: list[float]
-    """The mean over each chunk."""
-    mean: float
-    """The mean over all samples, as one device would take it."""
-    mean_of_means: float
-    weighted_mean: float
-    """The means, weighted by the sizes of their chunks."""
-
-    @property
-    def document(self) -> dict[str, object]:
-        return {
-            "samples": self.samples,
-            "chunks": self.chunks,
-            "means": self.means,
-            "mean": self.mean,
-            "mean of means": self.mean_of_means,
-            "weighted mean": self.weighted_mean,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCopy:
-    """How often a device holds the model while replicas run."""
+    """The bytes of parameters on one device while replicas run, and how many `of` all are the model's own memory."""
 
     device: str
     parameters: int
-    """Bytes of parameters that it holds."""
     shared: int
-    """Parameters of its replica that are the model's own memory."""
     of: int
-    """Parameters there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,14 +183,6 @@ class ReplicaStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claims:
-    """Two sentences about DataParallel, put to the test."""
-
-    copies: list[ModelCopy]
-    steps: list[ReplicaStep]
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeviceTraffic:
     """Bytes of model and gradients that a device sends and receives in a step."""
 
@@ -275,41 +192,21 @@ class DeviceTraffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copying:
-    """The cost of a step of DataParallel."""
-
-    seconds: float
-    """Seconds per step, median."""
-    devices: list[DeviceTraffic]
-
-    @property
-    def busiest(self) -> DeviceTraffic:
-        return max(self.devices, key=lambda device: device.sent + device.received)
-
-    @property
-    def sent(self) -> int:
-        """Bytes, by all devices together."""
-        return sum(device.sent for device in self.devices)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """The cost of the same step for one rank, where each has its own replica and gradients are averaged."""
+    """The median time of the same step on one rank, where each has its own replica and gradients are averaged, and the
+    bytes that it sends with our ring."""
 
     seconds: float
-    """Seconds per step, median."""
     sent: int
-    """Bytes this rank sends in a step, with our ring."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSeconds:
-    """How long the same piece of work takes one worker, a thread or a process, and several of them at once."""
+    """The median time of a piece of work: on one worker, a thread or a process (0 on a rank that waited meanwhile), and
+    on several until each has done one."""
 
     alone: float
-    """Seconds, median; 0 on a rank that waited meanwhile."""
     together: float
-    """Seconds until every worker has done its piece, median."""
 
 
 def speedup(alone: float, together: float, workers: int) -> float:
@@ -317,47 +214,15 @@ def speedup(alone: float, together: float, workers: int) -> float:
     return workers * alone / together
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingComparison:
-    """The same training on all devices, and on the first alone."""
-
-    together: TrainingResult
-    alone: TrainingResult
-
-    @property
-    def loss_difference(self) -> float:
-        """Difference of the last epoch's losses: float32 rounds sums by their order, and training amplifies that."""
-        return abs(self.together.epochs[-1].loss - self.alone.epochs[-1].loss)
+def loss_difference(together: TrainingResult, alone: TrainingResult) -> float:
+    """Difference of the last epoch's losses: float32 rounds sums by their order, and training amplifies that."""
+    return abs(together.epochs[-1].loss - alone.epochs[-1].loss)
 
 
-def to_documents(
-    results: Sequence[DeviceShares] | Sequence[DeviceStep] | Sequence[Means],
-) -> list[dict[str, object]]:
-    return [result.document for result in results]
-
-
-PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
-"""The parts of a training step, in order."""
-MOVES = {
-    "scatter": ("scatter",),
-    "replicate": ("replicate",),
-    "gather": ("gather",),
-    "loss": ("loss",),
-    "backward": ("gradients of outputs", "reduce"),
-}
-"""The copies that belong to each part."""
-
-
-def part_texts(name: str, about: str, texts: Texts) -> Texts:
-    """A part of the lesson: its name, what it is about, and its tables."""
-    return ["", prose(heading(name), f": {about}"), *texts]
-
-
-def split_texts(shares: Sequence[DeviceShares]) -> Texts:
+def split_texts(shares: Sequence[Shares]) -> Texts:
     """How many samples each device got."""
-    table = Table("device", *numbers(*shares[0].samples))
-    for share in shares:
-        table.add(share.device, *map(str, share.samples.values()))
+    rows = [tuple(map(str, share.values())) for share in shares]
+    table = Table("device", *numbers(*list(shares[0])[1:]), rows=rows)
     return ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table]
 
 
@@ -365,14 +230,12 @@ def step_texts(devices: Sequence[DeviceStep]) -> Texts:
     """The copies in each part of a step, and the bytes on each device after it."""
     moved = Table("part", "from", "to", *numbers(("moved", "bytes")))
     for name in PARTS:
-        for part in MOVES.get(name, ()):
-            for device in devices:
-                for move in device.received:
-                    if move.part == part:
-                        moved.add(name, move.source, device.device, f"{move.bytes:,}")
-    held = Table("after", *numbers(*((device.device, "bytes") for device in devices)))
-    for name in ("(before)", *PARTS):
-        held.add(name, *(f"{device.held[name]:,}" for device in devices))
+        for part, device in product(MOVES.get(name, (name,)), devices):
+            for move in device.received:
+                if move["part"] == part:
+                    moved.add(name, move["from"], device.device, f"{move['bytes']:,}")
+    rows = [(name, *(f"{device.held[name]:,}" for device in devices)) for name in ("(before)", *PARTS)]
+    held = Table("after", *numbers(*((device.device, "bytes") for device in devices)), rows=rows)
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
@@ -400,34 +263,26 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     ]
 
 
-def fitting_texts(batches: Sequence[LargestBatch], cap: int, most: int) -> Texts:
+def fitting_texts(batches: Sequence[LargestBatch], cap: int) -> Texts:
     """The largest batch by each way, and what the fullest device then holds."""
-    table = Table(
-        *numbers("devices"),
-        "gathered",
-        "on",
-        *numbers("largest\nbatch"),
-        "fullest\ndevice",
-        *numbers(("holds", "bytes")),
-    )
+    figures = *numbers("largest\nbatch"), Column("fullest\ndevice"), *numbers(("holds", "bytes"))
+    table = Table(*numbers("devices"), "gathered", "on", *figures)
     for each in batches:
-        size = f"{each.batch}{'+' * (each.batch == most)}"
+        size = f"{each.batch}{'+' * (each.batch == MAX_BATCH_SIZE)}"
         held = f"{sum(each.at_peak.values()):,}"
         table.add(str(each.devices), each.gather, each.output_device, size, each.fullest, held)
-    more = f"  + as large as this command's batches get: {most}"
-    reached = any(each.batch == most for each in batches)
-    return [f"  Each device may hold {cap:,} bytes:", table, *([more] if reached else [])]
+    more = f"  + as large as this command's batches get: {MAX_BATCH_SIZE}"
+    reached = any(each.batch == MAX_BATCH_SIZE for each in batches)
+    return [f"  Each device may hold {cap:,} bytes:", table, *[more] * reached]
 
 
-def claims_texts(claims: Claims) -> Texts:
+def claims_texts(models: Sequence[ModelCopy], compared: Sequence[ReplicaStep]) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
-    copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory")
-    for copy in claims.copies:
-        copies.add(copy.device, f"{copy.parameters:,}", f"{copy.shared} of {copy.of} parameters")
-    steps = Table(
-        *numbers("step", "loss", "parameters of\nthe replicas", "their\ngradients", "the model, from\none device's")
-    )
-    for step in claims.steps:
+    rows = [(each.device, f"{each.parameters:,}", f"{each.shared} of {each.of} parameters") for each in models]
+    copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory", rows=rows)
+    figures = "parameters of\nthe replicas", "their\ngradients", "the model, from\none device's"
+    steps = Table(*numbers("step", "loss", *figures))
+    for step in compared:
         apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
         steps.add(str(step.step), f"{step.loss:.6f}", *(f"{difference:.1g}" for difference in apart))
     return [
@@ -441,44 +296,25 @@ def claims_texts(claims: Claims) -> Texts:
 
 def means_texts(batches: Sequence[Means]) -> Texts:
     """The mean of the means and the weighted one, beside the mean over all samples."""
-    table = Table(
-        *numbers("samples"),
-        Column("chunks", wraps=True),
-        Column("mean loss\nof each chunk", wraps=True),
-        *numbers("mean", "mean of\nmeans", "weighted\nmean"),
-    )
+    wrapped = Column("chunks", wraps=True), Column("mean loss\nof each chunk", wraps=True)
+    table = Table(*numbers("samples"), *wrapped, *numbers("mean", "mean of\nmeans", "weighted\nmean"))
     for means in batches:
-        figures = [f"{value:g}" for value in (means.mean, means.mean_of_means, means.weighted_mean)]
-        table.add(cell(means.samples), cell(means.chunks), cell(means.means), *figures)
+        batch = (str(means[name]) for name in ("samples", "chunks", "means"))
+        table.add(*batch, *(f"{means[name]:g}" for name in MEANS))
     return [table]
 
 
-def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> Texts:
-    """DataParallel's steps beside the processes'."""
-    busiest, sent_by_a_rank = copying.busiest, max(rank.sent for rank in ranks)
-    table = Table(
-        "",
-        *numbers(
-            ("sent\nat most", "bytes"),
-            ("received\nat most", "bytes"),
-            ("sent\nin total", "bytes"),
-            ("time\nper step", "ms"),
-        ),
-    )
-    table.add(
-        "data-parallel",
-        f"{busiest.sent:,}",
-        f"{busiest.received:,}",
-        f"{copying.sent:,}",
-        f"{1000 * copying.seconds:.1f}",
-    )
-    table.add(
-        f"sgd -n {len(ranks)}",
-        f"{sent_by_a_rank:,}",
-        f"{sent_by_a_rank:,}",
-        f"{sum(rank.sent for rank in ranks):,}",
-        f"{1000 * median(rank.seconds for rank in ranks):.1f}",
-    )
+def copying_texts(copying: float, devices: Sequence[DeviceTraffic], ranks: Sequence[Averaging]) -> Texts:
+    """DataParallel's steps, in seconds and traffic, beside the processes'."""
+    busiest = max(devices, key=lambda device: device.sent + device.received)
+    sent, by_a_rank = sum(device.sent for device in devices), max(rank.sent for rank in ranks)
+    traffic = ("sent\nat most", "bytes"), ("received\nat most", "bytes"), ("sent\nin total", "bytes")
+    table = Table("", *numbers(*traffic, ("time\nper step", "ms")))
+    for name, *counts, seconds in (
+        ("data-parallel", busiest.sent, busiest.received, sent, copying),
+        (f"sgd -n {len(ranks)}", by_a_rank, by_a_rank, sum(r.sent for r in ranks), median(r.seconds for r in ranks)),
+    ):
+        table.add(name, *(f"{count:,}" for count in counts), f"{1000 * seconds:.1f}")
     about = (
         "  Bytes of the model and of gradients in a step; at most: by the device, or the rank, with the most traffic. "
         "The bytes of sgd are those of our ring; its time is that of the backend's all-reduce."
@@ -486,16 +322,14 @@ def copying_texts(copying: Copying, ranks: Sequence[Averaging]) -> Texts:
     return [about, table]
 
 
-def gil_texts(threads: dict[str, WorkSeconds], processes: Sequence[dict[str, WorkSeconds]]) -> Texts:
+def gil_texts(threads: Mapping[str, WorkSeconds], processes: Sequence[Mapping[str, WorkSeconds]]) -> Texts:
     """How many times as much is done at once, by threads and by processes."""
-    table = Table("work", "by", *numbers(("alone", "ms"), ("together", "ms"), "speed-up"))
-    for name, of_threads in threads.items():
-        together = median(rank[name].together for rank in processes)
-        of_processes = WorkSeconds(alone=processes[0][name].alone, together=together)
-        for workers, seconds in (("threads", of_threads), ("processes", of_processes)):
-            gain = speedup(seconds.alone, seconds.together, len(processes))
-            table.add(name, workers, f"{1000 * seconds.alone:.1f}", f"{1000 * seconds.together:.1f}", f"{gain:.2f}")
-    count = len(processes)
+    table, count = Table("work", "by", *numbers(("alone", "ms"), ("together", "ms"), "speed-up")), len(processes)
+    for name, work in threads.items():
+        by_processes = processes[0][name].alone, median(rank[name].together for rank in processes)
+        for workers, alone, together in (("threads", work.alone, work.together), ("processes", *by_processes)):
+            gain = f"{speedup(alone, together, count):.2f}"
+            table.add(name, workers, f"{1000 * alone:.1f}", f"{1000 * together:.1f}", gain)
     about = (
         f"  alone: one worker does one piece of work; together: {count} workers do one piece each at the same time; "
         f"speed-up: {count} x alone / together"
@@ -514,100 +348,76 @@ def ending(devices: int) -> str:
     )
 
 
-def training_text(comparison: TrainingComparison, devices: int) -> str:
-    """How far training on all devices is from training on one."""
-    return (
-        f"Shown: {devices} devices trained one model to the loss of one device (difference "
-        f"{comparison.loss_difference:.1e}: in float32 a sum in another order is rounded differently, and training "
-        f"amplifies that)."
-    )
-
-
 def plot_memory(ways: Sequence[WayResult], file: Path) -> None:
     """A bar per device, in a group per way to the loss."""
     figure, axes = plots.new_axes("memory of each device, at its peak", "", "MB")
-    devices = [device.device for device in ways[0].devices]
+    devices, groups = [device.device for device in ways[0].devices], range(len(ways))
     width = 0.8 / len(devices)
     for number, device in enumerate(devices):
         peaks = [way.devices[number].peak / 1e6 for way in ways]
-        axes.bar([group + width * number for group in range(len(ways))], peaks, width, label=device)
+        axes.bar([group + width * number for group in groups], peaks, width, label=device)
     middle = width * (len(devices) - 1) / 2
-    labels = [f"{way.gather} on {way.output_device}" for way in ways]
-    axes.set_xticks([group + middle for group in range(len(ways))], labels)
+    axes.set_xticks([group + middle for group in groups], [f"{way.gather} on {way.output_device}" for way in ways])
     axes.legend()
     plots.save(figure, file)
 
 
 LESSON = LESSONS["data-parallel"]
-SPLIT, ONE_STEP, COMPARE, TWO_MEANS, CLAIMS, TRAIN = (
-    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "two_means", "claims", "run")
+SPLIT, ONE_STEP, COMPARE, LARGEST, TWO_MEANS, CLAIMS = (
+    LESSON.remote(name, "experiment")
+    for name in ("split", "one_step", "ways", "largest_batches", "two_means", "claims")
 )
-LARGEST_BATCHES = LESSON.remote("largest_batches", "largest_batch")
-COPYING, AVERAGING, THREADS, PROCESSES = (
-    LESSON.remote(name, "limits") for name in ("copying", "averaging", "threads", "processes")
+COPYING, AVERAGING, THREADS, PROCESSES, TRAIN = (
+    LESSON.remote(name, "experiment") for name in ("copying", "averaging", "threads", "processes", "run")
 )
-
-data_parallel_options = options(
-    click.option(
-        "--devices",
-        default="4",
-        show_default=True,
-        metavar="N|LIST",
-        help="Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1.",
-    ),
-    click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
-    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
-    flags(DataParallelSettings),
-    memory_cap_option,
-    click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone."),
-    click.option(
-        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="With --train: passes over the data."
-    ),
-    data_options,
-    flags(RunOptions, "timeout", "seed"),
-    plot_option("each device's memory"),
-    flags(RunOptions, "wide", "as_json", "see"),
-    only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,)),
-    only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,)),
-)
+ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
+ABOUT_EPOCHS = "With --train: passes over the data."
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@data_parallel_options
+@click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES)
+@click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared.")
+@click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather.")
+@flags(DataParallelSettings)
+@memory_cap_option
+@click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help=ABOUT_EPOCHS)
+@data_options
+@flags(RunOptions, "timeout", "seed")
+@plot_option("each device's memory")
+@flags(RunOptions, "wide", "as_json", "see")
+@only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,))
+@only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,))
 def command(
     devices: str,
     gather: str | None,
     output_device: str | None,
-    batch_size: int,
-    steps: int,
-    optimizer: str,
     memory_cap: int | None,
     train: bool,
     epochs: int,
     data: DataOptions,
     plot: Path | None,
-    **run_values: Any,
+    **values: Any,
 ) -> None:
-    server.preload(SPLIT.module, COPYING.module, LARGEST_BATCHES.module)
+    server.preload(SPLIT.module)
     server.warm_up()
     names, output = resolve_names(devices, output_device)
+    chosen = {name: values.pop(name) for name in flags_of(DataParallelSettings)}
+    compared = ways_to_compare(names, gather, output)
     settings = DataParallelSettings(
-        devices=names,
-        output_device=output or names[0],
-        ways=ways_to_compare(names, gather, output),
-        batch_size=batch_size,
-        steps=steps,
-        optimizer=optimizer,
-        seed=run_values["seed"],
+        devices=names, output_device=output or names[0], ways=compared, seed=values["seed"], **chosen
     )
-    backend = backend_for(settings.device_type).name
-    run = RunOptions(backend=backend, **run_values)
+    run = RunOptions(backend=backend_for(names[0].partition(":")[0]).name, **values)
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     if plot:
         plots.check(plot)
-    batches = find_largest_batches(session, settings, memory_cap) if memory_cap else []  # it may be refused
+    batches: list[LargestBatch] = []
+    if memory_cap:  # first, since it may be refused
+        with session.bar() as bar:
+            bar.show(LARGEST.name)
+            [batches] = session.world.run(LARGEST, settings, memory_cap, on_report=bar)
     session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     if train:
         compare_training(session, names, data, epochs)
@@ -636,21 +446,12 @@ def list_devices(devices: str) -> list[str]:
     return names
 
 
-def find_largest_batches(session: Session, settings: DataParallelSettings, cap: int) -> list[LargestBatch]:
-    """The largest batch that fits, by each way. Raises `UsageError` if not even one sample does."""
-    with session.bar() as bar:
-        bar.show(LARGEST_BATCHES.name)
-        [batches] = session.world.run(LARGEST_BATCHES, settings, cap, on_report=bar)
-    return batches
-
-
 def run_parts(
     session: Session, settings: DataParallelSettings, batches: list[LargestBatch], cap: int, plot: Path | None
 ) -> None:
     """Run the parts of the lesson, and show each as soon as it has been run. `batches` have been found before."""
     world = session.world
-    devices = len(settings.devices)  # a rank for each
-    ranks = World(devices, backend=world.backend, timeout=world.timeout, around=world.around)
+    ranks = World(len(settings.devices), backend=world.backend, timeout=world.timeout, around=world.around)
 
     with session.bar() as bar:
 
@@ -659,7 +460,7 @@ def run_parts(
             return where.run(part, *args, on_report=bar)
 
         def show(part: Remote, texts: Texts) -> None:
-            session.say(*part_texts(part.name, part.summary, texts))
+            session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
         [shares] = run_on(world, SPLIT, settings)
         show(SPLIT, split_texts(shares))
@@ -669,13 +470,13 @@ def run_parts(
         [[alone]] = run_on(world, COMPARE, settings.on_first_device)
         show(COMPARE, ways_texts(ways, alone))
         if batches:
-            show(LARGEST_BATCHES, fitting_texts(batches, cap, MAX_BATCH_SIZE))
+            show(LARGEST, fitting_texts(batches, cap))
         [means] = run_on(world, TWO_MEANS, settings)
         show(TWO_MEANS, means_texts(means))
-        [claims] = run_on(world, CLAIMS, settings)
-        show(CLAIMS, claims_texts(claims))
-        [copying], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
-        show(COPYING, copying_texts(copying, averaging))
+        [(copies, steps)] = run_on(world, CLAIMS, settings)
+        show(CLAIMS, claims_texts(copies, steps))
+        [(copying, traffic)], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
+        show(COPYING, copying_texts(copying, traffic, averaging))
         [threads], processes = run_on(world, THREADS, settings), run_on(ranks, PROCESSES)
         show(THREADS, gil_texts(threads, processes))
     session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
@@ -684,37 +485,34 @@ def run_parts(
         session.say(f"Drawn: {plot}")
     session.print_document(
         {
-            "split": to_documents(shares), "one_step": to_documents(devices),
+            "split": shares, "one_step": devices,
             **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
-            "copying": copying.devices, "averaging": averaging, "processes": processes,
+            "copying": traffic, "averaging": averaging, "processes": processes,
         },
         devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size,
         optimizer=settings.optimizer, ways=ways, one_device=alone, largest_batches=batches,
-        means=to_documents(means), claims=claims, copying_seconds=copying.seconds, threads=threads,
+        means=means, claims={"copies": copies, "steps": steps}, copying_seconds=copying, threads=threads,
     )  # fmt: skip
 
 
 def compare_training(session: Session, devices: tuple[str, ...], data: DataOptions, epochs: int) -> None:
     """Train on all devices and on the first alone, and show what each epoch brings both times."""
+    results: list[TrainingResult] = []
     with session.bar() as bar:
         prepared = prepare_data(data, bar)
         settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=epochs, seed=session.run.seed))
         session.say(f"data: {prepared}")
-        results = []
         for used in (devices, devices[:1]):
             session.say("", prose("training on ", heading(", ".join(used)), ", without dropout"))
             bar.show(f"training on {', '.join(used)}")
             printer = EpochPrinter(session, bar)
-            [result] = session.world.run(RUN_TRAINING, TRAIN, settings, (used,), on_report=printer)
-            results.append(result)
+            results += session.world.run(RUN_TRAINING, TRAIN, settings, (used,), on_report=printer)
     together, alone = results
-    comparison = TrainingComparison(together=together, alone=alone)
-    session.say("", training_text(comparison, len(devices)))
-    session.print_document(
-        {},
-        devices=devices,
-        dataset=prepared.summary,
-        epochs=together.epochs,
-        epochs_on_one_device=alone.epochs,
-        loss_difference=comparison.loss_difference,
+    difference = loss_difference(together, alone)
+    session.say(
+        "",
+        f"Shown: {len(devices)} devices trained one model to the loss of one device (difference {difference:.1e}: in "
+        f"float32 a sum in another order is rounded differently, and training amplifies that).",
     )
+    both = {"epochs": together.epochs, "epochs_on_one_device": alone.epochs}
+    session.print_document({}, devices=devices, dataset=prepared.summary, **both, loss_difference=difference)

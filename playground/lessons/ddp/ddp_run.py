@@ -141,11 +141,9 @@ class BucketRecorder:
 
     def record(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A communication hook that also sends the bucket, as DDP would."""
-        buffer = bucket.buffer()
+        buffer, ready = bucket.buffer(), len(self.ready)
         names = [self.names[param] for param in bucket.parameters()]
-        self.sent.append(
-            SentBucket(bucket=bucket.index(), bytes=buffer.nbytes, ready=len(self.ready), parameters=names)
-        )
+        self.sent.append(SentBucket(bucket=bucket.index(), bytes=buffer.nbytes, ready=ready, parameters=names))
         self.storages.add(buffer.untyped_storage().data_ptr())
         return allreduce_hook(None, bucket)
 

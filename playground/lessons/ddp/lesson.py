@@ -5,7 +5,7 @@
 
 At construction DDP sends rank 0's parameters to all. During backward it collects gradients in buckets, in reverse
 order of the layers, and averages each bucket as soon as it is full, while backward goes on.
-The lab takes DDP apart, in seconds and without training: its parts are the other files of this folder.
+The lab takes DDP apart, in seconds and without training: its parts are in lab.py.
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html and Li et al., 2020, arXiv 2006.15704
 """
 

@@ -15,6 +15,7 @@ from playground.console.options import (
     RunOptions,
     flag_of,
     pack_options,
+    refuse_typed,
     run_options,
     select_names,
     take_names,
@@ -50,57 +51,49 @@ from playground.lessons.ddp.settings import (
     UnevenResult,
 )
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, like
+from playground.runtime.flags import flag, flags_of, like
 from playground.runtime.remote import remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
-
-FEW = 4
-"""Number of names that are listed one by one; of more, the first and the last."""
 
 
 def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
     """A part: its name, its summary, and its tables. `ranks`: the results of all ranks."""
     refused = [rank["refused"] for rank in ranks if isinstance(rank, Mapping)]
-    texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else part.text(ranks)
+    show = remote(f"{__name__}:{part.name}_texts")
+    texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else show(ranks)
     return ["", prose(heading(part.name), f": {part.code.summary}"), *texts]
 
 
 def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
     """The buckets of the first backward and of the later ones, for each cap; then times and memory."""
-    order, cap_column = ranks[0].order, Column("bucket cap", "MiB", right=True)
-    columns = numbers("backward", "bucket", ("size", "bytes"), "gradients\nready")
-    buckets = Table(cap_column, *columns, Column("parameters", wraps=True))
-    times = Table(cap_column, *numbers("buckets", ("time\nper step", "ms")))
+    order, cap_column = ranks[0].order, ("bucket cap", "MiB")
+    columns = numbers(cap_column, "backward", "bucket", ("size", "bytes"), "gradients\nready")
+    buckets = Table(*columns, Column("parameters", wraps=True))
+    times = Table(*numbers(cap_column, "buckets", ("time\nper step", "ms")))
     for cap in ranks[0].caps:
         size = f"{cap.bucket_cap_mb:g}"
         for when, sent in (("1", cap.first), (f"{cap.rebuilt_before} …", cap.rebuilt)):
-            for bucket in sent:
-                ready = f"{bucket.ready} of {len(order)}"
-                names = list_names(bucket.parameters)
-                buckets.add(size, when, str(bucket.bucket), f"{bucket.bytes:,}", ready, names)
+            for each in sent:
+                cells = str(each.bucket), f"{each.bytes:,}", f"{each.ready} of {len(order)}"
+                buckets.add(size, when, *cells, list_names(each.parameters))
         times.add(size, str(len(cap.rebuilt)), f"{1000 * cap.seconds:.2f}")
-    memory = Table("gradient_as_bucket_view", *numbers(("gradients", "bytes"), ("outside of\nbuckets", "bytes")))
-    for row in ranks[0].memory:
-        memory.add(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}")
+    held = ("gradients", "bytes"), ("outside of\nbuckets", "bytes")
+    rows = [(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}") for row in ranks[0].memory]
     return [
         f"  Gradients become ready in the order {list_names(order, 10)}.",
         "  The buckets, the same on all ranks; gradients ready: when the bucket is sent.",
         buckets,
         "  What a step takes, and the memory that gradients take:",
         times,
-        memory,
+        Table("gradient_as_bucket_view", *numbers(*held), rows=rows),
     ]
 
 
 def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
     """Bytes that each hook sends, and the errors it brings: the largest, and of the norm."""
-    errors = [
-        *numbers("gradient\nmax. error", wide=True),
-        *numbers("gradient\nrel. error"),
-        *numbers("parameters\nmax. error", wide=True),
-        *numbers("parameters\nrel. error"),
-    ]
+    of_what = "gradient", "parameters"
+    errors = [numbers(f"{of}\n{kind}. error", wide=kind == "max")[0] for of in of_what for kind in ("max", "rel")]
     table = Table("hook", "sends", *numbers("messages", ("sent", "bytes")), *errors, *numbers("loss"))
     refused = []
     for result in ranks[0]:
@@ -115,10 +108,9 @@ def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
 
 def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
     """Messages of each way, and the distance of its gradients from those of one batch."""
-    table = Table("way", *numbers("batches", "messages", "max. error", "rel. error"))
-    for result in ranks[0]:
-        table.add(result.way, str(result.batches), str(result.messages), *difference_cells(result.difference))
-    return ["  errors: of the gradients, compared with those of one large batch", table]
+    rows = [(each.way, str(each.batches), str(each.messages), *difference_cells(each.difference)) for each in ranks[0]]
+    about = "  errors: of the gradients, compared with those of one large batch"
+    return [about, Table("way", *numbers("batches", "messages", "max. error", "rel. error"), rows=rows)]
 
 
 def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
@@ -139,18 +131,14 @@ def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
 
 def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
     """The bytes that each rank wrote and read, then the end of training that resumed from them."""
-    files = Table(RANK_COLUMN, *numbers(("written", "bytes"), ("read", "bytes")), "onto")
-    for rank, result in enumerate(ranks):
-        files.add(str(rank), f"{result.written:,}", f"{result.read:,}", result.device)
-    ends = Table("loaded", *numbers("max. error", "rel. error"))
-    for row in ranks[0].resumed:
-        ends.add(row.loaded, *difference_cells(row.difference))
-    steps = ranks[0].steps
-    about = (
+    files = [(str(rank), f"{each.written:,}", f"{each.read:,}", each.device) for rank, each in enumerate(ranks)]
+    ends, steps = [(each.loaded, *difference_cells(each.difference)) for each in ranks[0].resumed], ranks[0].steps
+    return [
+        Table(RANK_COLUMN, *numbers(("written", "bytes"), ("read", "bytes")), "onto", rows=files),
         f"  errors: of the parameters, after {steps} steps, the checkpoint, and {steps} steps more, compared with "
-        f"{2 * steps} steps on end"
-    )
-    return [files, about, ends]
+        f"{2 * steps} steps on end",
+        Table("loaded", *numbers("max. error", "rel. error"), rows=ends),
+    ]
 
 
 def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:
@@ -171,15 +159,15 @@ def list_positions(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers)) or "-"
 
 
-def list_names(names: Sequence[str], most: int = FEW) -> str:
-    if len(names) <= most:
-        return " ".join(names)
-    return f"{names[0]} … {names[-1]} ({len(names)})"
+def list_names(names: Sequence[str], most: int = 4) -> str:
+    """The names or, of more than `most`, the first and the last, and how many there are."""
+    return " ".join(names) if len(names) <= most else f"{names[0]} … {names[-1]} ({len(names)})"
 
 
 LESSON = LESSONS["ddp"]
 TRAIN = remote("playground.training.loop:train_with_ddp")
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
+ABOUT_HOOKS = "; ".join(f"{hook.name}: {hook.summary}" for hook in HOOKS.values())
 ACCUMULATED = 4
 """The lab's default of --accumulate."""
 FOR_TRAINING = ("snapshots", "restarts", "epochs", "loader", "loader_workers")
@@ -211,31 +199,22 @@ class LabOptions:
     gradient_as_bucket_view: bool = like(LabSettings, "gradient_as_bucket_view")
     comm_hooks: tuple[str, ...] = flag(
         (),
-        f"Hooks to compare in the part hooks ({'; '.join(f'{hook.name}: {hook.summary}' for hook in HOOKS.values())}), "
-        f"by name: {', '.join(HOOKS)} or {ALL}.",
+        f"Hooks to compare in the part hooks ({ABOUT_HOOKS}), by name: {', '.join(HOOKS)} or {ALL}.",
         name="--comm-hook",
         click=take_names(HOOKS, (ALL,)),
     )
     steps: int | None = like(LabSettings, "steps", None, click={"show_default": str(LabSettings.steps)})
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the parts to run, in the order of the lab."""
-        return tuple(name for name in PARTS if name in (self.only or PARTS))
 
     def settings(self, training: TrainingSettings) -> LabSettings:
         """The lab that is asked for, with that training."""
         words = self.comm_hooks or (ALL,)
         return LabSettings(
             training=training,
-            parts=self.parts,
-            model=self.model or LabSettings.model,
+            parts=select_names(PARTS, self.only or (ALL,)),
             caps=self.bucket_caps,
-            static_graph=self.static_graph,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
             hooks=select_names(HOOKS, (BASELINE, *words)),
             required=tuple(name for name in words if name in HOOKS),
-            steps=self.steps or LabSettings.steps,
+            **{name: value for name in flags_of(LabSettings) if (value := getattr(self, name))},
         )
 
 
@@ -261,7 +240,7 @@ def command(
     if not any(vars(asked).values()):
         train_and_show(LESSON, TRAIN, run, data, survival, **training)
         return
-    check_given(ctx, asked.parts)
+    check_given(ctx, select_names(PARTS, asked.only or (ALL,)))
     if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:
         training["accumulate"] = ACCUMULATED
     settings = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **training)
@@ -270,20 +249,19 @@ def command(
 
 def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
     """Raise `UsageError` for an option that changes nothing in what is asked for."""
+    refuse_typed(ctx, FOR_TRAINING, "is for training, the lab does without: leave it out")
     for name in typed_options(ctx):
-        option = flag_of(ctx, name)
-        if name in FOR_TRAINING:
-            raise UsageError(f"{option} is for training, the lab does without: leave it out")
         meant = [part.name for part in PARTS.values() if name in part.options]
         if meant and not set(meant) & set(parts):
-            raise UsageError(f"{option} changes nothing in {' and '.join(parts)}: it is for {', '.join(meant)}")
+            nothing = f"changes nothing in {' and '.join(parts)}"
+            raise UsageError(f"{flag_of(ctx, name)} {nothing}: it is for {', '.join(meant)}")
 
 
 def run_and_show_lab(run: RunOptions, data: DataOptions, settings: LabSettings) -> None:
     """Run the parts of the lab and show the results."""
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    settings.check_batch(world.size)
+    IMAGE_MODELS[settings.model].check_batch(settings.training.batch_size, world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
     world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *IMAGE_MODELS[settings.model].preload)

@@ -1,8 +1,8 @@
 """The lab: its hooks and parts by name, its settings, and the results of its parts. Does not import torch.
 
 A new hook is a function `register(model)` and a row in `HOOKS`: the choices of --comm-hook, its help and the lab derive
-from that table. A new part is a function `part(rank, size, settings)`, a text for its result in page.py, and a row in
-`PARTS`: the choices of --only, the options of each part, and the order of the lab derive from that one.
+from that table. A new part is a function `part(rank, size, settings)` in lab.py, a text for its result in page.py, and
+a row in `PARTS`: the choices of --only, the options of each part, and the order of the lab derive from that one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,13 @@ class CommHookSpec:
     """Called as `register(model)`: registers the hook, with a new state, with a DistributedDataParallel."""
 
 
-def our(hook: str) -> Remote:
-    return remote(f"playground.lessons.ddp.hooks:register_{hook}")
-
-
-AS_THEY_ARE = "the gradients as they are, as DDP sends them without a hook"
-THIN = "each matrix as the product of two thin ones"
 HOOKS = {
-    spec.name: spec
-    for spec in (
-        CommHookSpec("none", "float32", AS_THEY_ARE, our("none")),
-        CommHookSpec("fp16", "float16", "the gradients cast to float16", our("fp16")),
-        CommHookSpec("bf16", "bfloat16", "the gradients cast to bfloat16", our("bf16")),
-        CommHookSpec("powersgd", "float32", THIN, our("power_sgd")),
+    name: CommHookSpec(name, dtype, summary, remote(f"playground.lessons.ddp.{code}"))
+    for name, dtype, summary, code in (
+        ("none", "float32", "the gradients as they are, as DDP sends them without a hook", "lab:register_none"),
+        ("fp16", "float16", "the gradients cast to float16", "lab:register_fp16"),
+        ("bf16", "bfloat16", "the gradients cast to bfloat16", "lab:register_bf16"),
+        ("powersgd", "float32", "each matrix as the product of two thin ones", "lab:register_power_sgd"),
     )
 }
 BASELINE = "none"
@@ -55,10 +49,10 @@ BASELINE = "none"
 
 @dataclass(frozen=True)
 class LabPart:
-    """An experiment that every rank runs, the function of its name in a module of this folder; page.py has the text."""
+    """An experiment that every rank runs, the function of its name in lab.py. Its text is the function of its name and
+    "_texts" in page.py."""
 
     name: str
-    module: str
     shown: str
     """Its conclusion, in the last line of the lab's output."""
     options: tuple[str, ...] = ()
@@ -67,12 +61,7 @@ class LabPart:
     @property
     def code(self) -> Remote:
         """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
-        return remote(f"playground.lessons.ddp.{self.module}:{self.name}")
-
-    @property
-    def text(self) -> Remote:
-        """Formats the results of all ranks, as prose and tables."""
-        return remote(f"playground.lessons.ddp.page:{self.name}_texts")
+        return remote(f"playground.lessons.ddp.lab:{self.name}")
 
 
 EVERY = ("model", "batch_size", "limit", "bucket_caps")
@@ -81,18 +70,20 @@ BUCKETS, STEPS = ("static_graph", "gradient_as_bucket_view", "steps"), ("steps",
 PARTS = {
     part.name: part
     for part in (
-        LabPart("buckets", "lab", "the buckets that DDP built", (*EVERY, *BUCKETS)),
-        LabPart("hooks", "hooks", "what communication hooks save and what they cost", (*EVERY, "comm_hooks", *STEPS)),
-        LabPart("accumulation", "lab", "the messages that no_sync saves", (*EVERY, "accumulate")),
-        LabPart("uneven_inputs", "lab", "how Join lets ranks finish at different times", EVERY),
-        LabPart("checkpoint", "checkpoint", "a checkpoint that one rank writes and all read", (*EVERY, *STEPS)),
-        LabPart("sampler", "lab", "who gets which sample"),
+        LabPart("buckets", "the buckets that DDP built", (*EVERY, *BUCKETS)),
+        LabPart("hooks", "what communication hooks save and what they cost", (*EVERY, "comm_hooks", *STEPS)),
+        LabPart("accumulation", "the messages that no_sync saves", (*EVERY, "accumulate")),
+        LabPart("uneven_inputs", "how Join lets ranks finish at different times", EVERY),
+        LabPart("checkpoint", "a checkpoint that one rank writes and all read", (*EVERY, *STEPS)),
+        LabPart("sampler", "who gets which sample"),
     )
 }
-
-
 MAX_ACCUMULATED = 256
 """Batches: all of them are held in memory, and once more as a single one."""
+ABOUT_STEPS = (
+    "Number of steps: timed in the part buckets, trained with each hook in the part hooks, before and after the part "
+    "checkpoint."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +103,7 @@ class LabSettings:
     """Names of `HOOKS` to compare, that of the baseline first."""
     required: tuple[str, ...] = ()
     """Those of them that must not be refused."""
-    steps: int = flag(
-        5,
-        "Number of steps: timed in the part buckets, trained with each hook in the part hooks, before and after the "
-        "part checkpoint.",
-        least=1,
-    )
+    steps: int = flag(5, ABOUT_STEPS, least=1)
 
     def __post_init__(self) -> None:
         check_flags(self)
@@ -140,10 +126,6 @@ class LabSettings:
         """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
         return self.caps or IMAGE_MODELS[self.model].bucket_caps_mb
 
-    def check_batch(self, size: int) -> None:
-        """Raise `UsageError` if a batch cannot be shared out among `size` ranks, or one gets too little of it."""
-        IMAGE_MODELS[self.model].check_batch(self.training.batch_size, size)
-
     @property
     def document(self) -> dict[str, object]:
         """As JSON shows it."""
@@ -161,12 +143,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far one vector is from another."""
+    """The largest difference of an element of two vectors, and the norm of all relative to that of the second."""
 
     max: float
-    """The largest difference of an element."""
     relative: float
-    """The norm of the difference, relative to that of the other vector."""
 
     @property
     def is_rounding(self) -> bool:
@@ -176,10 +156,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """A message that a rank passed to all_reduce."""
+    """A message that a rank passed to all_reduce; the type is that of its elements, as torch calls it."""
 
     type: str
-    """The type of its elements, as torch calls it."""
     bytes: int
 
 
@@ -188,22 +167,20 @@ class SentBucket:
     """A bucket of gradients, as it left."""
 
     bucket: int
-    """Its number."""
     bytes: int
     ready: int
-    """How many gradients of the model were ready by then."""
+    """Gradients of the model that were ready by then."""
     parameters: list[str]
-    """The names of those whose gradients are in it."""
+    """Names of the parameters whose gradients are in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapBuckets:
-    """The buckets that DDP built for one bucket cap."""
+    """The buckets that DDP built for one bucket cap, in the order in which they left."""
 
     bucket_cap_mb: float
-    """MiB."""
     first: list[SentBucket]
-    """Those of the first backward, as they left."""
+    """Those of the first backward."""
     rebuilt: list[SentBucket]
     """Those of all later ones."""
     rebuilt_before: int
@@ -214,11 +191,10 @@ class CapBuckets:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMemory:
-    """Memory that gradients take after a backward."""
+    """Bytes of gradients after a backward."""
 
     gradient_as_bucket_view: bool
     gradients: int
-    """Bytes."""
     outside: int
     """Bytes of those that are held beside the buckets, not in them."""
 
@@ -233,15 +209,12 @@ class BucketsResult:
 
 @dataclass(frozen=True, kw_only=True)
 class HookResult:
-    """The messages of a communication hook, and its gradients and parameters."""
+    """The messages of a communication hook in a step, and its gradients and parameters."""
 
     hook: str
     types: list[str]
-    """The types of what it sends."""
     messages: int
-    """Messages per step."""
     bytes: int
-    """Bytes per step."""
     gradient: Difference
     """Between the first gradient and its exact mean over all ranks."""
     loss: float
@@ -252,11 +225,10 @@ class HookResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedHook:
-    """A hook that torch or the backend cannot do."""
+    """A hook that torch or the backend cannot do, and their words."""
 
     hook: str
     refused: str
-    """Their words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,12 +250,10 @@ class AccumulationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyTermination:
-    """Training where Join raises as soon as one rank is done."""
+    """Steps of this rank where Join raises as soon as one rank is done, and its error; None if no rank had to wait."""
 
     steps: int
-    """Steps that this rank took."""
     says: str | None
-    """The error of Join; None if no rank had to wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,48 +271,43 @@ class UnevenResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerResult:
-    """Who gets which sample, in one way of sharing them out."""
+    """The positions of samples in one way of sharing them out."""
 
     way: str
     mine: list[int]
-    """The positions of this rank's samples, in order."""
+    """Those of this rank, in order."""
     doubled: list[int]
-    """Positions of samples that are used twice or more, on any ranks."""
+    """Those that are used twice or more, on any ranks."""
     left_out: list[int]
-    """Positions of samples that no rank gets."""
+    """Those that no rank gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedRun:
-    """Training that resumed from a checkpoint."""
+    """Training that resumed from the parts of a checkpoint that it names."""
 
     loaded: str
-    """The parts it took from the file."""
     difference: Difference
     """Between its parameters in the end and those of a run that was never interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult:
-    """A checkpoint, as one rank wrote and read it."""
+    """A checkpoint after some steps, in bytes, as one rank wrote (0 on all ranks but one) and read it onto a device."""
 
     steps: int
-    """Steps taken before it, and once more after it."""
     written: int
-    """Bytes; 0 on all ranks but one."""
     read: int
-    """Bytes."""
     device: str
-    """The device that it is read onto."""
     resumed: list[ResumedRun]
-    """With the state of the model alone, and with all."""
+    """As many steps more, with the state of the model alone, and with all."""
 
     def check(self) -> None:
         """Raise `PlaygroundError` unless the run that took everything from the file ends bit-identical."""
-        if self.resumed[-1].difference.max != 0:
+        if (found := self.resumed[-1].difference.max) != 0:
             raise PlaygroundError(
-                f"resumed from the checkpoint, parameters differ by up to {self.resumed[-1].difference.max:.2g} "
-                f"from those of an uninterrupted run: they must not at all"
+                f"resumed from the checkpoint, parameters differ by up to {found:.2g} from those of an uninterrupted "
+                f"run: they must not at all"
             )
 
 

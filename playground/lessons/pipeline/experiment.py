@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -178,11 +178,11 @@ class MeasuredStage(Stage):
             super().compute_gradients(m, output, gradient)
 
 
+@dataclass(eq=False)
 class Saved:
     """A tensor that autograd holds for a backward pass. It lives as long as the graph wants it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    tensor: torch.Tensor
 
 
 class ActivationCounter(saved_tensors_hooks):

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from playground.console import terminal
-from playground.console.options import ALL, RunOptions, flags, options, run_options, select_names
+from playground.console.options import ALL, RunOptions, flags, run_options, select_names
 from playground.console.session import Session
 from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
@@ -23,21 +23,22 @@ from playground.measurement import format_seconds
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
-from playground.runtime.remote import Remote, remote
+from playground.runtime.remote import Remote
 
 
 @dataclass(frozen=True)
 class ScheduleSpec:
+    """A schedule and what it promises, as functions and as papers write these: S is the number of stages, M that of
+    microbatches, s the stage, 0 for the first."""
+
     name: str
     code: Remote
     """Called as `schedule(stage, microbatches)`, by every stage."""
     bubble_rule: str
-    """`bubble`, as papers write it."""
     bubble: Callable[[int, int], float]
-    """The share of the time for which stages idle, given the numbers of stages S and of microbatches M, if every
-    forward takes equally long, every backward does, and messages take no time."""
+    """The share of the time for which stages idle, given S and M, if every forward takes equally long, every backward
+    does, and messages take no time."""
     held_rule: str
-    """`held`, as papers write it; s is the stage, 0 for the first."""
     held: Callable[[int, int, int], int]
     """Microbatches whose activations a stage holds at most, given s, S and M."""
 
@@ -47,9 +48,9 @@ def pipelined_bubble(stages: int, microbatches: int) -> float:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = (
-    remote(f"playground.lessons.pipeline.lesson:{name}") for name in ("naive", "gpipe", "one_forward_one_backward")
-)
+LESSON = LESSONS["pipeline"]
+NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = map(LESSON.remote, ("naive", "gpipe", "one_forward_one_backward"))
+EXPERIMENT = LESSON.remote("run", "experiment")
 PIPELINED = ("(S-1)/(M+S-1)", pipelined_bubble)
 SCHEDULES = {
     spec.name: spec
@@ -59,9 +60,7 @@ SCHEDULES = {
         ScheduleSpec("1f1b", ONE_FORWARD_ONE_BACKWARD, *PIPELINED, "min(M, S-s)", lambda s, n, m: min(m, n - s)),
     )
 }
-"""By name; n is S, the number of stages, and m is M, the number of microbatches."""
-
-
+"""By name; n is S, and m is M."""
 BLOCKS = 24
 """Equal blocks that the model is made of, so that it can be cut into equal stages."""
 WIDTH = 28 * 28
@@ -99,31 +98,24 @@ class PipelineSettings:
         check_flags(self)
         for name in self.schedules:
             check_choice("schedule", name, SCHEDULES)
-        if self.size % self.data_parallel:
-            raise UsageError(
-                f"--data-parallel {self.data_parallel} on {self.size} ranks: a grid has stages x replicas ranks, so "
-                f"choose a multiple of {self.data_parallel} as -n"
-            )
+        replicas, multiple = self.data_parallel, f"choose a multiple of {self.data_parallel}"
+        if self.size % replicas:
+            grid = "a grid has stages x replicas ranks"
+            raise UsageError(f"--data-parallel {replicas} on {self.size} ranks: {grid}, so {multiple} as -n")
         if BLOCKS % self.stages:
             raise UsageError(
-                f"{self.stages} stages: the model's {BLOCKS} equal blocks can be cut into {either(divisors(BLOCKS))} "
+                f"{self.stages} stages: the model's {BLOCKS} equal blocks can be cut into {either_divisor(BLOCKS)} "
                 f"equal stages, so choose one of these, times --data-parallel, as -n"
             )
-        self.check_microbatches()
-
-    def check_microbatches(self) -> None:
-        """Raise `UsageError` unless a batch can be cut into equal microbatches, on every replica."""
-        if self.batch_size % self.data_parallel:
-            raise UsageError(
-                f"--batch-size {self.batch_size} for {self.data_parallel} replicas: each gets an equal part, so choose "
-                f"a multiple of {self.data_parallel}"
-            )
-        part = self.batch_size // self.data_parallel
+        if self.batch_size % replicas:
+            asked = f"--batch-size {self.batch_size} for {replicas} replicas"
+            raise UsageError(f"{asked}: each gets an equal part, so {multiple}")
+        part = self.batch_size // replicas
         if part % self.microbatches:
-            of = f"a replica's {part} of the {self.batch_size} samples" if self.data_parallel > 1 else f"{part} samples"
+            of = f"a replica's {part} of the {self.batch_size} samples" if replicas > 1 else f"{part} samples"
             raise UsageError(
                 f"--microbatches {self.microbatches}: microbatches are equal, and {of} in a batch make "
-                f"{either(divisors(part))} of them: choose one of these, or another --batch-size"
+                f"{either_divisor(part)} of them: choose one of these, or another --batch-size"
             )
 
     @property
@@ -145,13 +137,9 @@ class PipelineSettings:
         return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
-def divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
-
-
-def either(numbers: list[int]) -> str:
-    """Numbers in words: 1, 2 or 4."""
-    *others, last = map(str, numbers)
+def either_divisor(number: int) -> str:
+    """The divisors of a number, in words: 1, 2 or 4."""
+    *others, last = (str(each) for each in range(1, number + 1) if number % each == 0)
     return f"{', '.join(others)} or {last}" if others else last
 
 
@@ -205,14 +193,10 @@ class ScheduleRun:
         return SCHEDULES[self.name]
 
     @property
-    def steps(self) -> list[list[list[Slot]]]:
-        """The slots of every rank, for each step that is timed."""
-        return [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
-
-    @property
     def typical(self) -> list[list[Slot]]:
-        """The step whose bubble is the median."""
-        return sorted(self.steps, key=bubble)[len(self.steps) // 2]
+        """The slots of every rank in the step whose bubble is the median."""
+        steps = [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
+        return sorted(steps, key=bubble)[len(steps) // 2]
 
     @property
     def bubble(self) -> float:
@@ -253,11 +237,9 @@ class ScheduleRun:
 
     def check(self) -> None:
         """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
-        if not self.gradient_difference <= EXACT:
-            raise PlaygroundError(
-                f"{self.name}: gradients differ from one process's by {self.gradient_difference:.1e}, more than "
-                f"rounding ({EXACT:.0e}): this must not be"
-            )
+        if not (found := self.gradient_difference) <= EXACT:
+            differ = f"gradients differ from one process's by {found:.1e}, more than rounding ({EXACT:.0e})"
+            raise PlaygroundError(f"{self.name}: {differ}: this must not be")
         for stage in range(self.stages):
             if self.held(stage) != self.expected_held(stage):
                 rule = f"{self.spec.held_rule} is {self.expected_held(stage)}"
@@ -295,18 +277,15 @@ IDLE = "."
 def draw(step: Sequence[Sequence[Slot]], width: int) -> list[str]:
     """A line of `width` characters for each rank, all on one scale: F0-- and B0== are the forward and the backward of
     microbatch 0, dots are idle time. What takes less than a character may not be seen."""
-    slots = [slot for rank in step for slot in rank]
-    first = min(slot.start for slot in slots)
-    scale = width / (max(slot.end for slot in slots) - first)
-    return [draw_rank(rank, first, scale, width) for rank in step]
-
-
-def draw_rank(rank: Sequence[Slot], first: float, scale: float, width: int) -> str:
-    line = IDLE * width
-    for slot in rank:
-        start, end = round((slot.start - first) * scale), round((slot.end - first) * scale)
-        line = line[:start] + label(slot, end - start) + line[end:]
-    return line
+    first, scale = min(slot.start for rank in step for slot in rank), width / span(step)
+    lines = []
+    for rank in step:
+        line = IDLE * width
+        for slot in rank:
+            start, end = (round((time - first) * scale) for time in (slot.start, slot.end))
+            line = line[:start] + label(slot, end - start) + line[end:]
+        lines.append(line)
+    return lines
 
 
 def label(slot: Slot, length: int) -> str:
@@ -379,25 +358,14 @@ def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
     return f"the losses of {steps} steps differ by rounding"
 
 
-LESSON = LESSONS["pipeline"]
-EXPERIMENT = LESSON.remote("run", "experiment")
-
-pipeline_options = options(
-    click.option(
-        "--schedule",
-        type=click.Choice([*SCHEDULES, ALL]),
-        default=ALL,
-        show_default=True,
-        help="The order in which stages work.",
-    ),
-    flags(PipelineSettings),
-    data_options,
-)
+ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stages work."
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
-@pipeline_options
+@click.option("--schedule", type=ORDERS, default=ALL, show_default=True, help=ABOUT_ORDERS)
+@flags(PipelineSettings)
+@data_options
 def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) -> None:
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
@@ -423,5 +391,4 @@ def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) ->
     session.print_document(ranks, dataset=prepared.summary, **grid, schedules=summaries)
     for each in runs:
         each.check()
-    shown = good(LESSON.conclude(world.size))
-    session.say("", prose("Shown: ", shown, f"; {same_losses_text(runs)}."))
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), f"; {same_losses_text(runs)}."))
