@@ -94,6 +94,31 @@ def test_the_last_line_leads_on(name: str) -> None:
     assert last == " · ".join(links)
 
 
+UNSAID = re.compile(
+    r"^( *)```.*?^\1```$|^(?:#|!\[|>|    \S).*?$|`[^`]*`|\[[^\]]*\]\((?!\S*glossary)[^)]*\)", re.DOTALL | re.MULTILINE
+)
+"""Parts of a chapter that are not its prose: code, headings, figures, the box, and links elsewhere than the glossary."""
+GLOSSARY_ROW = re.compile(r'^\| <a id="(.*?)"></a>(.*?) \| ', re.MULTILINE)
+
+
+def find_first_use(words: list[str], prose: str) -> re.Match[str] | None:
+    """The first place where a word, or several of them, stand alone, with the link that they may have."""
+    names = "|".join(r"\s+".join(map(re.escape, word.split())) for word in sorted(words, key=len, reverse=True))
+    return re.search(rf"(?<![\w\-#])\[?(?:{names})(?:e?s)?(?![\w-])(?:\]\(\S*#(\S+?)\))?", prose, re.IGNORECASE)
+
+
+@pytest.mark.parametrize(("anchor", "words"), GLOSSARY_ROW.findall(CHAPTERS["glossary"].read_text(encoding="utf-8")))
+def test_a_word_is_linked_to_the_glossary_where_it_is_first_used(anchor: str, words: str) -> None:
+    """In the first chapter that uses one of a row's words: there the first use, and no other, is a link."""
+    for name in sorted(FORMED, key=lambda name: name not in LESSONS):
+        prose = UNSAID.sub("", CHAPTERS[name].read_text(encoding="utf-8"))
+        if first := find_first_use([word.strip("`") for word in words.split(", ")], prose):
+            assert first[1] == anchor, f"{name}: {first[0]}"
+            assert prose.count(f"glossary.md#{anchor})") == 1
+            return
+    pytest.fail("no chapter uses it")
+
+
 Rows = dict[str, list[float]]
 CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("ladder", "eight messages take longer than one of the same bytes"): lambda runs: (
