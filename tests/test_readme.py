@@ -282,9 +282,10 @@ def test_make_demo_says_first_what_it_fetches(tmp_path: Path) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link may name after #: the headings, as GitHub writes them."""
+    """The names that a link may have after #: the headings, as GitHub writes them, and the words of the glossary."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    words = re.findall(r'<a id="(.*?)"></a>', text)
+    return {*words, *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)}
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: f"{readme.parent.name} {readme.stem}")
