@@ -185,7 +185,7 @@ def command_to_go_on(survival: SnapshotOptions) -> str:
     return shlex.join(["python", "-m", "playground", *sys.argv[1:], *newest])
 
 
-RUN_TRAINING = remote("playground.training.runner:run_training")
+RUN_TRAINING = remote("playground.training.loader:run_training")
 LOADER_MODULES = {"per-sample": ["torchvision.transforms"], "paths": ["torchvision.transforms", "PIL.PngImagePlugin"]}
 """Modules that the fork server imports for the ranks, by the way to fetch samples."""
 

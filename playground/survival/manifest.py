@@ -2,7 +2,7 @@
 
 line 1   the manifest, as JSON: what the file is a part of, the length of all that follows line 2, and its checksum
 line 2   the checksum of line 1
-line 3   the state, as JSON, with dtype, shape, strides and offset in the place of each tensor (see buffers.py)
+line 3   the state, as JSON, with dtype, shape, strides and offset in the place of each tensor (see snapshots.py)
 then     the tensors' bytes
 """
 

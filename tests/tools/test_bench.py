@@ -26,7 +26,7 @@ from playground.runtime import UsageError, launch
 from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.testing import World
-from playground.tools.bench import benchmark, page, wire, workload
+from playground.tools.bench import benchmark, page, workload
 from playground.tools.bench.page import CsvFile, ReportPrinter
 from playground.tools.bench.results import BenchStart, Row, SizeResult
 from playground.tools.bench.settings import COLLECTIVES, DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
@@ -301,9 +301,9 @@ def unreachable(rank: int, size: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
             patch.setattr(dist, "broadcast_object_list", tell_nobody)
-            patch.setattr(wire, "TIMEOUT", 0.01)
+            patch.setattr(benchmark, "TIMEOUT", 0.01)
         try:
-            wire.connect(rank, 1, "127.0.0.1").close()
+            benchmark.connect(rank, 1, "127.0.0.1").close()
         except UsageError as error:
             return str(error)
     return "connected"

@@ -21,23 +21,23 @@ from playground.measurement import format_bytes, format_digits, format_seconds
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
-from playground.tools.scale.fit import evaluate, samples_of
 from playground.tools.scale.plan import (
     COSTS,
     DEFAULT_RANKS,
+    Effort,
     Plan,
     Point,
     Prediction,
     ScaleResult,
     ScaleSettings,
-    effort,
+    evaluate,
     predict_cluster,
+    samples_of,
 )
 
 TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")
-MEASURED = 20.0
-"""Seconds of rounds that begin."""
+EFFORT = Effort()
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 """Names of algorithms that fit into a cell."""
 MAX_COLUMNS = 4
@@ -239,5 +239,5 @@ def measure(session: Session) -> ScaleResult:
             bar(rank, event)
 
         bar.show("starting the ranks")
-        by_rank = world.run(MEASURE, effort(MEASURED), on_report=on_report)
+        by_rank = world.run(MEASURE, EFFORT, on_report=on_report)
     return evaluate(samples_of([measured.seconds for measured in by_rank]), by_rank[0].plan)

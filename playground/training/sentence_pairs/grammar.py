@@ -18,14 +18,11 @@ Natural Logic for Textual Inference, 2007
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator
 from itertools import chain, islice
 from random import Random
 from typing import NamedTuple
-
-from playground.training.sentence_pairs import grammar
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 """In the order in which MultiNLI numbers them."""
@@ -85,10 +82,10 @@ WORDS = tuple(
 """Every word that a sentence can have."""
 
 
-def generate(count: int, seed: int) -> Iterator[tuple[str, str, int]]:
-    """`count` pairs: (premise, hypothesis, label). The same seed gives the same pairs."""
+def generate(seed: int) -> Iterator[tuple[str, str, int]]:
+    """Pairs without end: (premise, hypothesis, label). The same seed gives the same pairs."""
     random = Random(seed)
-    for _ in range(count):
+    while True:
         hypothesis = draw_sentence(random)
         label = random.randrange(3)
         yield draw_premise(hypothesis, label, random).text, hypothesis.text, label
@@ -170,8 +167,7 @@ def generate_pairs(split: str) -> Iterator[tuple[str, str, int]]:
     Cut by the hypothesis, both splits keep what the grammar promises: it says nothing about the label. Were only the
     pairs kept apart, the test split would be short of neutral ones, of which a hypothesis has the fewest.
     """
-    drawn = grammar.generate(sys.maxsize, SEEDS[split])  # as many as are asked for
-    wanted = (pair for pair in drawn if is_held_out(pair[1]) == (split == "test"))
+    wanted = (pair for pair in generate(SEEDS[split]) if is_held_out(pair[1]) == (split == "test"))
     return islice(wanted, COUNTS[split])
 
 
