@@ -253,15 +253,16 @@ def test_a_measured_host_as_text() -> None:
     assert max(map(len, text.splitlines())) <= 80
     for part in (
         render(page.machine_lines(result.parameters), 80), render([page.errors_table(result.fit.unseen)], 80),
-        "all ranks on its 2 cores", render([page.winners_table(result.predictions.host or [])], 80),
-        render([page.winners_table(result.predictions.cluster)], 80), "predictions are off by 0% (median)",
+        "all ranks on its 2 cores", render(page.winners_texts(result.predictions.host or [])[1:], 80),
+        render(page.winners_texts(result.predictions.cluster)[1:], 80), "predictions are off by 0% (median)",
     ):  # fmt: skip
         assert part in text
 
 
 def test_names_in_cells_are_explained() -> None:
     rows = plan.predictions(CLUSTER, plan.CLUSTER)
-    assert page.legend(rows) == "doubling = recursive-doubling, halving = halving-doubling."
+    about = "Per cell: the fastest algorithm, and its time in us. "
+    assert page.winners_texts(rows)[0] == f"{about}doubling = recursive-doubling, halving = halving-doubling."
 
 
 def test_errors_by_algorithm() -> None:

@@ -79,21 +79,6 @@ def split_into_passes(iterations: int) -> list[int]:
     return [iterations // passes + (number < iterations % passes) for number in range(passes)]
 
 
-def prepare_trials(candidates: Sequence[Call], warmup: int, ranks: int) -> list[Trials]:
-    """Warm up, and find how many calls of each candidate fill a trial. All ranks must call this."""
-    warm_up(candidates, warmup)
-    seconds_per_call = slowest([timed(call, times=SAMPLE)() for call in candidates])
-    return [Trials(max(1, min(MAX_CALLS, round(TRIAL / seconds))), ranks) for seconds in seconds_per_call]
-
-
-def run_trials(candidates: Sequence[Call], trials: Sequence[Trials], iterations: int, order: Random) -> None:
-    """Add `iterations` trials of each candidate to its trials. All ranks must call this, with `order` in the same
-    state."""
-    timers = [timed(call, times=each.calls) for call, each in zip(candidates, trials, strict=True)]
-    for each, seconds in zip(trials, interleave(timers, range(iterations), order), strict=True):
-        each.add(seconds)
-
-
 def warm_up(candidates: Sequence[Call], calls: int) -> None:
     heartbeat = Heartbeat()
     for candidate in candidates:
@@ -206,6 +191,7 @@ class Point:
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
         self.algorithms = settings.algorithms_of(collective)
         self.wrong: dict[str, int] = {}
+        """Wrong elements of each algorithm's results, on all ranks together."""
         self.trials: list[Trials] = []
         """One per algorithm, and one for the wire."""
 
@@ -218,14 +204,21 @@ class Point:
         workload = Workload(self.settings, self.spec.name, self.count, self.rank, self.size)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.trials:
-            self.wrong = {algorithm: count_wrong_on_all_ranks(workload, call) for algorithm, call in calls.items()}
+            for algorithm, call in calls.items():
+                report(checking=True)
+                total = torch.tensor(workload.count_wrong(call), device=device())
+                dist.all_reduce(total)
+                self.wrong[algorithm] = int(total.item())
         workload.buffers.clear()
         candidates = [*calls.values(), *([self.wire.transfer(self.nbytes)] if self.wire else [])]
-        if not self.trials:
-            self.trials = prepare_trials(candidates, self.settings.warmup, self.size)
-        else:
-            warm_up(candidates, min(1, self.settings.warmup))
-        run_trials(candidates, self.trials, iterations, order)
+        warm_up(candidates, min(1, self.settings.warmup) if self.trials else self.settings.warmup)
+        if not self.trials:  # find how many calls of each candidate fill a trial
+            seconds_per_call = slowest([timed(call, times=SAMPLE)() for call in candidates])
+            calls_per_trial = (max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call)
+            self.trials = [Trials(number, self.size) for number in calls_per_trial]
+        timers = [timed(call, times=each.calls) for call, each in zip(candidates, self.trials, strict=True)]
+        for each, seconds in zip(self.trials, interleave(timers, range(iterations), order), strict=True):
+            each.add(seconds)
 
     def result(self, complete: bool) -> SizeResult:
         """The figures of all trials so far."""
@@ -253,14 +246,6 @@ class Point:
             rank_us=trials.rank_us,
             limit_percent=100 * found.busbw / wire.busbw if wire else None,
         )
-
-
-def count_wrong_on_all_ranks(workload: Workload, call: Callable[[], object]) -> int:
-    """Count the elements of the result that are wrong, on all ranks together. All must call this."""
-    report(checking=True)
-    total = torch.tensor(workload.count_wrong(call), device=device())
-    dist.all_reduce(total)
-    return int(total.item())
 
 
 def figures(nbytes: int, trials: Trials, factor: float) -> Figures:

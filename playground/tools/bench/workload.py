@@ -29,19 +29,14 @@ def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch
     """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
     op, random = kind(op), torch.Generator().manual_seed(rank)
     if op in (Op.SUM, Op.AVG):
-        largest = max(1, min(MAX_VALUE, largest_exact(dtype)) // size)
+        # The largest number up to which the type holds every whole one.
+        exact = round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        largest = max(1, min(MAX_VALUE, exact) // size)
         return torch.randint(0, largest + 1, (PERIOD,), generator=random)
     if op == Op.PRODUCT:
         takes_part = (torch.arange(PERIOD) + rank) % size < MAX_FACTORS
         return torch.where(takes_part, torch.randint(1, 4, (PERIOD,), generator=random), 1)
     return torch.randint(0, MAX_VALUE, (PERIOD,), generator=random)
-
-
-def largest_exact(dtype: torch.dtype) -> int:
-    """The largest number up to which this type holds every whole one."""
-    if dtype.is_floating_point:
-        return round(2 / torch.finfo(dtype).eps)
-    return torch.iinfo(dtype).max
 
 
 def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:

@@ -217,7 +217,11 @@ class Training:
         """Look at the run until it ends by itself; call `act` after each look."""
         while (code := self.command.poll()) is None or self.was_killed(code):
             if code is not None:
-                self.start_again()
+                self.hear(0)
+                self.untold.clear()
+                self.command.end()
+                self.is_replaced = True
+                self.start()
             self.look()
             self.hear(TICK)
             act()
@@ -229,13 +233,6 @@ class Training:
     def was_killed(self, code: int) -> bool:
         """Whether the launcher has ended by our hand."""
         return code == -signal.SIGKILL and bool(self.record.kills) and self.record.kills[-1].role == LAUNCHER
-
-    def start_again(self) -> None:
-        self.hear(0)
-        self.untold.clear()
-        self.command.end()
-        self.is_replaced = True
-        self.start()
 
     def look(self) -> None:
         """Find the processes there are, and what has been written."""
@@ -329,19 +326,9 @@ def train_undisturbed(words: tuple[str, ...], folder: Path) -> RunRecord:
     return record
 
 
-def train_with_kills(
-    words: tuple[str, ...], folder: Path, undisturbed: RunRecord, draws: Draws, kills: int, show: Callable[[int], None]
-) -> RunRecord:
-    """Run the command to its end, and kill processes of it until then, `kills` times at most. `show` is told the number
-    of those that have happened."""
-    with Training(words, folder, steps=undisturbed.last_step, restarts=kills) as training:
-        killer = Killer(training, undisturbed, draws, kills, show)
-        return training.watch(killer.kill_if_due)
-
-
 class Killer:
-    """Kills one process of a training after the other. The time between two kills depends on the duration of the
-    undisturbed run, and on the work that is left: so the kills spread over the whole run."""
+    """Kills processes of a training, one after the other, `kills` at most, and tells `show` how many have happened. The
+    time between two depends on the undisturbed run, and on the work that is left: so they spread over the whole run."""
 
     def __init__(
         self, training: Training, undisturbed: RunRecord, draws: Draws, kills: int, show: Callable[[int], None]
@@ -355,23 +342,19 @@ class Killer:
         """Time of the next kill; None until there is a process of that role."""
 
     def kill_if_due(self) -> None:
-        """To be called again and again."""
+        """Kill the next process when its time has come; to be called often."""
         done = len(self.training.record.kills)
         targets = self.training.processes.of_role(self.role)
         if done == self.kills or not targets:
             return
         if self.due is None:
-            self.due = time.monotonic() + self.draw_delay(self.kills - done)
+            whole, record = self.undisturbed, self.training.record
+            starting = whole.first_snapshot_after - (whole.ranks_after if self.role == RANK else 0)
+            left = (whole.seconds - whole.first_snapshot_after) * (1 - record.last_step / whole.last_step)
+            self.due = time.monotonic() + self.draws.delay(starting, left / (self.kills - done + 1))
         elif time.monotonic() >= self.due and self.training.kill(self.role, self.draws.process(targets)):
             self.choose_next()
             self.show(done + 1)
-
-    def draw_delay(self, kills: int) -> float:
-        """Seconds until the next of the `kills` that are left."""
-        whole, record = self.undisturbed, self.training.record
-        starting = whole.first_snapshot_after - (whole.ranks_after if self.role == RANK else 0)
-        left = 1 - record.last_step / whole.last_step
-        return self.draws.delay(starting, (whole.seconds - whole.first_snapshot_after) * left / (kills + 1))
 
 
 class Chaos:
@@ -395,7 +378,9 @@ class Chaos:
         left = self.settings.kills
         while left and not (self.runs and self.runs[-1].code):
             folder = self.folder / f"killed-{len(self.runs) + 1}"
-            run = train_with_kills(self.settings.words, folder, self.undisturbed, self.draws, left, self.show)
+            steps = self.undisturbed.last_step
+            with Training(self.settings.words, folder, steps=steps, restarts=left) as training:
+                run = training.watch(Killer(training, self.undisturbed, self.draws, left, self.show).kill_if_due)
             self.runs.append(run)
             if not run.code:
                 run.comparison = self.compare(folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
+from operator import mul
 from statistics import median
 
 from playground.algorithms import ALGORITHMS
@@ -354,7 +355,7 @@ def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
         parameters = least_squares(decisive, seconds)
         alpha, beta, gamma, inner_alpha, inner_beta = parameters
         seen.append(Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta))
-        decisive = [max(both, key=lambda each: dot(each, parameters)) for both in terms]
+        decisive = [max(both, key=lambda each: sum(map(mul, each, parameters))) for both in terms]
     return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
 
 
@@ -397,7 +398,3 @@ def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[floa
             others = sum(products[i][j] * parameters[j] for j in numbers if j != i)
             parameters[i] = max(0.0, (sums[i] - others) / products[i][i])
     return parameters
-
-
-def dot(terms: Terms, parameters: Sequence[float]) -> float:
-    return sum(term * parameter for term, parameter in zip(terms, parameters, strict=True))
