@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from playground.runtime.meeting.agreement import all_gather_object, refuse_toget
 from playground.survival.disk import make_folder
 from playground.survival.fingerprint import Fingerprint
 from playground.survival.folder import (
+    FolderLock,
     SnapshotFile,
     check_same_run,
     examine,
@@ -31,30 +32,8 @@ from playground.survival.folder import (
     require_unused,
     step_of,
 )
-from playground.survival.lock import FolderLock
 from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.survival.snapshots import Snapshots, State, load, load_all
-
-
-def choose_snapshot(
-    settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool, say: Callable[[str], None]
-) -> SnapshotFile | None:
-    """The snapshot to go on from; None to begin at the start. A run that was `restarted` takes the newest. However
-    many ranks took it: whether others can go on from it is not decided here.
-
-    Raises `UsageError` for what belongs to another run, and for a path that is no whole snapshot.
-    """
-    if is_named(settings, restarted):
-        return find_named(Path(settings.resume), fingerprint)
-    if restarted or settings.resume == AUTO:
-        return find_newest(settings.folder, fingerprint, say)
-    require_unused(settings.folder)
-    return None
-
-
-def is_named(settings: SnapshotSettings, restarted: bool) -> bool:
-    """Whether a snapshot is asked for by its name."""
-    return not restarted and settings.resume not in (AUTO, NO)
 
 
 def find_named(folder: Path, fingerprint: Fingerprint) -> SnapshotFile:
@@ -132,13 +111,17 @@ def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, shar
 
 
 def look(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) -> Found:
-    """The contents that this rank sees. A snapshot that is asked for by name need not lie in every folder."""
+    """The contents that this rank sees, however many ranks took the snapshot. A run that was `restarted` takes the
+    newest. One that is asked for by name need not lie in every folder. Raises `UsageError` for another run's."""
     notices: list[str] = []
+    if restarted or settings.resume == AUTO:
+        return Found(find_newest(settings.folder, fingerprint, notices.append), notices, "")
+    if settings.resume == NO:
+        require_unused(settings.folder)
+        return Found(None, notices, "")
     try:
-        return Found(choose_snapshot(settings, fingerprint, restarted, notices.append), notices, "")
+        return Found(find_named(Path(settings.resume), fingerprint), notices, "")
     except UsageError as error:
-        if not is_named(settings, restarted):
-            raise
         return Found(None, notices, str(error))
 
 

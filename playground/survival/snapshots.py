@@ -1,4 +1,5 @@
 """Snapshots as a rank of a training run takes them: it waits for a copy in memory, and a thread writes that.
+Two of them can be compared, byte by byte.
 
 snapshots = Snapshots(folder, fingerprint, rank=rank, size=size)
 snapshots.save(step, State(shared={"model": model.state_dict()}, own={"rng": torch.get_rng_state()}))
@@ -22,18 +23,10 @@ import torch
 
 from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_ROOM
-from playground.survival.disk import (
-    SPARE,
-    make_folder,
-    make_subfolder,
-    overwrite,
-    remove_folders,
-    replace,
-    sync_folder,
-)
+from playground.survival.comparison import Comparison
+from playground.survival.disk import SPARE, make_folder, make_subfolder, overwrite, remove_folders, replace, sync_folder
 from playground.survival.fingerprint import Fingerprint, to_plain
-from playground.survival.folder import WHOLE, SnapshotFile, examine, find_steps, prune, step_folder
-from playground.survival.lock import FolderLock
+from playground.survival.folder import WHOLE, FolderLock, SnapshotFile, examine, find_steps, prune, step_folder
 from playground.survival.manifest import Manifest, decode, encode, open_part, rank_file
 
 Layout: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], int]
@@ -49,10 +42,6 @@ class Copy:
 
     plain: object
     memory: torch.Tensor
-
-    def encode(self) -> bytes:
-        """`plain` as a line of JSON."""
-        return json.dumps(self.plain).encode() + b"\n"
 
 
 class Buffers:
@@ -237,16 +226,21 @@ class Snapshots:
             for rank, copy in copies.items():
                 self._write_part(step, rank, copy)
             self.written = step
-            self._remove_old(step)
+            # The rank whose part was the last gives up what is too old: whole, now, is what all ranks have written.
+            if examine(self.folder, step, read_contents=step in self.steps_before).condition == WHOLE:
+                sync_folder(self.folder)
+                self.known_whole = prune(self.folder, step, self.size, self.keep, self.known_whole)
         except OSError as error:
             done = self.written == step
             what = f"snapshots before step {step} were not removed" if done else f"step {step} has no snapshot"
-            self.problem = f"{what}: {describe(self.folder, error)}; training went on"
+            no_room = f"there is no room in {self.folder}"
+            why = no_room if error.errno in NO_ROOM else f"{self.folder} cannot be written to"
+            self.problem = f"{what}: {why} ({error.strerror}); training went on"
 
     def _write_part(self, step: int, rank: int, copy: Copy) -> None:
         folder = step_folder(self.folder, step)
         make_subfolder(folder)
-        line, tensors = copy.encode(), memoryview(copy.memory.numpy())
+        line, tensors = json.dumps(copy.plain).encode() + b"\n", memoryview(copy.memory.numpy())
         digest = hashlib.sha256(line)
         digest.update(tensors)
         manifest = Manifest(
@@ -261,18 +255,6 @@ class Snapshots:
         write = replace if is_needed else overwrite
         if write(folder / rank_file(rank), encode(manifest) + line, tensors):
             sync_folder(folder)
-
-    def _remove_old(self, step: int) -> None:
-        """The rank whose part was the last gives up what is too old: whole, now, is what all ranks have written."""
-        if examine(self.folder, step, read_contents=step in self.steps_before).condition == WHOLE:
-            sync_folder(self.folder)
-            self.known_whole = prune(self.folder, step, self.size, self.keep, self.known_whole)
-
-
-def describe(folder: Path, error: OSError) -> str:
-    """The defect of a folder of snapshots."""
-    what = f"there is no room in {folder}" if error.errno in NO_ROOM else f"{folder} cannot be written to"
-    return f"{what} ({error.strerror})"
 
 
 def load(snapshot: SnapshotFile, rank: int) -> State:
@@ -303,3 +285,38 @@ def load_part(file: Path) -> Mapping[str, Any]:
     if not isinstance(part, Mapping) or not all(isinstance(part.get(name), Mapping) for name in names):
         raise UsageError(f"{file} holds no state that a run has written: go on from another snapshot")
     return part
+
+
+def compare(rank: int, size: int, one: SnapshotFile, other: SnapshotFile) -> Comparison:
+    """Every tensor of two snapshots, of all ranks: parameters, momentum, totals, random numbers.
+
+    Raises `ValueError` if one has tensors that the other has not.
+    """
+    tensors = nbytes = differing = 0
+    for number in range(max(one.size, other.size)):
+        mine, its = load(one, number), load(other, number)
+        pairs = zip(tensors_in([mine.shared, mine.own]), tensors_in([its.shared, its.own]), strict=True)
+        for first, second in pairs:
+            tensors, nbytes = tensors + 1, nbytes + first.nbytes
+            differing += count_differing(first, second)
+    return Comparison(tensors=tensors, nbytes=nbytes, differing=differing)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors of a nested structure, in its order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+def count_differing(one: torch.Tensor, other: torch.Tensor) -> int:
+    """How many bytes of two tensors differ: all, if they have not the same shape and type."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return max(one.nbytes, other.nbytes)
+    return int((bytes_of(one) != bytes_of(other)).sum())
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)

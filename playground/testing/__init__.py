@@ -145,7 +145,7 @@ def load(settings: PytestSettings, pickled: bytes) -> Callable[..., Any]:
         with contextlib.suppress(Exception):  # an unknown version of pytest: asserts stay plain
             from playground.testing.rewriting import install
 
-            install(settings)
+            install(settings.rewritten, settings.options, settings.verbosity)
     return pickle.loads(pickled)
 
 

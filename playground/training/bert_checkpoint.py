@@ -81,7 +81,12 @@ def read_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
         tensors = read_pickled(folder / PICKLED_WEIGHTS)
     else:
         raise UsageError(f"{folder} has no weights: it needs {WEIGHTS} or {PICKLED_WEIGHTS}")
-    return {our_name(name): tensor for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in tensors.items():
+        for old, new in OLD_NAMES:
+            name = old.sub(new, name)
+        found[f"bert.{name}" if name.startswith(ENCODER) else name] = tensor  # an encoder saved alone lacks "bert."
+    return found
 
 
 def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
@@ -116,10 +121,3 @@ def check_inflated_size(file: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             if sum(member.file_size for member in archive.infolist()) > file.stat().st_size:
                 raise ValueError("its members are larger than the file")
-
-
-def our_name(name: str) -> str:
-    """The name in our model: an encoder saved alone has no "bert." in front."""
-    for old, new in OLD_NAMES:
-        name = old.sub(new, name)
-    return f"bert.{name}" if name.startswith(ENCODER) else name

@@ -157,11 +157,7 @@ class EqualSteps(Sampler[list[int]]):
 
 
 def partition_dataset(
-    data: Dataset[Batch] | None = None,
-    batch_size: int = 128,
-    seed: int = 1234,
-    num_workers: int = 0,
-    group: Any = None,
+    data: Dataset[Batch] | None = None, batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of `batch_size`.
 

@@ -79,44 +79,17 @@ class Appointments:
         return max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
 
 
-Combine = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-"""From what every rank of the run had counted, what this one goes on counting from."""
-
-
-def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Combine) -> State:
-    """The state that rank `rank` resumes from. Only random numbers are its own: a new rank gets a seed that no
-    other rank and no other step has, for every kind of device."""
+def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Callable[..., Any]) -> State:
+    """The state that rank `rank` resumes from; `combine` is that of its `RunHistory`. Only random numbers are its own:
+    a new rank gets a seed that follows from the run, its own seed included, and that no other rank and no other step
+    has, for every kind of device."""
     owns: list[Mapping[str, Any]] = [state.own for state in states]
     own = {**owns[min(rank, snapshot.size - 1)], "history": combine([each["history"] for each in owns])}
     if rank >= snapshot.size:
-        seed = draw_seed(snapshot.fingerprint, rank, snapshot.step)
+        digest = hashlib.sha256(json.dumps([snapshot.fingerprint, rank, snapshot.step]).encode()).digest()
+        seed = int.from_bytes(digest[:8], "little", signed=True)
         own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
     return State(shared=states[0].shared, own=own)
-
-
-def draw_seed(fingerprint: Fingerprint, rank: int, step: int) -> int:
-    """A seed that follows from the run, its own seed included, the rank and the step."""
-    digest = hashlib.sha256(json.dumps([fingerprint, rank, step]).encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
-
-
-def require_equal_replicas(snapshot: SnapshotFile, size: int, equal: bool) -> None:
-    """Raise `UsageError` if another number of ranks cannot go on: when each has parameters of its own."""
-    if not equal and size != snapshot.size:
-        raise UsageError(
-            f"snapshot {snapshot.folder} was taken by {snapshot.size}, and the ranks here are {size}: with "
-            f"--sync-every, parameters are each rank's own, and there are none for another number: take -n "
-            f"{snapshot.size}, or another folder"
-        )
-
-
-def describe_change(snapshot: SnapshotFile, size: int, epoch: int) -> str:
-    """Which parts of resuming with `size` ranks are exact, and which are not."""
-    return (
-        f"going on with {size} rank{'s' * (size > 1)} from step {snapshot.step}, which {snapshot.size} took: "
-        f"parameters, optimizer and position are exact;\n"
-        f"which samples the rest of epoch {epoch} takes, dropout masks and rounding differ (not with --logical-ranks)"
-    )
 
 
 DRAWS_FROM: Mapping[str, Any] = {"cpu": torch, "cuda": torch.cuda}
@@ -203,8 +176,12 @@ class ResumableRun(UnsavedRun):
         size = dist.get_world_size()
         sharers = find_sharers(settings.folder)
         newest = agree_on_snapshot(settings, fingerprint, sharers)
-        if newest:
-            require_equal_replicas(newest.snapshot, size, sync.keeps_replicas_equal)
+        if newest and newest.snapshot.size != size and not sync.keeps_replicas_equal:
+            taken, folder = newest.snapshot.size, newest.snapshot.folder
+            raise UsageError(
+                f"snapshot {folder} was taken by {taken}, and the ranks here are {size}: with --sync-every, parameters "
+                f"are each rank's own, and there are none for another number: take -n {taken}, or another folder"
+            )
         self.snapshots = open_snapshots(settings, fingerprint, sharers)
         self.problem = ""
         if newest:
@@ -221,7 +198,14 @@ class ResumableRun(UnsavedRun):
         else:
             self.restore(redistribute(states, rank, snapshot, self.history.combine))
             if not snapshot.fingerprint.get("logical_ranks"):
-                report(notice=describe_change(snapshot, size, self.position.epoch))
+                epoch, step = self.position.epoch, snapshot.step
+                notice = (
+                    f"going on with {size} rank{'s' * (size > 1)} from step {step}, which {snapshot.size} took: "
+                    f"parameters, optimizer and position are exact;\n"
+                    f"which samples the rest of epoch {epoch} takes, dropout masks and rounding differ (not with "
+                    f"--logical-ranks)"
+                )
+                report(notice=notice)
         report(resumed=asdict(self.position))
 
     def restore(self, state: State) -> None:

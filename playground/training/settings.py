@@ -61,11 +61,7 @@ class TrainingSettings:
         metavar="NAME",
     )
     sync_every: int = flag(
-        1,
-        "With --sync parameters: number of steps between two averages.",
-        least=1,
-        group="sync",
-        metavar="STEPS",
+        1, "With --sync parameters: number of steps between two averages.", least=1, group="sync", metavar="STEPS"
     )
     all_reduce: str = flag(
         ALL_REDUCES[0],

@@ -385,7 +385,7 @@ bench_options = options(
 @run_options(2)
 @bench_options
 @pack_options("output", OutputOptions)
-def command(run: RunOptions, output: OutputOptions, **asked: Any) -> None:
+def command(run: RunOptions, output: OutputOptions, begin: int, end: int, factor: int, **asked: Any) -> None:
     """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
     Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
@@ -402,25 +402,14 @@ def command(run: RunOptions, output: OutputOptions, **asked: Any) -> None:
         refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
         return show_difference(*output.diff, run)
     session = Session(TOOL.name, run)
-    settings = make_settings(**asked, seed=run.seed)
+    if begin > end:
+        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
+    asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
+    asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
+    settings = BenchSettings(sizes=geometric_range(begin, end, factor), seed=run.seed, **asked)
     check_before_start(session, settings, output)
     session.world.warm_up(RUN)
     measure(session, settings, output)
-
-
-def make_settings(
-    *, begin: int, end: int, factor: int, collectives: Sequence[str], algorithms: Sequence[str], **measured: Any
-) -> BenchSettings:
-    """The options as settings; `collectives` and `algorithms` are words as `names_option` reads them. Raises
-    `UsageError` for what cannot be measured."""
-    if begin > end:
-        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
-    return BenchSettings(
-        collectives=select_names(COLLECTIVES, collectives or DEFAULT_COLLECTIVES),
-        algorithms=select_names(ALGORITHMS, algorithms),
-        sizes=geometric_range(begin, end, factor),
-        **measured,
-    )
 
 
 def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:

@@ -126,7 +126,7 @@ def recovery_text(runs: Sequence[RunRecord]) -> str:
 
 
 TOOL = TOOLS["chaos"]
-COMPARE = remote("playground.survival.compare:compare")
+COMPARE = remote("playground.survival.snapshots:compare")
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose, context_settings={"allow_interspersed_args": False})

@@ -148,31 +148,23 @@ def prepare_pairs(
     where = data_dir or default_data_dir()
     if dataset == "generated":
         return find_or_tokenise(of_grammar("as asked"), tokenizer, [where], say)
-    folder = find_multinli(where)
-    if folder:
-        return find_or_tokenise(of_archive(folder), tokenizer, with_default(where), say)
+    if folder := find_multinli(where):
+        checksum = " ".join(sha256(folder / name) for name in FILES.values())
+        archive = Corpus("multinli", f"found in {folder}", checksum, partial(read_pairs, folder))
+        return find_or_tokenise(archive, tokenizer, with_default(where), say)
     if dataset == "auto" and (tokenizer is None or not hub.is_installed("datasets")):
         missing = "the extra hub is not installed" if tokenizer else "a model from scratch does not ask the hub"
         why = f"no MultiNLI in {where}, and {missing}"
         return find_or_tokenise(of_grammar(why), tokenizer, [where], say)
     try:
-        return find_or_tokenise(of_hub(), tokenizer, [where], say)
+        hub.check_installed("datasets")
+        # The hub's MultiNLI has not changed in years: its name is its checksum.
+        published = Corpus("multinli", f"{HUB_NAME} from the hub", HUB_NAME, read_hub_pairs)
+        return find_or_tokenise(published, tokenizer, [where], say)
     except NoData as error:
         if dataset == "multinli":
             raise NoData(f"{where} has no {' and no '.join(FILES.values())}, and {error}") from None
         return find_or_tokenise(of_grammar(f"no MultiNLI in {where}, and {error.why}"), tokenizer, [where], say)
-
-
-def of_archive(folder: Path) -> Corpus:
-    """MultiNLI as its authors published it."""
-    checksum = " ".join(sha256(folder / name) for name in FILES.values())
-    return Corpus("multinli", f"found in {folder}", checksum, partial(read_pairs, folder))
-
-
-def of_hub() -> Corpus:
-    """MultiNLI from the hub, where it has not changed in years: its name is its checksum. Raises `NoData`."""
-    hub.check_installed("datasets")
-    return Corpus("multinli", f"{HUB_NAME} from the hub", HUB_NAME, read_hub_pairs)
 
 
 def of_grammar(why: str) -> Corpus:
