@@ -97,12 +97,6 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def step_of(folder: Path) -> int | None:
-    """The step that a folder is named after, as `step_folder` names it; None for any other name."""
-    name = STEP.fullmatch(folder.name)
-    return int(name[1]) if name else None
-
-
 def find_steps(folder: Path) -> list[int]:
     """The steps of which `folder` holds anything, the newest first."""
     names = map(STEP.fullmatch, os.listdir(folder) if folder.is_dir() else ())
@@ -217,16 +211,9 @@ def prune(folder: Path, step: int, size: int, keep: int, known: Collection[int])
             kept += 1
             whole |= {each} if found.size == size else set()
         elif found.condition != OTHER_SCHEMA:
-            give_up(found, size)
+            # Let the next snapshot have the folder; remove it if it is of another number of ranks.
+            spare_folder(found.folder) if found.size == size else remove_folders(folder, [found.folder.name])
     return whole
-
-
-def give_up(snapshot: Examined, size: int) -> None:
-    """Let the next snapshot have the folder; remove it if it is of another number of ranks."""
-    if snapshot.size == size:
-        spare_folder(snapshot.folder)
-    else:
-        remove_folders(snapshot.folder.parent, [snapshot.folder.name])
 
 
 def write_marker(folder: Path, about: Mapping[str, object]) -> Path:

@@ -62,21 +62,17 @@ class Buffers:
         walk = Walk()
         plain = walk.describe(state, ())
         if walk.layouts != self.layouts:
-            self.arrange(walk)
-        for view, tensor in zip(self.views, walk.tensors, strict=True):
-            view.copy_(tensor, non_blocking=True)
+            self.layouts = []  # if there is too little memory, the next state is not taken for the one before
+            if walk.nbytes != len(self.memory):
+                is_cuda = any(tensor.is_cuda for tensor in walk.tensors)
+                self.memory = torch.empty(walk.nbytes, dtype=torch.uint8, pin_memory=is_cuda)
+            self.views = [view(self.memory, layout) for layout in walk.layouts]
+            self.layouts = walk.layouts
+        for target, tensor in zip(self.views, walk.tensors, strict=True):
+            target.copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in walk.tensors if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return Copy(plain, self.memory)
-
-    def arrange(self, walk: Walk) -> None:
-        """Have memory and views for other tensors than last time."""
-        self.layouts = []  # if there is too little memory, the next state is not taken for the one before
-        if walk.nbytes != len(self.memory):
-            is_cuda = any(tensor.is_cuda for tensor in walk.tensors)
-            self.memory = torch.empty(walk.nbytes, dtype=torch.uint8, pin_memory=is_cuda)
-        self.views = [view(self.memory, layout) for layout in walk.layouts]
-        self.layouts = walk.layouts
 
 
 class Walk:
@@ -258,10 +254,8 @@ class Snapshots:
 
 
 def load(snapshot: SnapshotFile, rank: int) -> State:
-    """What `snapshot` holds for this rank, on the CPU. The format has no place for code.
-
-    `own` is empty for a rank that the run had not.
-    """
+    """What `snapshot` holds for this rank, on the CPU. The format has no place for code. `own` is empty for a rank that
+    the run had not."""
     first = load_part(snapshot.folder / rank_file(0))
     own = first if rank == 0 else load_part(snapshot.folder / rank_file(rank)) if rank < snapshot.size else {"own": {}}
     return State(shared=first["shared"], own=own["own"])
@@ -288,10 +282,8 @@ def load_part(file: Path) -> Mapping[str, Any]:
 
 
 def compare(rank: int, size: int, one: SnapshotFile, other: SnapshotFile) -> Comparison:
-    """Every tensor of two snapshots, of all ranks: parameters, momentum, totals, random numbers.
-
-    Raises `ValueError` if one has tensors that the other has not.
-    """
+    """Every tensor of two snapshots, of all ranks: parameters, momentum, totals, random numbers. Raises `ValueError` if
+    one has tensors that the other has not."""
     tensors = nbytes = differing = 0
     for number in range(max(one.size, other.size)):
         mine, its = load(one, number), load(other, number)

@@ -122,7 +122,11 @@ class ParallelLossModel(Model):
     """
 
     def forward(  # type: ignore[override]
-        self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor,
     ) -> torch.Tensor:
         logits = super().forward(input_ids, token_type_ids, attention_mask)
         return F.cross_entropy(logits, labels).reshape(1)

@@ -71,10 +71,8 @@ def check_parameter(folder: Path, name: str, param: torch.Tensor, found: torch.T
 
 
 def read_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of model.safetensors or pytorch_model.bin, by the names that our model uses.
-
-    Raises `UsageError` where there is neither, or a damaged one.
-    """
+    """The tensors of model.safetensors or pytorch_model.bin, by the names that our model uses. Raises `UsageError`
+    where there is neither, or a damaged one."""
     if (folder / WEIGHTS).is_file():
         tensors = read_safetensors(folder / WEIGHTS)
     elif (folder / PICKLED_WEIGHTS).is_file():

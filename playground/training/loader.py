@@ -102,10 +102,8 @@ def explain_lost_worker(rank: int, size: int) -> Iterator[None]:
 
 
 def hear_of_worker(error: Exception) -> str:
-    """What `error` says or, where a worker may just have hung up on the rank, what torch says next.
-
-    Its handler of SIGCHLD raises `RuntimeError`, wherever the rank then is; after this it does so no more.
-    """
+    """What `error` says or, where a worker may just have hung up on the rank, what torch says next. Its handler of
+    SIGCHLD raises `RuntimeError`, wherever the rank then is; after this it does so no more."""
     try:
         if isinstance(error, (EOFError, OSError)):
             time.sleep(NEWS)
@@ -117,9 +115,7 @@ def hear_of_worker(error: Exception) -> str:
 
 def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()) -> Any:
     """What `lesson(rank, size, settings, *more)` returns. Ranks agree on their settings, and each keeps to its place.
-
-    Raises `UsageError` if the ranks were not all given the same settings.
-    """
+    Raises `UsageError` if the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
     with explain_lost_worker(rank, size):

@@ -44,10 +44,8 @@ class Agreement:
 
 
 class Appointments:
-    """One rank's diary. The ranks of a world have entered the same in theirs, whatever their clocks say.
-
-    `step` is the number of steps done when it begins, and `seconds`, if not None, the time between two snapshots.
-    """
+    """One rank's diary. The ranks of a world have entered the same in theirs, whatever their clocks say. `step` is the
+    number of steps done when it begins, and `seconds`, if not None, the time between two snapshots."""
 
     def __init__(self, step: int, seconds: float | None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -57,26 +55,22 @@ class Appointments:
 
     def keep(self, step: int, at_once: bool = False) -> Agreement:
         """Called after each step, by all ranks: if there is an appointment now, agree. Rank 0's clock counts.
-
-        `at_once`: there is one now, because something has taken time that is no step.
-        """
+        `at_once`: there is one now, because something has taken time that is no step."""
         if step < self.next_step and not at_once:
             return Agreement()
         now = time.monotonic()
         save = now - self.saved_at >= self.seconds
         if save:
             self.saved_at = now
-        proposal = [int(save), self.steps_ahead(step, now)] if dist.get_rank() == 0 else [0, 0]
+        # Steps until the next appointment, if they take as long as those since the last one.
+        seconds = min(INTERVAL, max(0.0, self.saved_at + self.seconds - now))
+        ahead = max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
+        proposal = [int(save), ahead] if dist.get_rank() == 0 else [0, 0]
         agreed = torch.tensor([*proposal, preempted() or 0], device=device())
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         due, ahead, signal = agreed.tolist()
         self.last_step, self.last_time, self.next_step = step, now, step + ahead
         return Agreement(save=bool(due), signal=signal)
-
-    def steps_ahead(self, step: int, now: float) -> int:
-        """How many steps there are until the next appointment, if they take as long as those since the last one."""
-        seconds = min(INTERVAL, max(0.0, self.saved_at + self.seconds - now))
-        return max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
 
 
 def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Callable[..., Any]) -> State:
@@ -128,10 +122,8 @@ class UnsavedRun:
     position = Position()
 
     def enter(self, epoch: int) -> int:
-        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done.
-
-        Raises `Preempted` as `advance` does.
-        """
+        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done. Raises
+        `Preempted` as `advance` does."""
         return 0
 
     def draw_as_before(self) -> None:
@@ -139,9 +131,7 @@ class UnsavedRun:
 
     def advance(self, step: int, last: bool) -> None:
         """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that.
-
-        Raises `Preempted`, on all ranks, when they have agreed to end here and their snapshot is written.
-        """
+        Raises `Preempted`, on all ranks, when they have agreed to end here and their snapshot is written."""
 
     def end(self) -> None:
         """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
@@ -242,7 +232,8 @@ class ResumableRun(UnsavedRun):
 
     def advance(self, step: int, last: bool) -> None:
         self.position = Position(self.position.epoch, step, self.position.total + 1)
-        self.is_due = self.is_due or self.settings.is_due_after(self.position.total)
+        by_steps = self.settings.seconds is None and self.position.total % self.settings.every == 0
+        self.is_due = self.is_due or by_steps
         self.meet()
         if not last:
             self.save_if_due()

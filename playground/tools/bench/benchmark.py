@@ -269,9 +269,7 @@ def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
     """Measure what the settings ask for. Rank 0 reports a `BenchStart`, then in every pass a `SizeResult` per size.
-
-    Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings.
-    """
+    Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
@@ -285,20 +283,15 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
             report(start=BenchStart(environment=environment.describe(), wire=wire.description if wire else None))
         what = product(settings.collectives, settings.sizes)
         points = [Point(settings, collective, nbytes, rank, size, wire) for collective, nbytes in what]
-        measure_in_passes(points, settings.iterations, order, is_main=rank == 0)
-
-
-def measure_in_passes(points: Sequence[Point], iterations: int, order: Random, is_main: bool) -> None:
-    """All points, again and again until each has its trials; after every one `is_main` reports what it has so far."""
-    passes = split_into_passes(iterations)
-    for number, trials in enumerate(passes):
-        for done, point in enumerate(points):
-            if is_main:
-                phase = f"pass {number + 1} of {len(passes)}: {point}"
-                report(phase=phase, step=number * len(points) + done, steps=len(passes) * len(points))
-            point.measure(trials, order)
-            if is_main:
-                report(measured=point.result(complete=number + 1 == len(passes)))
+        passes = split_into_passes(settings.iterations)
+        for number, trials in enumerate(passes, 1):
+            for done, point in enumerate(points, len(points) * (number - 1)):
+                if rank == 0:
+                    phase = f"pass {number} of {len(passes)}: {point}"
+                    report(phase=phase, step=done, steps=len(passes) * len(points))
+                point.measure(trials, order)
+                if rank == 0:
+                    report(measured=point.result(complete=number == len(passes)))
 
 
 def check_operation(settings: BenchSettings) -> None:

@@ -154,7 +154,11 @@ def command(settings: ChaosSettings, folder: Path | None, wide: bool, as_json: b
     session.world.warm_up(COMPARE)
     session.say(f"{TOOL.name}: {shlex.join(settings.words)}", f"kills: {settings.kills}, {settings.whom}")
     with session.bar() as bar, temporary_folder("chaos") as temporary:
-        chaos = Chaos(settings, session.world, bar, prepare_folder(folder) if folder else temporary)
+        if folder:
+            make_folder(folder)
+            if any(folder.iterdir()):
+                raise UsageError(f"--dir {folder}: it is not empty; choose a new folder")
+        chaos = Chaos(settings, session.world, bar, folder.resolve() if folder else temporary)
         chaos.run(suspects)
     session.say("", kills_table(chaos.runs), "", recovery_text(chaos.runs))
     session.print_document({}, settings=settings, undisturbed=chaos.undisturbed, runs=chaos.runs)
@@ -163,14 +167,6 @@ def command(settings: ChaosSettings, folder: Path | None, wide: bool, as_json: b
     comparison = chaos.runs[-1].comparison
     times = f" In each of {len(chaos.runs)} runs." if len(chaos.runs) > 1 else ""
     session.say(f"{comparison}{times}", prose("Shown: ", good(f"{settings.kills} kills left no trace"), "."))
-
-
-def prepare_folder(folder: Path) -> Path:
-    """Make the folder. Raises `UsageError` for one that cannot be written to, or is not empty."""
-    make_folder(folder)
-    if any(folder.iterdir()):
-        raise UsageError(f"--dir {folder}: it is not empty; choose a new folder")
-    return folder.resolve()
 
 
 TICK = 0.01

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from operator import mul
 from statistics import median
+from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
@@ -23,6 +24,7 @@ MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
 MAX_SECONDS = 1e6
 """Largest time for a message, or a byte: beyond any machine, and far from where sums of them overflow."""
+ABOVE_ZERO: Any = {"above": 0, "most": MAX_SECONDS, "metavar": "SECONDS"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,28 +39,16 @@ class ScaleSettings:
         name="-n --world-size",
         click={"show_default": str(DEFAULT_RANKS)},
     )
-    alpha: float | None = flag(
-        None,
-        "Latency of a message. With --alpha and --beta nothing is measured.",
-        above=0,
-        most=MAX_SECONDS,
-        metavar="SECONDS",
-    )
-    beta: float | None = flag(
-        None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", above=0, most=MAX_SECONDS, metavar="SECONDS"
-    )
+    alpha: float | None = flag(None, "Latency of a message. With --alpha and --beta nothing is measured.", **ABOVE_ZERO)
+    beta: float | None = flag(None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", **ABOVE_ZERO)
     gamma: float | None = flag(
         None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
     )
     ranks_per_node: int | None = flag(
         None, "Number of ranks in a node. --alpha and --beta are then those between nodes.", least=1, metavar="N"
     )
-    inner_alpha: float | None = flag(
-        None, "Latency of a message within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
-    )
-    inner_beta: float | None = flag(
-        None, "Inverse bandwidth within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
-    )
+    inner_alpha: float | None = flag(None, "Latency of a message within a node.", **ABOVE_ZERO)
+    inner_beta: float | None = flag(None, "Inverse bandwidth within a node.", **ABOVE_ZERO)
 
     def __post_init__(self) -> None:
         inner = (self.ranks_per_node, self.inner_alpha, self.inner_beta)

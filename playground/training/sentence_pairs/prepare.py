@@ -53,9 +53,7 @@ HUB_SPLITS = {"train": "train", "test": "validation_matched"}
 
 def find_multinli(data_dir: Path) -> Path | None:
     """The folder with the two files: `data_dir` or the one in it that the archive unpacks to; None if neither is one.
-
-    Raises `NoData` for a folder that has only one of the files.
-    """
+    Raises `NoData` for a folder that has only one of the files."""
     for folder in (data_dir, data_dir / "multinli_1.0"):
         missing = [name for name in FILES.values() if not (folder / name).is_file()]
         if not missing:
@@ -108,9 +106,7 @@ def read_hub_pairs(split: str) -> Iterator[Pair]:
 @dataclass(frozen=True)
 class PairsSource:
     """Where tokenised pairs lie: `name` is multinli or generated, `why` tells how they came, the rest how many.
-
-    `vocabulary` is how many word embeddings a model needs for them.
-    """
+    `vocabulary` is how many word embeddings a model needs for them."""
 
     name: str
     folder: Path
@@ -151,13 +147,18 @@ def prepare_pairs(
     if folder := find_multinli(where):
         checksum = " ".join(sha256(folder / name) for name in FILES.values())
         archive = Corpus("multinli", f"found in {folder}", checksum, partial(read_pairs, folder))
-        return find_or_tokenise(archive, tokenizer, with_default(where), say)
+        data_dirs = [where]
+        with contextlib.suppress(NoData):  # where its pairs go if the archive's folder cannot be written to
+            data_dirs.append(default_data_dir())
+        return find_or_tokenise(archive, tokenizer, data_dirs, say)
     if dataset == "auto" and (tokenizer is None or not hub.is_installed("datasets")):
         missing = "the extra hub is not installed" if tokenizer else "a model from scratch does not ask the hub"
         why = f"no MultiNLI in {where}, and {missing}"
         return find_or_tokenise(of_grammar(why), tokenizer, [where], say)
     try:
-        hub.check_installed("datasets")
+        if not hub.is_installed("datasets"):
+            why = "the package datasets is not installed"
+            raise NoData(f"the hub is asked through the package datasets, which is not installed: {hub.INSTALL}", why)
         # The hub's MultiNLI has not changed in years: its name is its checksum.
         published = Corpus("multinli", f"{HUB_NAME} from the hub", HUB_NAME, read_hub_pairs)
         return find_or_tokenise(published, tokenizer, [where], say)
@@ -171,13 +172,6 @@ def of_grammar(why: str) -> Corpus:
     """Pairs of the grammar, known by the code that generates them."""
     checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))}"
     return Corpus("generated", why, checksum, grammar.generate_pairs)
-
-
-def with_default(data_dir: Path) -> list[Path]:
-    """`data_dir`, and where its pairs go if it cannot be written to."""
-    with contextlib.suppress(NoData):
-        return [data_dir, default_data_dir()]
-    return [data_dir]
 
 
 def find_or_tokenise(corpus: Corpus, tokenizer: WordPiece | None, data_dirs: list[Path], say: Say) -> PairsSource:

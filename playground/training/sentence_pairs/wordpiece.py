@@ -119,11 +119,15 @@ WORDS = 30_000
 
 def read_wordpiece(folder: Path) -> WordPiece:
     """The tokenizer of a pretrained model, from vocab.txt or tokenizer.json, and tokenizer_config.json if it is there.
-
-    Raises `UsageError` where there is none, where it is damaged, and for a tokenizer that is not BERT's.
-    """
+    Raises `UsageError` where there is none, where it is damaged, and for a tokenizer that is not BERT's."""
     config, tokenizer = read_json(folder / "tokenizer_config.json"), read_json(folder / "tokenizer.json")
-    normalizer, model = (read_part(folder, tokenizer, name) for name in ("normalizer", "model"))
+    parts = []
+    for name in ("normalizer", "model"):
+        try:
+            parts.append(expect_dict(tokenizer.get(name) or {}))
+        except ValueError as error:
+            raise UsageError(f"{folder}: the {name} in tokenizer.json cannot be read ({error})") from None
+    normalizer, model = parts
     said = [config.get("do_lower_case"), normalizer.get("lowercase"), True]  # the last is the default of transformers
     lower_case = bool(next(each for each in said if each is not None))
     check_normalizer(folder, {"handle_chinese_chars": config.get("tokenize_chinese_chars"), **config}, lower_case)
@@ -132,14 +136,6 @@ def read_wordpiece(folder: Path) -> WordPiece:
         return WordPiece(read_vocabulary(folder, model), lower_case)
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from None
-
-
-def read_part(folder: Path, tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of tokenizer.json: nothing where there is none. Raises `UsageError` for what is none."""
-    try:
-        return expect_dict(tokenizer.get(name) or {})
-    except ValueError as error:
-        raise UsageError(f"{folder}: the {name} in tokenizer.json cannot be read ({error})") from None
 
 
 def read_vocabulary(folder: Path, model: Mapping[str, Any]) -> list[str]:
