@@ -175,7 +175,11 @@ TICK = 0.01
 
 class Training:
     """One run of the command `words`, with snapshots in `folder`: a context manager that leaves no process behind.
-    `steps`: number of steps of the whole training, if known. `restarts`: how many the command may need."""
+    `steps`: number of steps of the whole training, if known. `restarts`: how many the command may need.
+
+    It is watched from outside: /proc says which processes it has, its folder of snapshots how far it has come, its
+    stderr what it makes of the kills.
+    """
 
     def __init__(self, words: tuple[str, ...], folder: Path, *, steps: int = 0, restarts: int = 0) -> None:
         self.words, self.folder, self.steps, self.restarts = words, folder, steps, restarts
