@@ -17,7 +17,6 @@ from functools import partial, reduce
 from itertools import product
 from random import Random
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.meeting.connections import address_towards
 from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, REDUCTION, BenchSettings, Collective
+from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
 TRIAL = 0.006
@@ -112,71 +111,39 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-BACKEND_CALLS: dict[str, Callable[[Buffers, Any], object]] = {
-    "all_reduce": lambda buffers, op: dist.all_reduce(buffers.input, op=op),
-    "broadcast": lambda buffers, op: dist.broadcast(buffers.input, src=0),
-    "reduce": lambda buffers, op: dist.reduce(buffers.input, dst=0, op=op),
-    "all_gather": lambda buffers, op: all_gather_single(buffers.output, buffers.input),
-    "reduce_scatter": lambda buffers, op: reduce_scatter_single(buffers.output, buffers.input, op=op),
-    "all_to_all": lambda buffers, op: dist.all_to_all_single(buffers.output, buffers.input),
-    "gather": lambda buffers, op: dist.gather(buffers.input, buffers.output_pieces or None, dst=0),
-    "scatter": lambda buffers, op: dist.scatter(buffers.output, buffers.input_pieces or None, src=0),
-}
-"""The backend's own call of each collective."""
-
-
-class Buffers:
-    """Input and output of this rank: the same tensor where the collective works in place."""
-
-    input: torch.Tensor
-    output: torch.Tensor
-    input_pieces: list[torch.Tensor]
-    """Pieces of `count` elements; none on a rank that gives nothing."""
-    output_pieces: list[torch.Tensor]
-
-    def __init__(self, spec: Collective, count: int, dtype: torch.dtype, rank: int, size: int) -> None:
-        self.input = torch.zeros(spec.pieces_given(rank, size) * count, dtype=dtype, device=device())
-        self.output = self.input
-        if not spec.in_place:
-            self.output = self.input.new_zeros(len(spec.pieces_expected(rank, size)) * count)
-        self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
-        self.output_pieces = list(self.output.split(count)) if self.output.numel() else []
-
-    def clear(self) -> None:
-        """Zeros: however often they are reduced, none becomes infinite or too small for its type."""
-        self.input.zero_()
-        self.output.zero_()
-
-
 class Workload:
-    """A collective on pieces of `count` elements."""
+    """A collective on pieces of `count` elements. Where it works in place, input and output are the same tensor."""
 
     def __init__(self, settings: BenchSettings, collective: str, count: int, rank: int, size: int) -> None:
         self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
         self.op = getattr(dist.ReduceOp, OPS[settings.op])
         self.data_for = self.op if self.spec.reduces else None
         self.dtype = getattr(torch, settings.dtype)
-        self.buffers = Buffers(self.spec, count, self.dtype, rank, size)
+        self.expected = self.spec.pieces_expected(rank, size)
+        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device())
+        self.output = self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
+        self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
+        """Pieces of `count` elements; none on a rank that gives nothing."""
+        self.output_pieces = list(self.output.split(count)) if self.output.numel() else []
 
     def call(self, algorithm: str) -> Callable[[], object]:
         """A call that does it once."""
         if algorithm == BACKEND:
-            return partial(BACKEND_CALLS[self.spec.name], self.buffers, self.op)
+            return partial(BACKEND_CALLS[self.spec.name], self)
         ours = load_algorithm(self.spec.name, algorithm)
         if not self.spec.in_place:
-            ours = partial(ours, self.buffers.output)
-        return partial(ours, self.buffers.input, **({"op": self.op} if self.spec.reduces else {}))
+            ours = partial(ours, self.output)
+        return partial(ours, self.input, **({"op": self.op} if self.spec.reduces else {}))
 
     def count_wrong(self, call: Callable[[], object]) -> int:
         """Compare every element that this rank ends with, and count those that are wrong. Only an average may be off by
         rounding, see `tolerance_of_average`."""
-        self.buffers.output.fill_(SENTINEL)
-        fill(self.buffers.input, self.pattern(self.rank))
+        self.output.fill_(SENTINEL)
+        fill(self.input, self.pattern(self.rank))
         call()
         tolerance = tolerance_of_average(self.size, self.dtype) if self.data_for == dist.ReduceOp.AVG else 0.0
-        expected = self.spec.pieces_expected(self.rank, self.size)
         # Where nothing is expected of a rank, what its buffers hold is not defined.
-        found = zip(self.buffers.output_pieces, expected, strict=False)
+        found = zip(self.output_pieces, self.expected, strict=False)
         return sum(
             count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
         )
@@ -186,6 +153,19 @@ class Workload:
         if source == REDUCTION:
             return reduction_pattern(self.size, self.dtype, self.data_for)
         return input_pattern(source, self.size, self.dtype, self.data_for)
+
+
+BACKEND_CALLS: dict[str, Callable[[Workload], object]] = {
+    "all_reduce": lambda work: dist.all_reduce(work.input, op=work.op),
+    "broadcast": lambda work: dist.broadcast(work.input, src=0),
+    "reduce": lambda work: dist.reduce(work.input, dst=0, op=work.op),
+    "all_gather": lambda work: all_gather_single(work.output, work.input),
+    "reduce_scatter": lambda work: reduce_scatter_single(work.output, work.input, op=work.op),
+    "all_to_all": lambda work: dist.all_to_all_single(work.output, work.input),
+    "gather": lambda work: dist.gather(work.input, work.output_pieces or None, dst=0),
+    "scatter": lambda work: dist.scatter(work.output, work.input_pieces or None, src=0),
+}
+"""The backend's own call of each collective."""
 
 
 class Trials:
@@ -365,7 +345,8 @@ class Point:
                 total = torch.tensor(workload.count_wrong(call), device=device())
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
-        workload.buffers.clear()
+        for buffer in (workload.input, workload.output):
+            buffer.zero_()  # however often zeros are reduced, none becomes infinite or too small for its type
         candidates = [*calls.values(), *([self.wire.transfer(self.nbytes)] if self.wire else [])]
         warm_up(candidates, min(1, self.settings.warmup) if self.trials else self.settings.warmup)
         if not self.trials:  # find how many calls of each candidate fill a trial

@@ -283,17 +283,13 @@ def result_texts(result: BenchResult) -> list[str | Prose]:
         + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
         for collective, algorithms in result.average_busbw.items()
     ]
-    return ["", *averages, measured_text(result)]
-
-
-def measured_text(result: BenchResult) -> Prose:
     names, sizes = dict.fromkeys(row.collective for row in result.rows), [row.size for row in result.rows]
     what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     if result.error:
         trials = f"{min(row.trials for row in result.rows)} or more of {result.settings.iterations} trials per row"
-        return prose("Measured ", bad("in part"), f": {what}, {trials}.")
+        return ["", *averages, prose("Measured ", bad("in part"), f": {what}, {trials}.")]
     verdict = bad(f"{result.wrong:,} elements are wrong") if result.wrong else good("every element is right")
-    return prose(f"Measured: {what}; of all results, ", verdict, ".")
+    return ["", *averages, prose(f"Measured: {what}; of all results, ", verdict, ".")]
 
 
 def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
@@ -400,7 +396,14 @@ def command(run: RunOptions, output: OutputOptions, begin: int, end: int, factor
         ctx = click.get_current_context()
         why = "has no effect with --diff, which measures nothing: leave one of them out"
         refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
-        return show_difference(*output.diff, run)
+        before, after = output.diff
+        one, other = load(before), load(after)
+        comparison = compare(one, other)
+        if run.as_json:
+            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}))
+        else:
+            terminal.say(*difference_texts(comparison, one, other), wide=run.wide)
+        return
     session = Session(TOOL.name, run)
     if begin > end:
         raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
@@ -469,13 +472,3 @@ def finish(
             show()
         except (PlaygroundError, OSError) as failure:
             yield failure
-
-
-def show_difference(before: Path, after: Path, run: RunOptions) -> None:
-    """Compare two results of earlier runs."""
-    one, other = load(before), load(after)
-    comparison = compare(one, other)
-    if run.as_json:
-        click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}))
-    else:
-        terminal.say(*difference_texts(comparison, one, other), wide=run.wide)

@@ -118,11 +118,10 @@ def recovery_text(runs: Sequence[RunRecord]) -> str:
     kills = [kill for run in runs for kill in run.kills]
     counts = Counter(kill.phase for kill in kills)
     phases = ", ".join(f"{counts[phase]} {phase}" for phase in PHASES if counts[phase])
-    seconds = [kill.seconds for kill in kills if kill.seconds is not None]
     text = f"Kills by phase: {phases}."
-    if not seconds:
-        return text
-    return f"{text} Until the next snapshot: median {median(seconds):.2f} s, longest {max(seconds):.2f} s."
+    if seconds := [kill.seconds for kill in kills if kill.seconds is not None]:
+        text += f" Until the next snapshot: median {median(seconds):.2f} s, longest {max(seconds):.2f} s."
+    return text
 
 
 TOOL = TOOLS["chaos"]

@@ -103,19 +103,13 @@ def errors_table(points: Sequence[Point]) -> Table:
     places: dict[str, list[float]] = {}
     for point in points:
         by_name.setdefault(point.algorithm, []).append(abs(point.error))
-        places.setdefault(place_of(point), []).append(abs(point.error))
+        inside = "inside a host" if point.size <= point.node else "both"
+        places.setdefault("between hosts" if point.node == 1 else inside, []).append(abs(point.error))
     everything = {"all": [abs(point.error) for point in points]}
     table = Table("algorithm", *numbers(("median\nerror", "%"), ("worst\nerror", "%")))
     for name, errors in (by_name | (places if len(places) > 1 else {}) | everything).items():
         table.add(name, f"{100 * median(errors):.0f}", f"{100 * max(errors):.0f}")
     return table
-
-
-def place_of(point: Point) -> str:
-    """Which links the messages of a group take."""
-    if point.node == 1:
-        return "between hosts"
-    return "inside a host" if point.size <= point.node else "both"
 
 
 def winners_texts(predictions: Sequence[Prediction]) -> Texts:

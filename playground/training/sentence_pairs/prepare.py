@@ -41,7 +41,7 @@ Pair = tuple[str, str, int]
 """Premise, hypothesis, label."""
 SPLITS = ("train", "test")
 FILES = {"train": "multinli_1.0_train.jsonl", "test": "multinli_1.0_dev_matched.jsonl"}
-"""Checksum of the archive. Its test labels were never published: the matched development set is the test set."""
+"""Files of the archive. Its test labels were never published: the matched development set is the test set."""
 LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 MAX_LINE = 2**20
 """Bytes: those of the archive have up to 10,000."""
@@ -157,8 +157,7 @@ def prepare_pairs(
         return find_or_tokenise(of_grammar(why), tokenizer, [where], say)
     try:
         if not hub.is_installed("datasets"):
-            why = "the package datasets is not installed"
-            raise NoData(f"the hub is asked through the package datasets, which is not installed: {hub.INSTALL}", why)
+            raise NoData(f"the hub is asked through the package datasets, which is not installed: {hub.INSTALL}")
         # The hub's MultiNLI has not changed in years: its name is its checksum.
         published = Corpus("multinli", f"{HUB_NAME} from the hub", HUB_NAME, read_hub_pairs)
         return find_or_tokenise(published, tokenizer, [where], say)
