@@ -209,7 +209,7 @@ def make_vocabulary() -> Files:
 
 
 def read_tokenizer(folder: Path) -> None:
-    from playground.training.sentence_pairs.vocabulary import read_wordpiece
+    from playground.training.sentence_pairs.wordpiece import read_wordpiece
 
     tokenizer = read_wordpiece(folder)
     tokenizer.encode("abba, deaf Cab!")
@@ -220,7 +220,7 @@ def state_of_model() -> dict[str, Any]:
     import torch
 
     from playground.training.bert import Model
-    from playground.training.bert_folder import read_config
+    from playground.training.bert_config import read_config
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as name:
@@ -254,11 +254,12 @@ def make_safetensors() -> Files:
 
 def read_weights(folder: Path) -> None:
     from playground.training.bert import Model
-    from playground.training.bert_weights import find_weights, load_weights
+    from playground.training.bert_checkpoint import load_weights
+    from playground.training.bert_weights import find_weights
 
     source = find_weights(str(folder))
     assert source.config
-    load_weights(Model(source.config), source)
+    load_weights(Model(source.config), source.folder)
 
 
 def make_images() -> Files:
@@ -298,7 +299,7 @@ def read_pictures(folder: Path) -> None:
 
 
 def make_pairs() -> Files:
-    from playground.training.sentence_pairs.multinli import FILES
+    from playground.training.sentence_pairs.prepare import FILES
 
     lines = [
         {"gold_label": label, "sentence1": "It rains \u2028 there.", "sentence2": "It's dry, über 3 €.", "genre": "x"}
@@ -309,8 +310,8 @@ def make_pairs() -> Files:
 
 
 def read_sentence_pairs(folder: Path) -> None:
-    from playground.training.sentence_pairs.multinli import SPLITS, find_multinli, read_pairs
-    from playground.training.sentence_pairs.vocabulary import build_wordpiece
+    from playground.training.sentence_pairs.prepare import SPLITS, find_multinli, read_pairs
+    from playground.training.sentence_pairs.wordpiece import build_wordpiece
 
     found = find_multinli(folder)
     assert found

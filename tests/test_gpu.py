@@ -49,11 +49,10 @@ from playground.see.record import (
 )
 from playground.see.record.rank import compare_clocks
 from playground.see.record.run import Recorded, read_recording
-from playground.survival.buffers import Buffers, restore
-from playground.survival.compare import compare
 from playground.survival.comparison import Comparison, last_snapshot
 from playground.survival.folder import find_steps
 from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import Buffers, compare, restore
 from playground.testing import World
 from playground.tools.bench.settings import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS

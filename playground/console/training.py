@@ -176,7 +176,7 @@ def on_data(
         yield bar, prepared, prepared.settings(asked)
 
 
-RUN_TRAINING = remote("playground.training.runner:run_training")
+RUN_TRAINING = remote("playground.training.loader:run_training")
 LOADER_MODULES = {"per-sample": ["torchvision.transforms"], "paths": ["torchvision.transforms", "PIL.PngImagePlugin"]}
 """Modules that the fork server imports for the ranks, by the way to fetch samples."""
 

@@ -67,10 +67,8 @@ def processor() -> str:
 
 
 def memory(which: str) -> int:
-    """Bytes of memory: "MemTotal", or "MemAvailable", which a container may limit.
-
-    All of the memory, if the system does not distinguish them.
-    """
+    """Bytes of memory: "MemTotal", or "MemAvailable", which a container may limit. All of the memory, if the system
+    does not distinguish them."""
     try:
         found = re.search(rf"^{which}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -82,10 +80,8 @@ def memory(which: str) -> int:
 
 
 def container_headroom(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """The bytes that this process's container may still allocate; empty if there is no limit.
-
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)
-    """
+    """The bytes that this process's container may still allocate; empty if there is no limit. Source:
+    https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)"""
     v1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
     for limit, usage in (("memory.max", "memory.current"), v1):
         try:

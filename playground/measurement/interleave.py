@@ -24,10 +24,8 @@ Outcome = TypeVar("Outcome")
 
 
 def interleave(calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object], order: Random) -> list[list[Outcome]]:
-    """Call each of `calls` once in every round. Returns their results: [call][round].
-
-    `order` must be in the same state on every rank, and `rounds` must yield equally often there.
-    """
+    """Call each of `calls` once in every round. Returns their results: [call][round]. `order` must be in the same state
+    on every rank, and `rounds` must yield equally often there."""
     outcomes: list[list[Outcome]] = [[] for _ in calls]
     heartbeat = Heartbeat()
     for _ in rounds:

@@ -9,8 +9,5 @@ from __future__ import annotations
 
 from playground.runtime.remote import remote
 
-AGENTS = {
-    "send-recv": remote("playground.remote.agent:Agent"),
-    "rpc": remote("playground.remote.torch_rpc:TorchAgent"),
-}
+AGENTS = {"send-recv": remote("playground.remote.agent:Agent"), "rpc": remote("playground.remote.torch_rpc:TorchAgent")}
 """Agents by name. Each is a context that all ranks enter."""

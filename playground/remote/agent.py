@@ -146,7 +146,11 @@ class Agent:
         future = Future(self, rank, 1 + next(self.requests) % NUMBERS[-1])
         messages = self.pack(rank, future.number, (function, args), "the arguments")
         if rank == self.rank:
-            future.outcome = self.run_here(messages)
+            try:
+                returned = run(*decode(messages))
+                future.outcome = True, decode(self.pack(rank, REPLY, returned, "the result"))
+            except Exception as error:
+                future.outcome = False, error
         else:
             future.kept = args, self.send(rank, REQUEST, future.number, messages)
             self.outstanding.add(future)
@@ -289,13 +293,6 @@ class Agent:
                         return False, error
             raise ValueError(f"rank {rank} sent what is no reply to request {number}")
         except BaseException as error:  # whatever it is, the reply comes only once
-            return False, error
-
-    def run_here(self, request: Messages) -> tuple[bool, Any]:
-        """The outcome of a request to this rank itself."""
-        try:
-            return True, decode(self.pack(self.rank, REPLY, run(*decode(request)), "the result"))
-        except Exception as error:
             return False, error
 
     def pack(self, rank: int, number: int, obj: Any, what: str) -> Messages:

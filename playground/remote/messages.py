@@ -39,10 +39,8 @@ Lend = Callable[[Any], Any]
 
 
 class Encoder(pickle.Pickler):
-    """Pickles into `file`, and appends larger buffers to `buffers`; tensors and lent objects in its own way.
-
-    Raises `UsageError` for a tensor on an accelerator, and what pickle raises for what cannot be pickled.
-    """
+    """Pickles into `file`, and appends larger buffers to `buffers`; tensors and lent objects in its own way. Raises
+    `UsageError` for a tensor on an accelerator, and what pickle raises for what cannot be pickled."""
 
     def __init__(self, file: io.BytesIO, buffers: Messages, lend: Lend) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
@@ -65,10 +63,7 @@ def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
 
 
 def encode(number: int, obj: Any, lend: Lend) -> Messages:
-    """The messages with `obj`, the envelope first. Large buffers are not copied.
-
-    Raises what `Encoder` raises.
-    """
+    """The messages with `obj`, the envelope first. Large buffers are not copied. Raises what `Encoder` raises."""
     buffers: Messages = []
     file = io.BytesIO(EMPTY)
     file.seek(HEADER.size)

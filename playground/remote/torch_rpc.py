@@ -29,10 +29,8 @@ DEPRECATED_INSIDE = "You are using a Backend .* as a ProcessGroup"
 
 
 class TorchAgent:
-    """This rank's end of all remote calls, as `Agent`. Every rank creates one, and leaves it with the others.
-
-    Raises `UsageError` if torch has no RPC.
-    """
+    """This rank's end of all remote calls, as `Agent`. Every rank creates one, and leaves it with the others. Raises
+    `UsageError` if torch has no RPC."""
 
     def __init__(self) -> None:
         if not rpc.is_available():

@@ -1,4 +1,5 @@
-"""The folder of a run's snapshots: what is in it, what of it is whole, and which to go on from. Does not import torch.
+"""The folder of a run's snapshots: what is in it, what of it is whole, which to go on from, and the lock by which it
+belongs to one run at a time. Does not import torch.
 
     step-00000120/rank-0.snapshot    what is rank 0's own, and what is the same on all ranks
     step-00000120/rank-1.snapshot    what is rank 1's own; as many as there are ranks
@@ -10,14 +11,19 @@ that of the next, whose ranks write over its files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import socket
+import time
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from playground.runtime.errors import UsageError
+from playground.runtime.files import NO_LINK
 from playground.survival.disk import remove_folders, replace, spare_folder, sync_folder
 from playground.survival.fingerprint import Fingerprint, find_difference
 from playground.survival.manifest import (
@@ -89,12 +95,6 @@ class Examined:
 
 def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
-
-
-def step_of(folder: Path) -> int | None:
-    """The step that a folder is named after, as `step_folder` names it; None for any other name."""
-    name = STEP.fullmatch(folder.name)
-    return int(name[1]) if name else None
 
 
 def find_steps(folder: Path) -> list[int]:
@@ -211,16 +211,9 @@ def prune(folder: Path, step: int, size: int, keep: int, known: Collection[int])
             kept += 1
             whole |= {each} if found.size == size else set()
         elif found.condition != OTHER_SCHEMA:
-            give_up(found, size)
+            # Let the next snapshot have the folder; remove it if it is of another number of ranks.
+            spare_folder(found.folder) if found.size == size else remove_folders(folder, [found.folder.name])
     return whole
-
-
-def give_up(snapshot: Examined, size: int) -> None:
-    """Let the next snapshot have the folder; remove it if it is of another number of ranks."""
-    if snapshot.size == size:
-        spare_folder(snapshot.folder)
-    else:
-        remove_folders(snapshot.folder.parent, [snapshot.folder.name])
 
 
 def write_marker(folder: Path, about: Mapping[str, object]) -> Path:
@@ -236,3 +229,52 @@ def remove_marker(folder: Path) -> None:
     """The run goes on, or another one begins: it is true no longer. Any number of ranks may call this."""
     with contextlib.suppress(OSError):
         (folder / MARKER).unlink(missing_ok=True)
+
+
+PATIENCE = 2.0
+"""Seconds for which a run waits for another one to let go: the kernel does that for a process that was killed."""
+IN_USE = (errno.EACCES, errno.EAGAIN)
+
+
+class FolderLock:
+    """Held by the process of rank 0 until it ends, however it ends.
+
+    The lock is one of POSIX: unlike that of `flock`, processes that rank 0 forks (those of its loader) do not go on
+    holding it. Where the file system has no locks, or the system no `fcntl`, it does nothing. Raises `UsageError`
+    if another process holds it, and where its file cannot be opened or is a symbolic link.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
+        except OSError as error:
+            why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
+            raise UsageError(f"snapshots in {folder}: its .lock {why}; choose another folder") from None
+        self.release = weakref.finalize(self, os.close, self.descriptor)
+        """Lets others have the folder. A second call does nothing."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.acquire():
+            if time.monotonic() > deadline:
+                said = os.read(self.descriptor, 300).decode(errors="replace").strip()
+                who = said if said and said.isprintable() else "another process"
+                self.release()
+                raise UsageError(
+                    f"snapshots in {folder}: {who} is writing its own there; wait for its end, or choose another folder"
+                )
+            time.sleep(0.02)
+        with contextlib.suppress(OSError):  # it is only for the message
+            os.ftruncate(self.descriptor, 0)
+            os.write(self.descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def acquire(self) -> bool:
+        """Take the lock; False if another process holds it."""
+        try:
+            import fcntl
+
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            return True
+        except OSError as error:
+            return error.errno not in IN_USE
+        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,45 +24,24 @@ from playground.runtime.meeting.agreement import all_gather_object, refuse_toget
 from playground.survival.disk import make_folder
 from playground.survival.fingerprint import Fingerprint
 from playground.survival.folder import (
+    STEP,
+    FolderLock,
     SnapshotFile,
     check_same_run,
     examine,
     find_newest,
     require_unused,
-    step_of,
 )
-from playground.survival.lock import FolderLock
 from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.survival.snapshots import Snapshots, State, load, load_all
 
 
-def choose_snapshot(
-    settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool, say: Callable[[str], None]
-) -> SnapshotFile | None:
-    """The snapshot to go on from; None to begin at the start. A run that was `restarted` takes the newest. However
-    many ranks took it: whether others can go on from it is not decided here.
-
-    Raises `UsageError` for what belongs to another run, and for a path that is no whole snapshot.
-    """
-    if is_named(settings, restarted):
-        return find_named(Path(settings.resume), fingerprint)
-    if restarted or settings.resume == AUTO:
-        return find_newest(settings.folder, fingerprint, say)
-    require_unused(settings.folder)
-    return None
-
-
-def is_named(settings: SnapshotSettings, restarted: bool) -> bool:
-    """Whether a snapshot is asked for by its name."""
-    return not restarted and settings.resume not in (AUTO, NO)
-
-
 def find_named(folder: Path, fingerprint: Fingerprint) -> SnapshotFile:
     """The snapshot in this folder of one step."""
-    step = step_of(folder)
-    if step is None or not folder.is_dir():
+    name = STEP.fullmatch(folder.name)
+    if not name or not folder.is_dir():
         raise UsageError(f"--resume {folder}: name a snapshot, FOLDER/step-00000100, or take auto or no")
-    found = examine(folder.parent, step, read_contents=True)
+    found = examine(folder.parent, int(name[1]), read_contents=True)
     if found.snapshot is None:
         raise UsageError(f"--resume {folder}: it is {found}: take another one")
     check_same_run(found.snapshot, fingerprint)
@@ -111,10 +90,8 @@ class Found:
 
 
 def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, sharers: Hosts) -> Choice | None:
-    """The newest snapshot in any folder, or the one that is named; None to begin at the start.
-
-    Raises `UsageError` on all ranks if in one of the folders there is another run's.
-    """
+    """The newest snapshot in any folder, or the one that is named; None to begin at the start. Raises `UsageError` on
+    all ranks if in one of the folders there is another run's."""
     restarted = any(all_gather_object(restart_count() > 0))
     rank, found = dist.get_rank(), None
     with refuse_together():
@@ -132,13 +109,17 @@ def agree_on_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, shar
 
 
 def look(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) -> Found:
-    """The contents that this rank sees. A snapshot that is asked for by name need not lie in every folder."""
+    """The contents that this rank sees, however many ranks took the snapshot. A run that was `restarted` takes the
+    newest. One that is asked for by name need not lie in every folder. Raises `UsageError` for another run's."""
     notices: list[str] = []
+    if restarted or settings.resume == AUTO:
+        return Found(find_newest(settings.folder, fingerprint, notices.append), notices, "")
+    if settings.resume == NO:
+        require_unused(settings.folder)
+        return Found(None, notices, "")
     try:
-        return Found(choose_snapshot(settings, fingerprint, restarted, notices.append), notices, "")
+        return Found(find_named(Path(settings.resume), fingerprint), notices, "")
     except UsageError as error:
-        if not is_named(settings, restarted):
-            raise
         return Found(None, notices, str(error))
 
 
@@ -176,9 +157,13 @@ class HostSnapshots(Snapshots):
 
     def save(self, step: int, state: State) -> None:
         """As on one host. Blocks until all have come, for what each rank alone has is exchanged here."""
-        owns = gather_owns(state.own, self.writers)
-        if owns:
-            self.save_all(step, [State(shared=state.shared, own=own) for own in owns])
+        content, gathered = to_bytes(state.own), list[bytes]()
+        for writer in self.writers:
+            contents = [b""] * self.size if self.rank == writer else None
+            dist.gather_object(content, contents, dst=writer)
+            gathered = contents or gathered
+        if gathered:
+            self.save_all(step, [State(shared=state.shared, own=from_bytes(each)) for each in gathered])
 
 
 def open_snapshots(settings: SnapshotSettings, fingerprint: Fingerprint, sharers: Hosts) -> Snapshots:
@@ -188,16 +173,6 @@ def open_snapshots(settings: SnapshotSettings, fingerprint: Fingerprint, sharers
     with refuse_together():
         snapshots = code(settings.folder, fingerprint, rank=rank, size=size, keep=settings.keep)
     return snapshots
-
-
-def gather_owns(own: Mapping[str, object], writers: Sequence[int]) -> list[dict[str, object]]:
-    """Every rank's `own`, in rank order, on the `writers`; nothing on the others."""
-    content, owns = to_bytes(own), list[dict[str, object]]()
-    for writer in writers:
-        contents = [b""] * dist.get_world_size() if dist.get_rank() == writer else None
-        dist.gather_object(content, contents, dst=writer)
-        owns = [from_bytes(each) for each in contents] if contents else owns
-    return owns
 
 
 def to_bytes(state: object) -> bytes:

@@ -2,7 +2,7 @@
 
 line 1   the manifest, as JSON: what the file is a part of, the length of all that follows line 2, and its checksum
 line 2   the checksum of line 1
-line 3   the state, as JSON, with dtype, shape, strides and offset in the place of each tensor (see buffers.py)
+line 3   the state, as JSON, with dtype, shape, strides and offset in the place of each tensor (see snapshots.py)
 then     the tensors' bytes
 """
 
@@ -73,18 +73,8 @@ def encode(manifest: Manifest) -> bytes:
     return f"{line}\n{hashlib.sha256(line.encode()).hexdigest()}\n".encode()
 
 
-def read_manifest(file: Path) -> Manifest:
-    """The manifest of `file`.
-
-    Raises `FileNotFoundError` if there is none, another `OSError` or `ValueError` if it cannot be read or is damaged,
-    `OtherSchema` if it is whole and another version's.
-    """
-    with open_part(file) as stream:
-        return decode(stream)
-
-
 def open_part(file: Path) -> io.BufferedReader:
-    """`file`, open for reading. Raises as `read_manifest` does."""
+    """`file`, open for reading. Raises as `decode` does."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise ValueError("it is no file")  # a FIFO would be waited for
@@ -96,7 +86,8 @@ def open_part(file: Path) -> io.BufferedReader:
 
 
 def decode(stream: BinaryIO) -> Manifest:
-    """The manifest, read from the first two lines of a rank's file. Raises as `read_manifest` does."""
+    """The manifest, the first two lines of a rank's file. Raises `FileNotFoundError` if there is none, another
+    `OSError` or `ValueError` if it cannot be read or is damaged, `OtherSchema` if it is whole and another version's."""
     line, checksum = stream.readline(MAX_LINE), stream.readline(MAX_LINE)
     if not line:
         raise FileNotFoundError("it is empty: a disk that was full has left nothing but its name")

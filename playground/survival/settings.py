@@ -31,7 +31,3 @@ class SnapshotSettings:
         check_at_least_one(self, "every", "keep")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"a snapshot every {self.seconds:g} s: use a finite number of seconds above 0")
-
-    def is_due_after(self, step: int) -> bool:
-        """Whether a snapshot is due after this step."""
-        return self.seconds is None and step % self.every == 0

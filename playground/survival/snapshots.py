@@ -1,4 +1,5 @@
 """Snapshots as a rank of a training run takes them: it waits for a copy in memory, and a thread writes that.
+Two of them can be compared, byte by byte.
 
 snapshots = Snapshots(folder, fingerprint, rank=rank, size=size)
 snapshots.save(step, State(shared={"model": model.state_dict()}, own={"rng": torch.get_rng_state()}))
@@ -10,31 +11,127 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_ROOM
-from playground.survival.buffers import Buffers, Copy, restore
-from playground.survival.disk import (
-    SPARE,
-    make_folder,
-    make_subfolder,
-    overwrite,
-    remove_folders,
-    replace,
-    sync_folder,
-)
+from playground.survival.comparison import Comparison
+from playground.survival.disk import SPARE, make_folder, make_subfolder, overwrite, remove_folders, replace, sync_folder
 from playground.survival.fingerprint import Fingerprint, to_plain
-from playground.survival.folder import WHOLE, SnapshotFile, examine, find_steps, prune, step_folder
-from playground.survival.lock import FolderLock
+from playground.survival.folder import WHOLE, FolderLock, SnapshotFile, examine, find_steps, prune, step_folder
 from playground.survival.manifest import Manifest, decode, encode, open_part, rank_file
+
+Layout: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], int]
+"""A tensor's dtype, shape, strides, and the offset of its bytes in the memory."""
+PLAIN = (str, int, float, bool, type(None))
+"""Types of values that JSON keeps as they are."""
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A state: `plain` is JSON data, with layouts in the place of tensors, and `memory` holds their bytes."""
+
+    plain: object
+    memory: torch.Tensor
+
+
+class Buffers:
+    """Memory on the CPU for one state at a time. A second `fill` with tensors of the same shapes allocates nothing."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.layouts: list[Layout] = []
+        self.views: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def fill(self, state: Mapping[str, object]) -> Copy:
+        """A copy of `state` whose tensors lie in this memory, until the next `fill`.
+
+        When it returns, tensors may be changed, also those of a GPU. Raises `TypeError` for anything but tensors,
+        numbers, strings, and dicts, lists and tuples of them.
+        """
+        walk = Walk()
+        plain = walk.describe(state, ())
+        if walk.layouts != self.layouts:
+            self.layouts = []  # if there is too little memory, the next state is not taken for the one before
+            if walk.nbytes != len(self.memory):
+                is_cuda = any(tensor.is_cuda for tensor in walk.tensors)
+                self.memory = torch.empty(walk.nbytes, dtype=torch.uint8, pin_memory=is_cuda)
+            self.views = [view(self.memory, layout) for layout in walk.layouts]
+            self.layouts = walk.layouts
+        for target, tensor in zip(self.views, walk.tensors, strict=True):
+            target.copy_(tensor, non_blocking=True)
+        for device in {tensor.device for tensor in walk.tensors if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return Copy(plain, self.memory)
+
+
+class Walk:
+    """Through a state, to find its tensors and to describe the rest."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.layouts: list[Layout] = []
+        self.nbytes = 0
+
+    def describe(self, value: object, path: tuple[object, ...]) -> object:
+        """`value`, to which these keys and indices lead, as JSON data. What JSON has not is an object with its type as
+        the only key."""
+        if type(value) in PLAIN:
+            return value
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            return {"tensor": self.add(value)}
+        if isinstance(value, Mapping):
+            items = [(self.describe(key, path), self.describe(each, (*path, key))) for key, each in value.items()]
+            return {"dict": items}
+        if isinstance(value, (list, tuple)):
+            several = [self.describe(each, (*path, index)) for index, each in enumerate(value)]
+            return several if isinstance(value, list) else {"tuple": several}
+        where = ".".join(map(str, path))
+        raise TypeError(f"a snapshot cannot hold {where}, a {type(value).__name__}: make a tensor or a number of it")
+
+    def add(self, tensor: torch.Tensor) -> Layout:
+        strides = tensor.stride()
+        if not tensor.is_contiguous():  # those of a tensor that is a part of another leave gaps
+            strides = torch.empty_like(tensor, device="meta").stride()
+        layout = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), strides, self.nbytes)
+        self.tensors.append(tensor)
+        self.layouts.append(layout)
+        self.nbytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return layout
+
+
+def view(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The tensor that lies there in the memory. Raises `UsageError` for a dtype that this version of torch has not."""
+    name, shape, strides, offset = layout
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"a snapshot holds a tensor of {name}, which this torch has not: go on with the one it is of")
+    nbytes = math.prod(shape) * dtype.itemsize
+    return memory[offset : offset + nbytes].view(dtype).as_strided(shape, strides)
+
+
+def restore(plain: Any, memory: torch.Tensor) -> Any:
+    """The state that `fill` has described so. Its tensors have memory of their own."""
+    if isinstance(plain, list):
+        return [restore(each, memory) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    [(kind, content)] = plain.items()
+    if kind == "tensor":
+        return view(memory, content).clone()
+    if kind == "tuple":
+        return tuple(restore(each, memory) for each in content)
+    return {restore(key, memory): restore(each, memory) for key, each in content}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +222,21 @@ class Snapshots:
             for rank, copy in copies.items():
                 self._write_part(step, rank, copy)
             self.written = step
-            self._remove_old(step)
+            # The rank whose part was the last gives up what is too old: whole, now, is what all ranks have written.
+            if examine(self.folder, step, read_contents=step in self.steps_before).condition == WHOLE:
+                sync_folder(self.folder)
+                self.known_whole = prune(self.folder, step, self.size, self.keep, self.known_whole)
         except OSError as error:
             done = self.written == step
             what = f"snapshots before step {step} were not removed" if done else f"step {step} has no snapshot"
-            self.problem = f"{what}: {describe(self.folder, error)}; training went on"
+            no_room = f"there is no room in {self.folder}"
+            why = no_room if error.errno in NO_ROOM else f"{self.folder} cannot be written to"
+            self.problem = f"{what}: {why} ({error.strerror}); training went on"
 
     def _write_part(self, step: int, rank: int, copy: Copy) -> None:
         folder = step_folder(self.folder, step)
         make_subfolder(folder)
-        line, tensors = copy.encode(), memoryview(copy.memory.numpy())
+        line, tensors = json.dumps(copy.plain).encode() + b"\n", memoryview(copy.memory.numpy())
         digest = hashlib.sha256(line)
         digest.update(tensors)
         manifest = Manifest(
@@ -150,24 +252,10 @@ class Snapshots:
         if write(folder / rank_file(rank), encode(manifest) + line, tensors):
             sync_folder(folder)
 
-    def _remove_old(self, step: int) -> None:
-        """The rank whose part was the last gives up what is too old: whole, now, is what all ranks have written."""
-        if examine(self.folder, step, read_contents=step in self.steps_before).condition == WHOLE:
-            sync_folder(self.folder)
-            self.known_whole = prune(self.folder, step, self.size, self.keep, self.known_whole)
-
-
-def describe(folder: Path, error: OSError) -> str:
-    """The defect of a folder of snapshots."""
-    what = f"there is no room in {folder}" if error.errno in NO_ROOM else f"{folder} cannot be written to"
-    return f"{what} ({error.strerror})"
-
 
 def load(snapshot: SnapshotFile, rank: int) -> State:
-    """What `snapshot` holds for this rank, on the CPU. The format has no place for code.
-
-    `own` is empty for a rank that the run had not.
-    """
+    """What `snapshot` holds for this rank, on the CPU. The format has no place for code. `own` is empty for a rank that
+    the run had not."""
     first = load_part(snapshot.folder / rank_file(0))
     own = first if rank == 0 else load_part(snapshot.folder / rank_file(rank)) if rank < snapshot.size else {"own": {}}
     return State(shared=first["shared"], own=own["own"])
@@ -191,3 +279,36 @@ def load_part(file: Path) -> Mapping[str, Any]:
     if not isinstance(part, Mapping) or not all(isinstance(part.get(name), Mapping) for name in names):
         raise UsageError(f"{file} holds no state that a run has written: go on from another snapshot")
     return part
+
+
+def compare(rank: int, size: int, one: SnapshotFile, other: SnapshotFile) -> Comparison:
+    """Every tensor of two snapshots, of all ranks: parameters, momentum, totals, random numbers. Raises `ValueError` if
+    one has tensors that the other has not."""
+    tensors = nbytes = differing = 0
+    for number in range(max(one.size, other.size)):
+        mine, its = load(one, number), load(other, number)
+        pairs = zip(tensors_in([mine.shared, mine.own]), tensors_in([its.shared, its.own]), strict=True)
+        for first, second in pairs:
+            tensors, nbytes = tensors + 1, nbytes + first.nbytes
+            differing += count_differing(first, second)
+    return Comparison(tensors=tensors, nbytes=nbytes, differing=differing)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors of a nested structure, in its order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+def count_differing(one: torch.Tensor, other: torch.Tensor) -> int:
+    """How many bytes of two tensors differ: all, if they have not the same shape and type."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return max(one.nbytes, other.nbytes)
+    return int((bytes_of(one) != bytes_of(other)).sum())
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)

@@ -26,17 +26,19 @@ import contextlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class World:
     """A world of `size` ranks to run functions on."""
 
     size: int
+    _: KW_ONLY
     backend: str = "gloo"
     timeout: float = 30.0
     """Seconds without a report of any rank after which a run counts as hung."""
@@ -59,18 +61,8 @@ class World:
         return launch(imported, self.size, backend=self.backend, args=args, timeout=self.timeout, fresh=self.fresh)
 
 
-@dataclass(frozen=True)
-class WorldFactory:
-    """The fixture `world`: called with a size, it returns a world of that many ranks."""
-
-    config: pytest.Config = field(repr=False)
-
-    def __call__(self, size: int, *, backend: str = "gloo", timeout: float = 30.0, fresh: bool = False) -> World:
-        return World(size=size, backend=backend, timeout=timeout, fresh=fresh, config=self.config)
-
-
 @pytest.fixture(scope="session")
-def world(pytestconfig: pytest.Config) -> Iterator[WorldFactory]:
+def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
     """Real ranks: `world(3).run(fn, *args)` runs `fn(rank, size, *args)` on three processes that form one process group
     of torch.distributed, and returns their results in rank order.
 
@@ -88,7 +80,7 @@ def world(pytestconfig: pytest.Config) -> Iterator[WorldFactory]:
     preload("pytest", __name__, rewriting.__name__)
     kept_before = are_kept()  # by a session that this one, of pytester, runs in
     keep_worlds()
-    yield WorldFactory(pytestconfig)
+    yield partial(World, config=pytestconfig)
     end_worlds()
     if kept_before:
         keep_worlds()
@@ -145,7 +137,7 @@ def load(settings: PytestSettings, pickled: bytes) -> Callable[..., Any]:
         with contextlib.suppress(Exception):  # an unknown version of pytest: asserts stay plain
             from playground.testing.rewriting import install
 
-            install(settings)
+            install(settings.rewritten, settings.options, settings.verbosity)
     return pickle.loads(pickled)
 
 

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from itertools import accumulate
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from _pytest import assertion
 from _pytest._io import TerminalWriter
 from _pytest.assertion import rewrite, util
-
-
-class Settings(Protocol):
-    """The settings that are needed here: see `PytestSettings`."""
-
-    @property
-    def rewritten(self) -> frozenset[str]: ...
-    @property
-    def options(self) -> dict[str, object]: ...
-    @property
-    def verbosity(self) -> int: ...
 
 
 def rewritten_modules(config: pytest.Config) -> frozenset[str]:
@@ -37,15 +26,16 @@ def rewritten_modules(config: pytest.Config) -> frozenset[str]:
     return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
 
 
-def install(settings: Settings) -> None:
-    """Rewrite the asserts of the modules that `settings` names when they are imported. A later call only adds names."""
+def install(rewritten: frozenset[str], options: Mapping[str, object], verbosity: int) -> None:
+    """Rewrite the asserts of these modules when they are imported, as these settings of pytest ask for. A later call
+    only adds names."""
     hook = next((finder for finder in sys.meta_path if isinstance(finder, RankHook)), None)
     if hook is None:
-        config = RankConfig(settings)
+        config = RankConfig(options, verbosity)
         hook = RankHook(config)  # type: ignore[arg-type]
         config.explain_comparisons()
         sys.meta_path.insert(0, hook)
-    hook.add(settings.rewritten)
+    hook.add(rewritten)
 
 
 class RankHook(rewrite.AssertionRewritingHook):
@@ -77,8 +67,8 @@ class RankHook(rewrite.AssertionRewritingHook):
 class RankConfig:
     """The parts of pytest's `Config` that rewriting and comparing need."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, options: Mapping[str, object], verbosity: int) -> None:
+        self.options, self.verbosity = options, verbosity
         self.trace = SimpleNamespace(root=SimpleNamespace(get=lambda name: ignore))
         self.pluginmanager = SimpleNamespace(has_plugin=lambda name: False)
         self.stash = pytest.Stash()
@@ -87,15 +77,15 @@ class RankConfig:
         self.writer.hasmarkup = False  # even with FORCE_COLOR: the text is part of an exception
 
     def getini(self, name: str) -> object:
-        if name not in self.settings.options:
+        if name not in self.options:
             raise ValueError(f"unknown configuration value: {name!r}")
-        return self.settings.options[name]
+        return self.options[name]
 
     def getvalue(self, name: str) -> object:
         return {"assertmode": "rewrite"}[name]
 
     def get_verbosity(self, kind: str | None = None) -> int:
-        return self.settings.verbosity
+        return self.verbosity
 
     def get_terminal_writer(self) -> TerminalWriter:
         return self.writer

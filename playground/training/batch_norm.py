@@ -61,23 +61,16 @@ class SyncBatchNorm(_BatchNorm):
         # Not E[x²] - E[x]²: where the mean is large, that subtracts two large numbers, and only rounding is left.
         deviations = values - mean.view(per_channel)
         variance = AllReduceSum.apply(deviations.square().sum(reduced)) / count
-        self.update_running_stats(mean.detach(), (variance * count / (count - 1)).detach())
+        if self.track_running_stats:  # move them towards those of this batch, as BatchNorm does
+            self.num_batches_tracked += 1
+            step = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+            unbiased = (variance * count / (count - 1)).detach()
+            self.running_mean += step * (mean.detach() - self.running_mean)
+            self.running_var += step * (unbiased - self.running_var)
         normalised = deviations * torch.rsqrt(variance + self.eps).view(per_channel)
         if self.affine:
             normalised = normalised * self.weight.view(per_channel) + self.bias.view(per_channel)
         return normalised.to(input.dtype)
-
-    def update_running_stats(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Move the running statistics towards those of this batch, as BatchNorm does.
-
-        `mean` and `variance` (unbiased) are [channels].
-        """
-        if not self.track_running_stats:
-            return
-        self.num_batches_tracked += 1
-        step = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        self.running_mean += step * (mean - self.running_mean)
-        self.running_var += step * (variance - self.running_var)
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:

@@ -11,8 +11,7 @@ import torch
 
 from playground.runtime.errors import UsageError
 from playground.training.bert import Model
-from playground.training.bert_config import BertConfig
-from playground.training.bert_folder import PICKLED_WEIGHTS, WEIGHTS
+from playground.training.bert_config import PICKLED_WEIGHTS, WEIGHTS, BertConfig
 from playground.training.hub import INSTALL
 
 OLD_NAMES = (
@@ -31,20 +30,18 @@ def check_checkpoint(folder: Path, config: BertConfig) -> None:
     select_weights(model, read_checkpoint(folder), folder)
 
 
-def load_checkpoint(model: Model, folder: Path) -> list[str]:
-    """Copy the weights into `model`; returns the names of the parameters that keep their initial values: the head's.
+@torch.no_grad()
+def load_weights(model: Model, folder: Path | None) -> list[str]:
+    """Copy the weights in `folder` into `model`; returns the names of the parameters that keep their initial values:
+    the head's, or all without a folder.
 
     Raises `UsageError` naming the first parameter of the model that is missing or has another shape.
     """
-    weights = select_weights(model, read_checkpoint(folder), folder)
-    kept = []
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if name in weights:
-                param.copy_(weights[name])
-            else:
-                kept.append(name)
-    return kept
+    weights = {} if folder is None else select_weights(model, read_checkpoint(folder), folder)
+    params = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        params[name].copy_(tensor)
+    return [name for name in params if name not in weights]
 
 
 def select_weights(model: Model, found: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
@@ -74,17 +71,20 @@ def check_parameter(folder: Path, name: str, param: torch.Tensor, found: torch.T
 
 
 def read_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of model.safetensors or pytorch_model.bin, by the names that our model uses.
-
-    Raises `UsageError` where there is neither, or a damaged one.
-    """
+    """The tensors of model.safetensors or pytorch_model.bin, by the names that our model uses. Raises `UsageError`
+    where there is neither, or a damaged one."""
     if (folder / WEIGHTS).is_file():
         tensors = read_safetensors(folder / WEIGHTS)
     elif (folder / PICKLED_WEIGHTS).is_file():
         tensors = read_pickled(folder / PICKLED_WEIGHTS)
     else:
         raise UsageError(f"{folder} has no weights: it needs {WEIGHTS} or {PICKLED_WEIGHTS}")
-    return {our_name(name): tensor for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in tensors.items():
+        for old, new in OLD_NAMES:
+            name = old.sub(new, name)
+        found[f"bert.{name}" if name.startswith(ENCODER) else name] = tensor  # an encoder saved alone lacks "bert."
+    return found
 
 
 def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
@@ -119,10 +119,3 @@ def check_inflated_size(file: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             if sum(member.file_size for member in archive.infolist()) > file.stat().st_size:
                 raise ValueError("its members are larger than the file")
-
-
-def our_name(name: str) -> str:
-    """The name in our model: an encoder saved alone has no "bert." in front."""
-    for old, new in OLD_NAMES:
-        name = old.sub(new, name)
-    return f"bert.{name}" if name.startswith(ENCODER) else name

@@ -5,18 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from playground.runtime.errors import UsageError
 from playground.runtime.files import NoData, sha256
 from playground.training import hub
-from playground.training.bert_config import BertConfig
-from playground.training.bert_folder import WEIGHTS, check_vocabulary, read_config
+from playground.training.bert_config import WEIGHTS, BertConfig, check_vocabulary, read_config
 from playground.training.prepare import Say
-from playground.training.sentence_pairs.vocabulary import read_wordpiece
-
-if TYPE_CHECKING:
-    from playground.training.bert import Model
+from playground.training.sentence_pairs.wordpiece import read_wordpiece
 
 BASE = "bert-base-cased"
 """The model on the hub that the tutorials train."""
@@ -90,15 +85,3 @@ def examine(name: str, folder: Path, why: str) -> WeightsSource:
     check_vocabulary(folder, config, read_wordpiece(folder))
     check_checkpoint(folder, config)
     return WeightsSource(name, folder, config, why)
-
-
-def load_weights(model: Model, source: WeightsSource) -> list[str]:
-    """Copy the weights into a model; returns the names of the parameters that keep their initial values.
-
-    Raises `UsageError` naming the first parameter of the model that the weights lack or hold in another shape.
-    """
-    if source.folder is None:
-        return [name for name, _ in model.named_parameters()]
-    from playground.training.bert_checkpoint import load_checkpoint
-
-    return load_checkpoint(model, source.folder)

@@ -28,7 +28,6 @@ MEAN, STD = 0.1307, 0.3081
 """Mean and standard deviation of MNIST's training pixels, by which every image is shifted and scaled."""
 CLASSES = 10
 TEST_BATCH = 500
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -81,9 +80,7 @@ class ImagesOneByOne(Images):
 
 class ImageFiles(Dataset[Batch]):
     """The same, of files: `samples` are (path, label), and each image is opened and decoded when it is asked for.
-
-    Raises `UnreadableImage` for a file that is no image any more.
-    """
+    Raises `UnreadableImage` for a file that is no image any more."""
 
     def __init__(self, samples: Sequence[tuple[str, int]]) -> None:
         from torchvision import transforms
@@ -157,11 +154,7 @@ class EqualSteps(Sampler[list[int]]):
 
 
 def partition_dataset(
-    data: Dataset[Batch] | None = None,
-    batch_size: int = 128,
-    seed: int = 1234,
-    num_workers: int = 0,
-    group: Any = None,
+    data: Dataset[Batch] | None = None, batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of `batch_size`.
 

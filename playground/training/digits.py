@@ -68,13 +68,6 @@ def random_maps(count: int, generator: torch.Generator) -> torch.Tensor:
 
 def glyph(digit: int, stroke: int) -> torch.Tensor:
     """One digit, centred, [1, 56, 56] in 0 … 1, drawn with a pen `stroke` pixels wider than the font's own."""
-    picture = Image.new("L", (GLYPH, GLYPH))
-    ImageDraw.Draw(picture).text(
-        (GLYPH / 2, GLYPH / 2),
-        str(digit),
-        fill=255,
-        font=ImageFont.load_default(size=44),
-        anchor="mm",
-        stroke_width=stroke,
-    )
+    picture, centre, font = Image.new("L", (GLYPH, GLYPH)), (GLYPH / 2, GLYPH / 2), ImageFont.load_default(size=44)
+    ImageDraw.Draw(picture).text(centre, str(digit), fill=255, font=font, anchor="mm", stroke_width=stroke)
     return torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(1, GLYPH, GLYPH) / 255

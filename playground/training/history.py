@@ -24,10 +24,8 @@ REPORT_EVERY = 0.2
 
 
 class History:
-    """Counts what a training loop tells it. Between epochs it tests the model, all ranks together.
-
-    Of a rank that carries several `shards`, each is counted by itself.
-    """
+    """Counts what a training loop tells it. Between epochs it tests the model, all ranks together. Of a rank that
+    carries several `shards`, each is counted by itself."""
 
     def __init__(
         self, model: nn.Module, train_set: DataLoader[Batch], test_set: DataLoader[Batch], shards: int = 1

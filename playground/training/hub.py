@@ -31,13 +31,6 @@ def is_installed(library: str) -> bool:
     return importlib.util.find_spec(library) is not None
 
 
-def check_installed(library: str) -> None:
-    """Raise `NoData` unless `is_installed`: before anything else is done."""
-    if not is_installed(library):
-        why = f"the package {library} is not installed"
-        raise NoData(f"the hub is asked through the package {library}, which is not installed: {INSTALL}", why)
-
-
 def fetch_model(name: str, say: Say = lambda line: None) -> Path:
     """The folder in the hub's cache that holds a model's `MODEL_FILES`, fetched where they are not there yet.
 
@@ -85,10 +78,8 @@ def import_library(name: str) -> Any:
 
 
 def find_problem(hub: Any) -> str:
-    """Why the hub does not answer, "" if it does. Takes `NETWORK_TIMEOUT` at most, the name look-up included.
-
-    Its libraries would retry for a minute. Where HF_HUB_OFFLINE is set they do without a network, and nothing is asked.
-    """
+    """Why the hub does not answer, "" if it does. Takes `NETWORK_TIMEOUT` at most, the name look-up included. Its
+    libraries would retry for a minute. Where HF_HUB_OFFLINE is set they do without a network, and nothing is asked."""
     if hub.constants.HF_HUB_OFFLINE:
         return ""
     problems = [f"{hub.constants.ENDPOINT} did not answer within {NETWORK_TIMEOUT:g} s"]

@@ -56,8 +56,11 @@ def prepare_image_files(raw: Path, limit: int | None = None, say: Callable[[str]
     Meant to be called before any rank starts. `say` is told what takes time, and what was damaged. Raises `NoData`
     where the files cannot be written.
     """
-    source = sha256(raw / IMAGES)
-    folders = group_by_folder(raw, limit)
+    source, paths = sha256(raw / IMAGES), [Path(path) for path, _ in list_image_files(raw)]
+    folders = [  # all but the very last of the dataset are full
+        ImageFolder(paths[first].parent, first, [path.name for path in paths[first : first + PER_FOLDER]])
+        for first in range(0, len(paths) if limit is None else limit, PER_FOLDER)
+    ]
     if not any(folder.find_missing(source) for folder in folders):
         return
     with lock_directory(raw.parents[1]):
@@ -105,13 +108,3 @@ class ImageFolder:
         except OSError as error:
             why = error.strerror or error
             raise NoData(f"PNG files cannot be written to {self.path} ({why}): choose another --data-dir") from None
-
-
-def group_by_folder(raw: Path, limit: int | None) -> list[ImageFolder]:
-    """The folders that hold the first `limit` images. All but the very last of the dataset are full."""
-    paths = [Path(path) for path, _ in list_image_files(raw)]
-    starts = range(0, len(paths) if limit is None else limit, PER_FOLDER)
-    return [
-        ImageFolder(paths[first].parent, first, [path.name for path in paths[first : first + PER_FOLDER]])
-        for first in starts
-    ]

@@ -1,4 +1,4 @@
-"""torch's DataLoader, for a rank.
+"""torch's DataLoader for a rank that trains, and training on every rank of a world.
 
 The processes that fetch batches for it (`num_workers`) are forked from the rank, and belong to it: they end when it
 ends, however that happens, and its failure says so when one of them was killed.
@@ -24,9 +24,11 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from playground.runtime import device
+from playground.runtime import device, host
 from playground.runtime.errors import RankFailed
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.meeting.process_end import end_with_parent
+from playground.runtime.remote import Remote
 
 T = TypeVar("T")
 START_METHOD = "fork" if sys.platform == "linux" else None
@@ -100,10 +102,8 @@ def explain_lost_worker(rank: int, size: int) -> Iterator[None]:
 
 
 def hear_of_worker(error: Exception) -> str:
-    """What `error` says or, where a worker may just have hung up on the rank, what torch says next.
-
-    Its handler of SIGCHLD raises `RuntimeError`, wherever the rank then is; after this it does so no more.
-    """
+    """What `error` says or, where a worker may just have hung up on the rank, what torch says next. Its handler of
+    SIGCHLD raises `RuntimeError`, wherever the rank then is; after this it does so no more."""
     try:
         if isinstance(error, (EOFError, OSError)):
             time.sleep(NEWS)
@@ -111,3 +111,12 @@ def hear_of_worker(error: Exception) -> str:
     except RuntimeError as news:
         error = news
     return f"{error.__cause__} {error}"  # only one of the two may name the signal
+
+
+def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()) -> Any:
+    """What `lesson(rank, size, settings, *more)` returns. Ranks agree on their settings, and each keeps to its place.
+    Raises `UsageError` if the ranks were not all given the same settings."""
+    require_same_on_all_ranks(settings.on_all_ranks())
+    host.keep_to_one_core()
+    with explain_lost_worker(rank, size):
+        return lesson(rank, size, settings, *more)

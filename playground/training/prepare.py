@@ -152,7 +152,7 @@ def fetch(address: str, folder: Path, resources: list[tuple[str, str]]) -> None:
             shutil.copyfile(local / name, folder / name)
             if not check_integrity(str(folder / name), md5):
                 raise RuntimeError(f"{name} is damaged")
-        with limit_network_waits(), silence_torchvision():
+        with tame_torchvision():
             download_and_extract_archive(f"{address.rstrip('/')}/{name}", str(folder), filename=name, md5=md5)
 
 
@@ -165,20 +165,12 @@ def folder_of(address: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def limit_network_waits() -> Iterator[None]:
-    """Let no connection made here wait longer than `NETWORK_TIMEOUT`: torchvision sets no limit."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_TIMEOUT)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-@contextlib.contextmanager
-def silence_torchvision() -> Iterator[None]:
-    """Keep what torchvision prints off stdout, and its bar off anything but a terminal."""
+def tame_torchvision() -> Iterator[None]:
+    """Let no connection made here wait longer than `NETWORK_TIMEOUT`: torchvision sets no limit. Keep what it prints
+    off stdout, and its bar off anything but a terminal."""
     with contextlib.ExitStack() as stack:
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        socket.setdefaulttimeout(NETWORK_TIMEOUT)
         out = sys.stderr if sys.stderr.isatty() else stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(out))

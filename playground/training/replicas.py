@@ -17,10 +17,8 @@ SMALLEST = 5e-324
 
 
 def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
-    """Every rank starts from the parameters and buffers of `src`.
-
-    Raises `UsageError` on all ranks if a rank's model has other shapes: it would deadlock, or train on garbage.
-    """
+    """Every rank starts from the parameters and buffers of `src`. Raises `UsageError` on all ranks if a rank's model
+    has other shapes: it would deadlock, or train on garbage."""
     require_same_on_all_ranks(
         {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in model.state_dict().items()}
     )

@@ -44,10 +44,8 @@ class Agreement:
 
 
 class Appointments:
-    """One rank's diary. The ranks of a world have entered the same in theirs, whatever their clocks say.
-
-    `step` is the number of steps done when it begins, and `seconds`, if not None, the time between two snapshots.
-    """
+    """One rank's diary. The ranks of a world have entered the same in theirs, whatever their clocks say. `step` is the
+    number of steps done when it begins, and `seconds`, if not None, the time between two snapshots."""
 
     def __init__(self, step: int, seconds: float | None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -57,66 +55,35 @@ class Appointments:
 
     def keep(self, step: int, at_once: bool = False) -> Agreement:
         """Called after each step, by all ranks: if there is an appointment now, agree. Rank 0's clock counts.
-
-        `at_once`: there is one now, because something has taken time that is no step.
-        """
+        `at_once`: there is one now, because something has taken time that is no step."""
         if step < self.next_step and not at_once:
             return Agreement()
         now = time.monotonic()
         save = now - self.saved_at >= self.seconds
         if save:
             self.saved_at = now
-        proposal = [int(save), self.steps_ahead(step, now)] if dist.get_rank() == 0 else [0, 0]
+        # Steps until the next appointment, if they take as long as those since the last one.
+        seconds = min(INTERVAL, max(0.0, self.saved_at + self.seconds - now))
+        ahead = max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
+        proposal = [int(save), ahead] if dist.get_rank() == 0 else [0, 0]
         agreed = torch.tensor([*proposal, preempted() or 0], device=device())
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         due, ahead, signal = agreed.tolist()
         self.last_step, self.last_time, self.next_step = step, now, step + ahead
         return Agreement(save=bool(due), signal=signal)
 
-    def steps_ahead(self, step: int, now: float) -> int:
-        """How many steps there are until the next appointment, if they take as long as those since the last one."""
-        seconds = min(INTERVAL, max(0.0, self.saved_at + self.seconds - now))
-        return max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
 
-
-Combine = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-"""From what every rank of the run had counted, what this one goes on counting from."""
-
-
-def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Combine) -> State:
-    """The state that rank `rank` resumes from. Only random numbers are its own: a new rank gets a seed that no
-    other rank and no other step has, for every kind of device."""
+def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Callable[..., Any]) -> State:
+    """The state that rank `rank` resumes from; `combine` is that of its `RunHistory`. Only random numbers are its own:
+    a new rank gets a seed that follows from the run, its own seed included, and that no other rank and no other step
+    has, for every kind of device."""
     owns: list[Mapping[str, Any]] = [state.own for state in states]
     own = {**owns[min(rank, snapshot.size - 1)], "history": combine([each["history"] for each in owns])}
     if rank >= snapshot.size:
-        seed = draw_seed(snapshot.fingerprint, rank, snapshot.step)
+        digest = hashlib.sha256(json.dumps([snapshot.fingerprint, rank, snapshot.step]).encode()).digest()
+        seed = int.from_bytes(digest[:8], "little", signed=True)
         own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
     return State(shared=states[0].shared, own=own)
-
-
-def draw_seed(fingerprint: Fingerprint, rank: int, step: int) -> int:
-    """A seed that follows from the run, its own seed included, the rank and the step."""
-    digest = hashlib.sha256(json.dumps([fingerprint, rank, step]).encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
-
-
-def require_equal_replicas(snapshot: SnapshotFile, size: int, equal: bool) -> None:
-    """Raise `UsageError` if another number of ranks cannot go on: when each has parameters of its own."""
-    if not equal and size != snapshot.size:
-        raise UsageError(
-            f"snapshot {snapshot.folder} was taken by {snapshot.size}, and the ranks here are {size}: with "
-            f"--sync-every, parameters are each rank's own, and there are none for another number: take -n "
-            f"{snapshot.size}, or another folder"
-        )
-
-
-def describe_change(snapshot: SnapshotFile, size: int, epoch: int) -> str:
-    """Which parts of resuming with `size` ranks are exact, and which are not."""
-    return (
-        f"going on with {size} rank{'s' * (size > 1)} from step {snapshot.step}, which {snapshot.size} took: "
-        f"parameters, optimizer and position are exact;\n"
-        f"which samples the rest of epoch {epoch} takes, dropout masks and rounding differ (not with --logical-ranks)"
-    )
 
 
 DRAWS_FROM: Mapping[str, Any] = {"cpu": torch, "cuda": torch.cuda}
@@ -155,10 +122,8 @@ class UnsavedRun:
     position = Position()
 
     def enter(self, epoch: int) -> int:
-        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done.
-
-        Raises `Preempted` as `advance` does.
-        """
+        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done. Raises
+        `Preempted` as `advance` does."""
         return 0
 
     def draw_as_before(self) -> None:
@@ -166,9 +131,7 @@ class UnsavedRun:
 
     def advance(self, step: int, last: bool) -> None:
         """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that.
-
-        Raises `Preempted`, on all ranks, when they have agreed to end here and their snapshot is written.
-        """
+        Raises `Preempted`, on all ranks, when they have agreed to end here and their snapshot is written."""
 
     def end(self) -> None:
         """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
@@ -203,8 +166,12 @@ class ResumableRun(UnsavedRun):
         size = dist.get_world_size()
         sharers = find_sharers(settings.folder)
         newest = agree_on_snapshot(settings, fingerprint, sharers)
-        if newest:
-            require_equal_replicas(newest.snapshot, size, sync.keeps_replicas_equal)
+        if newest and newest.snapshot.size != size and not sync.keeps_replicas_equal:
+            taken, folder = newest.snapshot.size, newest.snapshot.folder
+            raise UsageError(
+                f"snapshot {folder} was taken by {taken}, and the ranks here are {size}: with --sync-every, parameters "
+                f"are each rank's own, and there are none for another number: take -n {taken}, or another folder"
+            )
         self.snapshots = open_snapshots(settings, fingerprint, sharers)
         self.problem = ""
         if newest:
@@ -221,7 +188,14 @@ class ResumableRun(UnsavedRun):
         else:
             self.restore(redistribute(states, rank, snapshot, self.history.combine))
             if not snapshot.fingerprint.get("logical_ranks"):
-                report(notice=describe_change(snapshot, size, self.position.epoch))
+                epoch, step = self.position.epoch, snapshot.step
+                notice = (
+                    f"going on with {size} rank{'s' * (size > 1)} from step {step}, which {snapshot.size} took: "
+                    f"parameters, optimizer and position are exact;\n"
+                    f"which samples the rest of epoch {epoch} takes, dropout masks and rounding differ (not with "
+                    f"--logical-ranks)"
+                )
+                report(notice=notice)
         report(resumed=asdict(self.position))
 
     def restore(self, state: State) -> None:
@@ -258,7 +232,8 @@ class ResumableRun(UnsavedRun):
 
     def advance(self, step: int, last: bool) -> None:
         self.position = Position(self.position.epoch, step, self.position.total + 1)
-        self.is_due = self.is_due or self.settings.is_due_after(self.position.total)
+        by_steps = self.settings.seconds is None and self.position.total % self.settings.every == 0
+        self.is_due = self.is_due or by_steps
         self.meet()
         if not last:
             self.save_if_due()

@@ -61,11 +61,7 @@ class TrainingSettings:
         metavar="NAME",
     )
     sync_every: int = flag(
-        1,
-        "With --sync parameters: number of steps between two averages.",
-        least=1,
-        group="sync",
-        metavar="STEPS",
+        1, "With --sync parameters: number of steps between two averages.", least=1, group="sync", metavar="STEPS"
     )
     all_reduce: str = flag(
         ALL_REDUCES[0],
@@ -97,8 +93,12 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
-        if self.logical_ranks is not None:
-            self.check_beside_logical_ranks()
+        for name in ("sync", "all_reduce", "accumulate") if self.logical_ranks is not None else ():
+            if getattr(self, name) != getattr(TrainingSettings, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)} does not go with --logical-ranks, which adds "
+                    f"the gradients of a step in an order of its own: leave one of them out"
+                )
         if self.lr > FLOAT32_MAX:
             raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
         if self.sync_every > 1 and "sync_every" not in NET_SYNCS[self.sync].needs:
@@ -106,16 +106,6 @@ class TrainingSettings:
                 f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
                 f"every step"
             )
-
-    def check_beside_logical_ranks(self) -> None:
-        """Raise `UsageError` for settings that logical ranks take the place of."""
-        plain = TrainingSettings(folder=self.folder)
-        for name in ("sync", "all_reduce", "accumulate"):
-            if getattr(self, name) != getattr(plain, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)} does not go with --logical-ranks, which adds "
-                    f"the gradients of a step in an order of its own: leave one of them out"
-                )
 
     def check_for_ddp(self) -> None:
         """Raise `UsageError` for what DistributedDataParallel cannot do."""
@@ -126,10 +116,8 @@ class TrainingSettings:
             )
 
     def shards_per_rank(self, size: int) -> int:
-        """How many shards of the data each of `size` ranks carries: one, if there are no logical ranks.
-
-        Raises `UsageError` if logical ranks cannot be shared out evenly.
-        """
+        """How many shards of the data each of `size` ranks carries: one, if there are no logical ranks. Raises
+        `UsageError` if logical ranks cannot be shared out evenly."""
         shards, rest = divmod(self.logical_ranks or size, size)
         if rest and self.logical_ranks:
             raise UsageError(
@@ -141,8 +129,7 @@ class TrainingSettings:
     @property
     def is_tutorial(self) -> bool:
         """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
-        plain = TrainingSettings(folder=self.folder)
-        return all(getattr(self, name) == getattr(plain, name) for name in BEYOND_TUTORIAL)
+        return all(getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL)
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""

@@ -86,12 +86,12 @@ def test_the_loss_is_that_of_plain_training(settings: BertSettings, world: Run) 
 
 
 def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
-    from playground.training.bert_weights import load_weights
+    from playground.training.bert_checkpoint import load_weights
     from playground.training.sentence_pairs.pairs import Pairs
 
     torch.manual_seed(settings.seed)
     model = Model(settings.config).double()
-    load_weights(model, settings.weights)
+    load_weights(model, settings.weights.folder)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     data = Pairs(settings.folder, "train", settings.max_length)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()

@@ -25,7 +25,7 @@ from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import load_part
 from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource
-from playground.training.runner import run_training
+from playground.training.loader import run_training
 from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 

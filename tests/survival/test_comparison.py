@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from playground.runtime import PlaygroundError
-from playground.survival.compare import compare, count_differing, tensors_in
 from playground.survival.comparison import Comparison, last_snapshot
-from playground.survival.snapshots import Snapshots, State
+from playground.survival.snapshots import Snapshots, State, compare, count_differing, tensors_in
 
 
 def save(folder: Path, value: float, size: int = 2) -> None:

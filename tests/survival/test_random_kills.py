@@ -22,11 +22,11 @@ import pytest
 from playground import launch, survival
 from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
-from playground.survival.compare import compare
 from playground.survival.comparison import last_snapshot
 from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import compare
 from playground.training import loop
-from playground.training.runner import run_training
+from playground.training.loader import run_training
 from playground.training.settings import TrainingSettings
 
 KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "600"))

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from playground.runtime import UsageError
-from playground.survival import lock as under_test
+from playground.survival import folder as under_test
 from playground.survival.disk import make_folder, overwrite, remove_folders
-from playground.survival.lock import FolderLock
+from playground.survival.folder import FolderLock
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from playground.survival.lock import FolderLock
+from playground.survival.folder import FolderLock
 
 held = FolderLock(Path(sys.argv[1]))
 child = os.fork()

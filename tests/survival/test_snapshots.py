@@ -18,7 +18,6 @@ from hypothesis import given, settings, strategies as st
 
 from playground.runtime import UsageError, device
 from playground.survival import folder as under_test_folder, manifest, snapshots as under_test
-from playground.survival.buffers import Buffers, restore
 from playground.survival.fingerprint import find_difference
 from playground.survival.folder import (
     DAMAGED,
@@ -30,7 +29,7 @@ from playground.survival.folder import (
     require_unused,
     step_folder,
 )
-from playground.survival.snapshots import Snapshots, State, load, load_all
+from playground.survival.snapshots import Buffers, Snapshots, State, load, load_all, restore
 from playground.testing import World
 from playground.training.net import Net
 

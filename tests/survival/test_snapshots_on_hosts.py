@@ -15,12 +15,11 @@ from playground import launch
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.host import SIMULATED_HOSTS
-from playground.survival.compare import tensors_in
 from playground.survival.comparison import last_snapshot
 from playground.survival.folder import find_steps, step_folder
 from playground.survival.hosts import find_sharers
 from playground.survival.settings import SnapshotSettings
-from playground.survival.snapshots import State, load_all
+from playground.survival.snapshots import State, load_all, tensors_in
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
 

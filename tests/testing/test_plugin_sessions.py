@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from processes import session_ends
 
-from playground.testing import World, WorldFactory
+from playground.testing import World
 
 
 def print_and_meet(rank: int, size: int) -> None:
@@ -21,7 +21,7 @@ def print_and_meet(rank: int, size: int) -> None:
 
 
 @pytest.fixture
-def pair(world: WorldFactory) -> World:
+def pair(world: Callable[..., World]) -> World:
     return world(2)
 
 

@@ -183,7 +183,7 @@ def test_an_unknown_pytest_costs_the_explanations_only(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("imported = []\nimported.append(1)\ndef check(x):\n    assert x == 2\n")
     settings = without_options("mine")
-    hook = RankHook(RankConfig(settings))  # type: ignore[arg-type]
+    hook = RankHook(RankConfig(settings.options, settings.verbosity))  # type: ignore[arg-type]
     hook.add(settings.rewritten)
     assert hook.find_spec("ours") is None
     module = import_with(hook, "mine")
@@ -199,7 +199,7 @@ def test_a_modules_own_error_is_raised_as_it_is(tmp_path: Path, monkeypatch: pyt
     settings = PytestSettings(
         folders=(), rewritten=frozenset(["broken"]), options={"enable_assertion_pass_hook": False}, verbosity=0
     )
-    hook = RankHook(RankConfig(settings))  # type: ignore[arg-type]
+    hook = RankHook(RankConfig(settings.options, settings.verbosity))  # type: ignore[arg-type]
     hook.add(settings.rewritten)
     with pytest.raises(LookupError, match="mine"):
         import_with(hook, "broken")

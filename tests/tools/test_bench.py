@@ -26,11 +26,11 @@ from playground.runtime import UsageError, launch
 from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.testing import World
-from playground.tools.bench import benchmark, page, wire, workload
+from playground.tools.bench import benchmark, page
+from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.page import CsvFile, ReportPrinter
 from playground.tools.bench.results import BenchStart, Row, SizeResult
 from playground.tools.bench.settings import COLLECTIVES, DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
-from playground.tools.bench.workload import all_gather_single, reduce_scatter_single
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -71,7 +71,7 @@ def wrong_ring(collective: str, name: str) -> Any:
 
 def run_with_a_wrong_ring(rank: int, size: int, settings: BenchSettings) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workload, "load_algorithm", wrong_ring)
+        patch.setattr(benchmark, "load_algorithm", wrong_ring)
         benchmark.run(rank, size, settings)
 
 
@@ -301,9 +301,9 @@ def unreachable(rank: int, size: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
             patch.setattr(dist, "broadcast_object_list", tell_nobody)
-            patch.setattr(wire, "TIMEOUT", 0.01)
+            patch.setattr(benchmark, "TIMEOUT", 0.01)
         try:
-            wire.connect(rank, 1, "127.0.0.1").close()
+            benchmark.connect(rank, 1, "127.0.0.1").close()
         except UsageError as error:
             return str(error)
     return "connected"

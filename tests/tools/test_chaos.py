@@ -19,9 +19,9 @@ from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.survival.comparison import Comparison
 from playground.tools.chaos import page, processes
+from playground.tools.chaos.page import Training, train_undisturbed
 from playground.tools.chaos.processes import Processes, find_processes, opened_in
 from playground.tools.chaos.results import FORK_SERVER, LAUNCHER, PHASES, RANK, WHOM, Draws, Kill, RunRecord
-from playground.tools.chaos.training import Training, train_undisturbed
 
 Run = Callable[..., Any]
 

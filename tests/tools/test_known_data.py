@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import launch
-from playground.tools.bench import workload
-from playground.tools.bench.workload import differ, input_pattern, reduction_pattern, tolerance_of_average
+from playground.tools.bench import benchmark
+from playground.tools.bench.benchmark import differ, input_pattern, reduction_pattern, tolerance_of_average
 
 
 def data_is_exact(rank: int, size: int) -> list[str]:
@@ -17,7 +17,7 @@ def data_is_exact(rank: int, size: int) -> list[str]:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, torch.int64):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
             for ranks in (1, 2, 3, 8, 64):
-                result = workload.reduction_pattern(ranks, dtype, op)
+                result = benchmark.reduction_pattern(ranks, dtype, op)
                 if not torch.equal(result.to(dtype).to(result), result) or result.max() == result.min():
                     inexact.append(f"{dtype} {op} {ranks}")
     return inexact

@@ -22,7 +22,7 @@ from playground.algorithms.transport import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.testing import World
-from playground.tools.scale import fit, page, plan
+from playground.tools.scale import page, plan
 from playground.tools.scale.plan import COSTS, Point, Sample
 
 Run = Callable[..., Any]
@@ -137,20 +137,20 @@ def one_host(size: int) -> Hosts:
 @pytest.mark.parametrize("cores", [1, 2, 64])
 def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
-    on_one_host = plan.plan_for(one_host(8), plan.effort(0.0), cores, cores)
+    on_one_host = plan.plan_for(one_host(8), plan.Effort(0.0), cores, cores)
     samples = [
         Sample(name, size, nbytes, plan.seconds(true, size, nbytes)[name])
-        for name in ONE_LEVEL for size in (2, 4) for nbytes in plan.FITTED_SIZES
+        for name in ONE_LEVEL for size in (2, 4) for nbytes in plan.Effort.fitted
     ]  # fmt: skip
-    found = fit.fit(samples, on_one_host)
+    found = plan.fit(samples, on_one_host)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
     half = Sample("ring", 3, 999, plan.seconds(true, 3, 999)["ring"] / 2)
-    assert fit.error(found, half, on_one_host) == pytest.approx(1)
+    assert plan.error(found, half, on_one_host) == pytest.approx(1)
 
 
 def test_no_parameter_is_negative() -> None:
     terms = [(1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 100.0, 1.0, 0.0, 0.0), (1.0, 200.0, 5.0, 0.0, 0.0)]
-    found = fit.least_squares(terms, [1.0, 0.5, 0.25])
+    found = plan.least_squares(terms, [1.0, 0.5, 0.25])
     assert min(found) >= 0
     assert found[3:] == [0, 0]
 
@@ -158,18 +158,18 @@ def test_no_parameter_is_negative() -> None:
 def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     key, other = ("ring", 2, 4, 1), ("ring", 1, 4, 1)
     rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
-    assert fit.samples_of(rounds) == [Sample("ring", 2, 4, 4.0), Sample("ring", 1, 4, 1.0)]
+    assert plan.samples_of(rounds) == [Sample("ring", 2, 4, 4.0), Sample("ring", 1, 4, 1.0)]
 
 
 @pytest.mark.parametrize("size", range(plan.MIN_RANKS, plan.MAX_RANKS + 1))
 def test_what_is_held_out_is_not_fitted(size: int) -> None:
-    groups = plan.plan_for(one_host(size), plan.effort(0.0), 2, 2).groups
+    groups = plan.plan_for(one_host(size), plan.Effort(0.0), 2, 2).groups
     fitted = {len(group.ranks) for group in groups if group.fitted}
     held_out = {len(group.ranks) for group in groups if group.held_out}
     assert fitted
     assert size in held_out
     assert not fitted & held_out
-    assert not set(plan.FITTED_SIZES) & set(plan.HELD_OUT_SIZES)
+    assert not set(plan.Effort.fitted) & set(plan.Effort.held_out)
 
 
 def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
@@ -222,9 +222,7 @@ def test_json_by_hand(run_cli: Run) -> None:
 
 
 def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MEASURED", 0.0)
-    monkeypatch.setattr(plan, "FITTED_SIZES", (4, 4096))
-    monkeypatch.setattr(plan, "HELD_OUT_SIZES", (1024,))
+    monkeypatch.setattr(page, "EFFORT", plan.Effort(0.0, (4, 4096), (1024,)))
     document = json.loads(run_cli("scale", "-n", 4, "--json").out)
     assert document["world_size"] == 4
     assert document["parameters"]["alpha"] > 0
@@ -242,12 +240,12 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_measured_host_as_text() -> None:
     """What the model is told by its own predictions, it predicts; all of it is shown."""
     true = Machine(8e-5, 2.5e-10, 3e-10, 2)
-    measured = plan.plan_for(one_host(8), plan.effort(0.0), 2, 2)
+    measured = plan.plan_for(one_host(8), plan.Effort(0.0), 2, 2)
     samples = [
         Sample(name, len(group.ranks), nbytes, plan.seconds(true, len(group.ranks), nbytes)[name])
         for name in measured.names for group in measured.groups for nbytes in group.sizes
     ]  # fmt: skip
-    result = fit.evaluate(samples, measured)
+    result = plan.evaluate(samples, measured)
     assert result.fit is not None
     assert result.fit.worst_error < 1e-6
     assert {(point.size, point.fitted) for point in result.fit.points} == {(2, True), (4, True), (3, False), (8, False)}
@@ -255,15 +253,16 @@ def test_a_measured_host_as_text() -> None:
     assert max(map(len, text.splitlines())) <= 80
     for part in (
         render(page.machine_lines(result.parameters), 80), render([page.errors_table(result.fit.unseen)], 80),
-        "all ranks on its 2 cores", render([page.winners_table(result.predictions.host or [])], 80),
-        render([page.winners_table(result.predictions.cluster)], 80), "predictions are off by 0% (median)",
+        "all ranks on its 2 cores", render(page.winners_texts(result.predictions.host or [])[1:], 80),
+        render(page.winners_texts(result.predictions.cluster)[1:], 80), "predictions are off by 0% (median)",
     ):  # fmt: skip
         assert part in text
 
 
 def test_names_in_cells_are_explained() -> None:
     rows = plan.predictions(CLUSTER, plan.CLUSTER)
-    assert page.legend(rows) == "doubling = recursive-doubling, halving = halving-doubling."
+    about = "Per cell: the fastest algorithm, and its time in us. "
+    assert page.winners_texts(rows)[0] == f"{about}doubling = recursive-doubling, halving = halving-doubling."
 
 
 def test_errors_by_algorithm() -> None:
@@ -275,7 +274,7 @@ def test_errors_by_algorithm() -> None:
 @pytest.mark.parametrize("size", [3, 17])
 def test_what_cannot_be_measured(size: int) -> None:
     with pytest.raises(UsageError, match=f"{size} ranks: measuring takes 4 to 16, on several hosts 2 to 16"):
-        plan.plan_for(one_host(size), plan.effort(0.0), 2, 2)
+        plan.plan_for(one_host(size), plan.Effort(0.0), 2, 2)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

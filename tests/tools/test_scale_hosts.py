@@ -15,7 +15,7 @@ from playground.algorithms.cost_model import Machine
 from playground.algorithms.hosts import Hosts
 from playground.console.rendering import render
 from playground.runtime import UsageError
-from playground.tools.scale import fit, page, plan
+from playground.tools.scale import page, plan
 from playground.tools.scale.plan import Sample
 
 Run = Callable[..., Any]
@@ -31,7 +31,7 @@ def even(hosts: int, node: int) -> Hosts:
 
 
 def plan_of(hosts: int, node: int) -> plan.Plan:
-    return plan.plan_for(even(hosts, node), plan.effort(0.0), CORES, hosts * CORES)
+    return plan.plan_for(even(hosts, node), plan.Effort(0.0), CORES, hosts * CORES)
 
 
 def samples_from(true: Machine, asked: plan.Plan) -> list[Sample]:
@@ -41,7 +41,7 @@ def samples_from(true: Machine, asked: plan.Plan) -> list[Sample]:
         for nbytes in group.sizes:
             for name in asked.names:
                 sample = Sample(name, len(group.ranks), nbytes, 1.0, node=group.node)
-                samples.append(replace(sample, seconds=fit.error(true, sample, asked) + 1))
+                samples.append(replace(sample, seconds=plan.error(true, sample, asked) + 1))
     return samples
 
 
@@ -52,7 +52,7 @@ def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float,
     inner_alpha, inner_beta = share_of_alpha * alpha, share_of_beta * beta
     true = Machine(alpha, beta, 1e-10, None, 4, inner_alpha, inner_beta)
     asked = plan_of(3, 4)
-    result = fit.evaluate(samples_from(true, asked), asked)
+    result = plan.evaluate(samples_from(true, asked), asked)
     found = result.parameters
     assert (found.alpha, found.beta) == pytest.approx((alpha, beta), rel=0.01)
     assert (found.inner_alpha, found.inner_beta) == pytest.approx((inner_alpha, inner_beta), rel=0.01)
@@ -63,7 +63,7 @@ def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float,
 
 def test_which_figure_is_of_which_link() -> None:
     asked = plan_of(2, 4)
-    result = fit.evaluate(samples_from(TRUE, asked), asked)
+    result = plan.evaluate(samples_from(TRUE, asked), asked)
     text = " ".join(render([page.plan_text(asked), *page.result_texts(result)], 80).split())
     for part in (
         "Hosts: 2 with 4 ranks each.", "alpha: 100 us per message (latency)",
@@ -77,7 +77,7 @@ def test_which_figure_is_of_which_link() -> None:
 
 def test_a_level_that_cannot_be_measured_is_named() -> None:
     asked = plan_of(4, 1)
-    result = fit.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
+    result = plan.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
     assert (result.parameters.alpha, result.parameters.beta) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.01)
     assert result.predictions.host is None
     text = " ".join(render(page.result_texts(result), 80).split())
@@ -88,14 +88,11 @@ def test_a_level_that_cannot_be_measured_is_named() -> None:
 @pytest.mark.parametrize("layout", [(0, 0, 1), (0, 1, 0, 1)])
 def test_hosts_that_are_not_alike_are_refused(layout: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="as many ranks on each host, consecutive ones"):
-        plan.plan_for(Hosts.from_ids(layout), plan.effort(0.0), CORES, CORES)
+        plan.plan_for(Hosts.from_ids(layout), plan.Effort(0.0), CORES, CORES)
 
 
 def test_simulated_hosts_are_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MEASURED", 0.0)
-    for where in ("SIZES", "BETWEEN"):
-        monkeypatch.setattr(plan, f"FITTED_{where}", (4, 4096))
-        monkeypatch.setattr(plan, f"HELD_OUT_{where}", (1024,))
+    monkeypatch.setattr(page, "EFFORT", plan.Effort(0.0, *2 * ((4, 4096), (1024,))))
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
     shown = run_cli("scale", "-n", 4, "--json")
     assert (shown.code, shown.err) == (0, "")

@@ -22,8 +22,9 @@ import torch
 from playground.runtime.errors import UsageError
 from playground.training import bert_weights, hub
 from playground.training.bert import Model, ParallelLossModel
+from playground.training.bert_checkpoint import load_weights
 from playground.training.bert_config import BertConfig
-from playground.training.bert_weights import find_weights, load_weights
+from playground.training.bert_weights import find_weights
 from playground.training.sentence_pairs.wordpiece import SPECIAL
 
 VOCABULARY = (*SPECIAL, *"abcdefgh")
@@ -57,7 +58,7 @@ def load(folder: Path) -> tuple[Model, list[str]]:
     source = find_weights(str(folder))
     assert source.config is not None
     model = Model(source.config).eval()
-    return model, load_weights(model, source)
+    return model, load_weights(model, source.folder)
 
 
 INPUTS = (
@@ -127,7 +128,7 @@ def test_half_precision_and_the_model_with_its_loss(tmp_path: Path) -> None:
     state = {name: value.half() for name, value in initial_state().items()}
     source = find_weights(str(write_folder(tmp_path / "half", state)))
     model = ParallelLossModel(CONFIG)
-    assert load_weights(model, source) == []
+    assert load_weights(model, source.folder) == []
     assert all(torch.equal(value, state[name].float()) for name, value in model.state_dict().items())
 
 
@@ -137,7 +138,7 @@ def test_scratch_changes_nothing() -> None:
     for source in (find_weights("scratch"), find_weights("auto", gpus=False)):
         assert (source.name, source.folder, source.config) == ("scratch", None, None)
         assert source.why
-        assert load_weights(model, source) == [name for name, _ in model.named_parameters()]
+        assert load_weights(model, source.folder) == [name for name, _ in model.named_parameters()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -180,7 +181,7 @@ def test_the_first_parameter_that_differs_is_named(tmp_path: Path) -> None:
 def test_a_model_of_another_size_is_refused_by_load_weights(tmp_path: Path) -> None:
     source = find_weights(str(write_folder(tmp_path / "folder")))
     with pytest.raises(UsageError, match=r"word_embeddings.weight has shape \[12, 8\]; .* \[13, 8\]"):
-        load_weights(Model(BertConfig(vocabulary=13, width=8, layers=2, heads=2, intermediate=16)), source)
+        load_weights(Model(BertConfig(vocabulary=13, width=8, layers=2, heads=2, intermediate=16)), source.folder)
 
 
 class Unknown:
@@ -270,7 +271,7 @@ def test_minilm_is_read_from_its_package(minilm: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(bert_weights, "MINILM_SHA256", checksum)
     source = find_weights("minilm")
     assert (source.name, source.folder, source.config) == ("minilm", minilm, CONFIG)
-    assert load_weights(Model(CONFIG), source) == []
+    assert load_weights(Model(CONFIG), source.folder) == []
 
 
 def test_minilm_with_other_weights_is_refused(minilm: Path) -> None:

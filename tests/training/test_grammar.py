@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 
 from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.grammar import (
@@ -16,7 +16,7 @@ from playground.training.sentence_pairs.grammar import (
     generate_pairs,
 )
 
-PAIRS = list(generate(3000, seed=5))
+PAIRS = list(islice(generate(seed=5), 3000))
 SLOTS = {
     "manner": list(chain(*grammar.MANNERS)),
     "noun": list(grammar.NOUNS),
@@ -85,8 +85,8 @@ def test_the_hypothesis_alone_says_nothing_about_the_label() -> None:
 
 
 def test_the_same_seed_gives_the_same_pairs() -> None:
-    assert list(generate(50, seed=5)) == PAIRS[:50]
-    assert list(generate(50, seed=6)) != PAIRS[:50]
+    assert list(islice(generate(seed=5), 50)) == PAIRS[:50]
+    assert list(islice(generate(seed=6), 50)) != PAIRS[:50]
 
 
 def test_the_vocabulary_is_that_of_the_sentences() -> None:

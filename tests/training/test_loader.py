@@ -24,9 +24,8 @@ from playground.testing import World
 from playground.training.data import partition_dataset, training_images
 from playground.training.digits import write_digits
 from playground.training.image_files import UnreadableImage, list_image_files, prepare_image_files
-from playground.training.loader import explain_lost_worker
+from playground.training.loader import explain_lost_worker, run_training
 from playground.training.results import Epoch
-from playground.training.runner import run_training
 from playground.training.settings import TrainingSettings
 
 Worlds = Callable[..., World]

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from playground.runtime.files import NoData
-from playground.training.sentence_pairs import multinli
-from playground.training.sentence_pairs.multinli import FILES, find_multinli, read_pairs
+from playground.training.sentence_pairs import prepare
 from playground.training.sentence_pairs.pairs import Pairs
-from playground.training.sentence_pairs.prepare import prepare_pairs
+from playground.training.sentence_pairs.prepare import FILES, find_multinli, prepare_pairs, read_pairs
 from playground.training.sentence_pairs.wordpiece import SPECIAL, WordPiece
 
 TRAIN, TEST = FILES.values()
@@ -101,7 +100,7 @@ def test_multinli_is_tokenised_once(given: str, archive: Path, monkeypatch: pyte
         3,
         3,
     )
-    monkeypatch.setattr(multinli, "parse_line", None)  # whoever reads once more fails
+    monkeypatch.setattr(prepare, "parse_line", None)  # whoever reads once more fails
     assert prepare_pairs("multinli", where, tokenizer) == source
     batch = Pairs(source.folder, "test", max_length=32)[1]
     said = " ".join(tokenizer.vocabulary[i] for i in batch.input_ids)

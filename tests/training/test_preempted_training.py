@@ -25,10 +25,10 @@ from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.console.training import command_to_go_on
 from playground.console.training_options import Interval, SnapshotOptions, StepsOrSeconds
 from playground.runtime import UsageError
-from playground.survival.compare import compare
 from playground.survival.comparison import last_snapshot
 from playground.survival.folder import MARKER, find_steps
 from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import compare
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult

@@ -19,7 +19,7 @@ from playground.runtime.files import NoData
 from playground.testing import World
 from playground.training.data import collate
 from playground.training.loader import RankLoader
-from playground.training.sentence_pairs import arrays, grammar, multinli, prepare
+from playground.training.sentence_pairs import arrays, grammar, prepare
 from playground.training.sentence_pairs.grammar import generate_pairs
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
@@ -226,7 +226,7 @@ def test_pairs_of_the_hub_are_asked_for_once(tmp_path: Path, few: None, monkeypa
         asked.append((name, split))
         return HUB_ROWS
 
-    monkeypatch.setattr(multinli, "load_split", load_split)
+    monkeypatch.setattr("playground.training.hub.load_split", load_split)
     monkeypatch.setattr("playground.training.hub.is_installed", lambda library: True)
     source = prepare_pairs("multinli", tmp_path, TOKENIZER)
     assert asked == [("nyu-mll/multi_nli", "train"), ("nyu-mll/multi_nli", "validation_matched")]
@@ -245,7 +245,7 @@ def broken_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         yield HUB_ROWS[0]
         raise NoData("the download broke off: retry", why="the download broke off")
 
-    monkeypatch.setattr(multinli, "load_split", rows)
+    monkeypatch.setattr("playground.training.hub.load_split", rows)
     monkeypatch.setattr("playground.training.hub.is_installed", lambda library: True)
 
 

@@ -14,8 +14,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from playground.runtime.errors import UsageError
-from playground.training.sentence_pairs.vocabulary import build_wordpiece, read_wordpiece
-from playground.training.sentence_pairs.wordpiece import SPECIAL, WordPiece, split_words
+from playground.training.sentence_pairs.wordpiece import (
+    SPECIAL,
+    WordPiece,
+    build_wordpiece,
+    read_wordpiece,
+    split_words,
+)
 
 LETTERS = [*string.ascii_letters, *string.digits, *string.punctuation, *"ßéàñüσαж日本かカ한"]
 PIECES = [
@@ -144,7 +149,7 @@ def test_a_folder_without_our_tokenizer_is_refused(files: dict[str, str], messag
 
 
 def test_a_vocabulary_made_for_texts_spells_every_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.training.sentence_pairs.vocabulary.WORDS", 2)
+    monkeypatch.setattr("playground.training.sentence_pairs.wordpiece.WORDS", 2)
     texts = ["The dog, the cat; the DOG", "a rare 日 word"]
     tokenizer = build_wordpiece(texts)
     assert tokenizer.vocabulary[-2:] == ("the", "dog"), "the most frequent words come whole"

@@ -32,7 +32,7 @@ from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
 from playground.training.bert import Model, ParallelLossModel
-from playground.training.bert_weights import load_weights
+from playground.training.bert_checkpoint import load_weights
 from playground.training.data import collate
 from playground.training.loader import RankLoader
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
@@ -119,7 +119,7 @@ def build_model(kind: type[nn.Module], settings: BertSettings) -> nn.Module:
     """A model with the weights that were asked for, in training mode: with dropout, if its config has any."""
     torch.manual_seed(settings.seed)
     model = kind(settings.config)
-    load_weights(model, settings.weights)
+    load_weights(model, settings.weights.folder)
     return model.to(device(), torch.float64 if settings.double else torch.float32).train()
 
 

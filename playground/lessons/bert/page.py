@@ -50,7 +50,7 @@ from playground.training.bert_config import BertConfig
 from playground.training.bert_weights import WeightsSource, find_weights
 from playground.training.results import replicas_verdict
 from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
-from playground.training.sentence_pairs.vocabulary import read_wordpiece
+from playground.training.sentence_pairs.wordpiece import read_wordpiece
 
 TRAINING_LEGEND = (
     f"  loss: the mean over the last {LOSSES_TO_COMPARE} steps' global batches, before each step; speed: since the row "

@@ -21,7 +21,7 @@ from playground.runtime.files import CHECKSUMS, sha256
 from playground.survival.fingerprint import Fingerprint
 from playground.survival.settings import SnapshotSettings
 from playground.training import bert
-from playground.training.bert_folder import PICKLED_WEIGHTS, WEIGHTS
+from playground.training.bert_config import PICKLED_WEIGHTS, WEIGHTS
 from playground.training.resumable import ResumableRun
 from playground.training.sentence_pairs.pairs import Pairs
 from playground.training.sync import GradSync

@@ -29,7 +29,7 @@ from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
 RUN = LESSON.remote("run")
-COMPARE = remote("playground.survival.compare:compare")
+COMPARE = remote("playground.survival.snapshots:compare")
 SAMPLES = 6_000
 """Training samples, unless --limit says otherwise."""
 

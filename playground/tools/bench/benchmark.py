@@ -1,11 +1,19 @@
-"""A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass."""
+"""A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass.
+
+The patterns and `Workload`: a collective, and what it must leave. `Wire`: the limit. `Trials` and `Point`: the times.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import select
+import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import product
 from random import Random
 from statistics import median
@@ -13,17 +21,17 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from playground.algorithms.operation import check
+from playground.algorithms import BACKEND, load_algorithm
+from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.measurement import environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
+from playground.runtime.meeting.connections import address_towards
 from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, BenchSettings
-from playground.tools.bench.wire import Wire, open_wire
-from playground.tools.bench.workload import Workload
+from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
 TRIAL = 0.006
@@ -34,6 +42,130 @@ SAMPLE = 3
 """Calls from which the number of calls per trial is worked out."""
 
 Call = Callable[[], object]
+PERIOD = 10007
+"""Elements of a pattern."""
+MAX_VALUE = 64
+"""No value is larger, and no sum."""
+SENTINEL = 100
+"""In place of every result before the call: no rank gives it and no reduction makes it."""
+MAX_FACTORS = 4
+"""Ranks that multiply by more than 1, at any one position: 3 to the 4th fits into every type."""
+
+
+def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
+    """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
+    op, random = kind(op), torch.Generator().manual_seed(rank)
+    if op in (Op.SUM, Op.AVG):
+        # The largest number up to which the type holds every whole one.
+        exact = round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        largest = max(1, min(MAX_VALUE, exact) // size)
+        return torch.randint(0, largest + 1, (PERIOD,), generator=random)
+    if op == Op.PRODUCT:
+        takes_part = (torch.arange(PERIOD) + rank) % size < MAX_FACTORS
+        return torch.where(takes_part, torch.randint(1, 4, (PERIOD,), generator=random), 1)
+    return torch.randint(0, MAX_VALUE, (PERIOD,), generator=random)
+
+
+def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
+    """The right result of a reduction of all ranks' inputs."""
+    op = kind(op)
+    patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
+    result = reduce(ADDS[op], patterns)
+    return result / size if op == Op.AVG else result
+
+
+def fill(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
+    """Write the pattern again and again."""
+    pattern = pattern.to(tensor)
+    whole = tensor.numel() // PERIOD * PERIOD
+    tensor[:whole].view(-1, PERIOD).copy_(pattern)
+    tensor[whole:].copy_(pattern[: tensor.numel() - whole])
+
+
+def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int, tolerance: float = 0.0) -> int:
+    """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on, and further
+    off than `tolerance`, relative to the right value."""
+    whole = tensor.numel() // PERIOD * PERIOD
+    pattern = pattern.roll(-(start % PERIOD))
+    rows = tensor[:whole].view(-1, PERIOD), tensor[whole:]
+    expected = pattern, pattern[: tensor.numel() - whole]
+    return sum(int(differ(part, right, tolerance).sum()) for part, right in zip(rows, expected, strict=True))
+
+
+def differ(found: torch.Tensor, right: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Where `found` is not `right`: True or False per element."""
+    if not tolerance:
+        return found != right.to(found)
+    right = right.to(found.device, torch.float64)
+    return ~((found.double() - right).abs() <= tolerance * right)  # not (… > …): NaN is wrong too
+
+
+def tolerance_of_average(size: int, dtype: torch.dtype) -> float:
+    """The largest relative error of an average over `size` ranks: half an epsilon for each of N + 1 roundings, of 1/N
+    (nccl multiplies by it before it adds), of a product and of N - 1 sums."""
+    return (1 + torch.finfo(dtype).eps / 2) ** (size + 1) - 1
+
+
+# Names that torch 2.14 introduced, or those from before.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Workload:
+    """A collective on pieces of `count` elements. Where it works in place, input and output are the same tensor."""
+
+    def __init__(self, settings: BenchSettings, collective: str, count: int, rank: int, size: int) -> None:
+        self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
+        self.op = getattr(dist.ReduceOp, OPS[settings.op])
+        self.data_for = self.op if self.spec.reduces else None
+        self.dtype = getattr(torch, settings.dtype)
+        self.expected = self.spec.pieces_expected(rank, size)
+        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device())
+        self.output = self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
+        self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
+        """Pieces of `count` elements; none on a rank that gives nothing."""
+        self.output_pieces = list(self.output.split(count)) if self.output.numel() else []
+
+    def call(self, algorithm: str) -> Callable[[], object]:
+        """A call that does it once."""
+        if algorithm == BACKEND:
+            return partial(BACKEND_CALLS[self.spec.name], self)
+        ours = load_algorithm(self.spec.name, algorithm)
+        if not self.spec.in_place:
+            ours = partial(ours, self.output)
+        return partial(ours, self.input, **({"op": self.op} if self.spec.reduces else {}))
+
+    def count_wrong(self, call: Callable[[], object]) -> int:
+        """Compare every element that this rank ends with, and count those that are wrong. Only an average may be off by
+        rounding, see `tolerance_of_average`."""
+        self.output.fill_(SENTINEL)
+        fill(self.input, self.pattern(self.rank))
+        call()
+        tolerance = tolerance_of_average(self.size, self.dtype) if self.data_for == dist.ReduceOp.AVG else 0.0
+        # Where nothing is expected of a rank, what its buffers hold is not defined.
+        found = zip(self.output_pieces, self.expected, strict=False)
+        return sum(
+            count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
+        )
+
+    def pattern(self, source: int) -> torch.Tensor:
+        """The input of the rank `source`, or the right result of the `REDUCTION`."""
+        if source == REDUCTION:
+            return reduction_pattern(self.size, self.dtype, self.data_for)
+        return input_pattern(source, self.size, self.dtype, self.data_for)
+
+
+BACKEND_CALLS: dict[str, Callable[[Workload], object]] = {
+    "all_reduce": lambda work: dist.all_reduce(work.input, op=work.op),
+    "broadcast": lambda work: dist.broadcast(work.input, src=0),
+    "reduce": lambda work: dist.reduce(work.input, dst=0, op=work.op),
+    "all_gather": lambda work: all_gather_single(work.output, work.input),
+    "reduce_scatter": lambda work: reduce_scatter_single(work.output, work.input, op=work.op),
+    "all_to_all": lambda work: dist.all_to_all_single(work.output, work.input),
+    "gather": lambda work: dist.gather(work.input, work.output_pieces or None, dst=0),
+    "scatter": lambda work: dist.scatter(work.output, work.input_pieces or None, src=0),
+}
+"""The backend's own call of each collective."""
 
 
 class Trials:
@@ -74,27 +206,114 @@ def split_into_passes(iterations: int) -> list[int]:
     return [iterations // passes + (number < iterations % passes) for number in range(passes)]
 
 
-def prepare_trials(candidates: Sequence[Call], warmup: int, ranks: int) -> list[Trials]:
-    """Warm up, and find how many calls of each candidate fill a trial. All ranks must call this."""
-    warm_up(candidates, warmup)
-    seconds_per_call = slowest([timed(call, times=SAMPLE)() for call in candidates])
-    return [Trials(max(1, min(MAX_CALLS, round(TRIAL / seconds))), ranks) for seconds in seconds_per_call]
-
-
-def run_trials(candidates: Sequence[Call], trials: Sequence[Trials], iterations: int, order: Random) -> None:
-    """Add `iterations` trials of each candidate to its trials. All ranks must call this, with `order` in the same
-    state."""
-    timers = [timed(call, times=each.calls) for call, each in zip(candidates, trials, strict=True)]
-    for each, seconds in zip(trials, interleave(timers, range(iterations), order), strict=True):
-        each.add(seconds)
-
-
 def warm_up(candidates: Sequence[Call], calls: int) -> None:
     heartbeat = Heartbeat()
     for candidate in candidates:
         for _ in range(calls):
             heartbeat.beat()
             candidate()
+
+
+LOOPBACK = "127.0.0.1"
+PIECE = 512 * 1024
+"""Bytes, at most, in one call: they are then still in a core's cache at the other end. Found by trying."""
+TIMEOUT = 30.0
+"""Seconds in which the two ends must be connected."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The wire itself, as fast as this machine has it: what collectives are held against. Its bandwidth is bytes
+    one way / time.
+
+    Between CPUs: a plain TCP connection, both ends sending as many bytes as they receive, at once, as neighbours in a
+    ring do. It joins rank 0 and the first rank on another host, where there is one, for that link is then the limit of
+    all; ranks 0 and 1, on loopback, where all are on one host. On a GPU of one host: a copy from its memory to its
+    memory.
+    """
+
+    description: str
+    transfer: Callable[[int], Callable[[], object]]
+    """Given a number of bytes, a call that moves them once. A rank with no end of the wire does nothing."""
+
+
+@contextlib.contextmanager
+def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
+    """The wire of this world, `hosts` being every rank's host. Every rank must call this. Raises `UsageError` where
+    there is none to measure."""
+    several = len(set(hosts)) > 1
+    if device().type == "cuda" and not several:
+        yield Wire("a copy within the memory of the GPU", copy)
+        return
+    if size == 1:
+        raise UsageError("--limit with 1 rank: a wire has two ends, use at least -n 2")
+    peer = next(other for other in range(1, size) if not several or hosts[other] != hosts[0])
+    where, address = "on loopback", LOOPBACK
+    if several:  # this host's address on the way to rank 0's; where ranks met at a file, that of its own name
+        where, address = "from host to host", address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname())
+    with contextlib.closing(connect(rank, peer, address)) as end:
+        yield Wire(f"TCP {where} between ranks 0 and {peer}, both ways at once", partial(both_ways, end))
+
+
+def connect(rank: int, peer: int, address: str) -> socket.socket:
+    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none. The
+    peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
+    `UsageError` if the two do not reach each other."""
+    where = [(address, 0)]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        if rank == peer:
+            listener.settimeout(TIMEOUT)
+            listener.bind((address, 0))
+            listener.listen(1)
+            where = [listener.getsockname()[:2]]
+        dist.broadcast_object_list(where, src=peer)
+        if rank not in (0, peer):
+            return socket.socket()
+        try:
+            end = listener.accept()[0] if rank == peer else socket.create_connection(where[0], TIMEOUT)
+        except OSError as error:
+            raise UsageError(
+                f"--limit: rank 0 does not reach rank {peer} at {where[0][0]} by TCP ({error}): leave it out, or let "
+                f"a firewall pass connections between these hosts"
+            ) from None
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setblocking(False)
+    return end
+
+
+def both_ways(end: socket.socket, nbytes: int) -> Callable[[], object]:
+    """A call that sends and receives `nbytes` over a TCP connection, at once."""
+    try:
+        end.getpeername()
+    except OSError:  # this rank is not one of the two
+        return lambda: None
+    to_send, to_fill = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    return lambda: exchange(end, to_send, to_fill)
+
+
+def exchange(end: socket.socket, to_send: memoryview, to_fill: memoryview) -> None:
+    """Send one and fill the other, whichever can proceed."""
+    while to_send or to_fill:
+        before = len(to_send) + len(to_fill)
+        if to_send:
+            with contextlib.suppress(BlockingIOError):
+                to_send = to_send[end.send(to_send[:PIECE]) :]
+        if to_fill:
+            with contextlib.suppress(BlockingIOError):
+                received = end.recv_into(to_fill[:PIECE])
+                if not received:
+                    raise ConnectionResetError("Connection closed by peer")
+                to_fill = to_fill[received:]
+        if len(to_send) + len(to_fill) == before:
+            select.select([end] if to_fill else [], [end] if to_send else [], [])
+
+
+def copy(nbytes: int) -> Callable[[], object]:
+    """A call that copies `nbytes` within the memory of this rank's GPU."""
+    source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
+    target = torch.zeros_like(source)
+    return lambda: target.copy_(source)
 
 
 class Point:
@@ -108,6 +327,7 @@ class Point:
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
         self.algorithms = settings.algorithms_of(collective)
         self.wrong: dict[str, int] = {}
+        """Wrong elements of each algorithm's results, on all ranks together."""
         self.trials: list[Trials] = []
         """One per algorithm, and one for the wire."""
 
@@ -120,14 +340,22 @@ class Point:
         workload = Workload(self.settings, self.spec.name, self.count, self.rank, self.size)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.trials:
-            self.wrong = {algorithm: count_wrong_on_all_ranks(workload, call) for algorithm, call in calls.items()}
-        workload.buffers.clear()
+            for algorithm, call in calls.items():
+                report(checking=True)
+                total = torch.tensor(workload.count_wrong(call), device=device())
+                dist.all_reduce(total)
+                self.wrong[algorithm] = int(total.item())
+        for buffer in (workload.input, workload.output):
+            buffer.zero_()  # however often zeros are reduced, none becomes infinite or too small for its type
         candidates = [*calls.values(), *([self.wire.transfer(self.nbytes)] if self.wire else [])]
-        if not self.trials:
-            self.trials = prepare_trials(candidates, self.settings.warmup, self.size)
-        else:
-            warm_up(candidates, min(1, self.settings.warmup))
-        run_trials(candidates, self.trials, iterations, order)
+        warm_up(candidates, min(1, self.settings.warmup) if self.trials else self.settings.warmup)
+        if not self.trials:  # find how many calls of each candidate fill a trial
+            seconds_per_call = slowest([timed(call, times=SAMPLE)() for call in candidates])
+            calls_per_trial = (max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call)
+            self.trials = [Trials(number, self.size) for number in calls_per_trial]
+        timers = [timed(call, times=each.calls) for call, each in zip(candidates, self.trials, strict=True)]
+        for each, seconds in zip(self.trials, interleave(timers, range(iterations), order), strict=True):
+            each.add(seconds)
 
     def result(self, complete: bool) -> SizeResult:
         """The figures of all trials so far."""
@@ -157,14 +385,6 @@ class Point:
         )
 
 
-def count_wrong_on_all_ranks(workload: Workload, call: Callable[[], object]) -> int:
-    """Count the elements of the result that are wrong, on all ranks together. All must call this."""
-    report(checking=True)
-    total = torch.tensor(workload.count_wrong(call), device=device())
-    dist.all_reduce(total)
-    return int(total.item())
-
-
 def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
     """The figures of calls on `nbytes` bytes; `factor` is busbw / algbw."""
     times_us = trials.slowest_us
@@ -186,9 +406,7 @@ def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
     """Measure what the settings ask for. Rank 0 reports a `BenchStart`, then in every pass a `SizeResult` per size.
-
-    Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings.
-    """
+    Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
@@ -202,20 +420,15 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
             report(start=BenchStart(environment=environment.describe(), wire=wire.description if wire else None))
         what = product(settings.collectives, settings.sizes)
         points = [Point(settings, collective, nbytes, rank, size, wire) for collective, nbytes in what]
-        measure_in_passes(points, settings.iterations, order, is_main=rank == 0)
-
-
-def measure_in_passes(points: Sequence[Point], iterations: int, order: Random, is_main: bool) -> None:
-    """All points, again and again until each has its trials; after every one `is_main` reports what it has so far."""
-    passes = split_into_passes(iterations)
-    for number, trials in enumerate(passes):
-        for done, point in enumerate(points):
-            if is_main:
-                phase = f"pass {number + 1} of {len(passes)}: {point}"
-                report(phase=phase, step=number * len(points) + done, steps=len(passes) * len(points))
-            point.measure(trials, order)
-            if is_main:
-                report(measured=point.result(complete=number + 1 == len(passes)))
+        passes = split_into_passes(settings.iterations)
+        for number, trials in enumerate(passes, 1):
+            for done, point in enumerate(points, len(points) * (number - 1)):
+                if rank == 0:
+                    phase = f"pass {number} of {len(passes)}: {point}"
+                    report(phase=phase, step=done, steps=len(passes) * len(points))
+                point.measure(trials, order)
+                if rank == 0:
+                    report(measured=point.result(complete=number == len(passes)))
 
 
 def check_operation(settings: BenchSettings) -> None:

@@ -7,7 +7,8 @@ import csv
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -91,49 +92,38 @@ def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
     """The columns for these settings; `wire` says what the limit is, if it is measured."""
     names = [name for collective in settings.collectives for name in settings.algorithms_of(collective)]
     algorithm = Column("algorithm", width=max(len("algorithm"), *map(len, names)))
+    digits, of_share = len(str(settings.sizes[-1])), "elements of the tensor, or of one rank's share"
+    of_all = "of the tensor, or of all ranks' shares of it together"
     columns = [
         RowColumn(Column("collective", width=14, wide=True), lambda row: row.collective),
         RowColumn(algorithm, lambda row: row.algorithm),
-        *size_columns(len(str(settings.sizes[-1]))),
-        *TIME_COLUMNS,
-    ]
-    return [*columns, replace(LIMIT, meaning=f"busbw relative to {wire}")] if wire else columns
-
-
-def size_columns(digits: int) -> list[RowColumn]:
-    """Columns of the data moved: in the default table its size only."""
-    of_share = "elements of the tensor, or of one rank's share"
-    of_all = "of the tensor, or of all ranks' shares of it together"
-    return [
         figure("size", "B", max(4, digits), lambda row: str(row.size), of_all),
         figure("count", "elements", max(10, digits), lambda row: str(row.count), of_share, wide=True),
         RowColumn(Column("type", width=8, wide=True), lambda row: row.type),
         RowColumn(Column("redop", width=5, wide=True), lambda row: row.redop),
         figure("root", "rank", 6, lambda row: str(row.root), "-1 where there is none", wide=True),
+        *TIME_COLUMNS,
     ]
-
-
-def wrong_cell(row: Row) -> str | Styled:
-    return bad(str(row.wrong)) if row.wrong else "0"
-
-
-def slowest_cell(row: Row) -> str:
-    return f"{row.slowest_rank}: {row.slowest_percent:.0f}%"
+    if wire:
+        percent = figure("%limit", "%", 6, lambda row: f"{row.limit_percent or 0:.1f}", f"busbw relative to {wire}")
+        columns.append(percent)
+    return columns
 
 
 PER_CALL = "per call, in the median trial; each trial counts as on its slowest rank"
+WRONG = "wrong elements in the results of all ranks together"
+SLOWEST = "the rank that was slowest in most trials, and in how many"
 TIME_COLUMNS = (
     figure("time", "us", 9, lambda row: f"{row.time_us:.1f}", PER_CALL),
     figure("algbw", "GB/s", 8, lambda row: format_digits(row.algbw), "algorithm bandwidth, size / time", wide=True),
     figure("busbw", "GB/s", 8, lambda row: format_digits(row.busbw), "bus bandwidth, what each link carries"),
-    figure("#wrong", "", 6, wrong_cell, "wrong elements in the results of all ranks together"),
+    figure("#wrong", "", 6, lambda row: bad(str(row.wrong)) if row.wrong else "0", WRONG),
     figure("p50", "us", 9, lambda row: f"{row.p50_us:.1f}", "percentiles of the trials, like p95 and p99", wide=True),
     figure("p95", "us", 9, lambda row: f"{row.p95_us:.1f}", wide=True),
     figure("p99", "us", 9, lambda row: f"{row.p99_us:.1f}", wide=True),
     figure("trials", "", 6, lambda row: str(row.trials), wide=True),
-    figure("slowest", "rank: %", 9, slowest_cell, "the rank that was slowest in most trials, and in how many"),
+    figure("slowest", "rank: %", 9, lambda row: f"{row.slowest_rank}: {row.slowest_percent:.0f}%", SLOWEST),
 )
-LIMIT = figure("%limit", "%", 6, lambda row: f"{row.limit_percent or 0:.1f}")
 
 
 def explain(columns: Sequence[RowColumn], wide: bool) -> list[str]:
@@ -196,14 +186,6 @@ MAX_TICKS = 12
 """Ticks on the axis of sizes: more labels would run into each other."""
 
 
-def check_plot(settings: BenchSettings, size: int, file: Path) -> None:
-    """Raise `UsageError` if there will be nothing to draw, or no file to draw it in."""
-    still = [name for name in settings.collectives if COLLECTIVES[name].factor(size) == 0]
-    if still:
-        raise UsageError(f"--plot with {size} rank: {still[0]} moves nothing, its bandwidth is 0; use at least -n 2")
-    plots.check(file)
-
-
 def bandwidth_plot(title: str, result: BenchResult, file: Path) -> None:
     """A line for each collective and algorithm, and one for the wire if it was measured."""
     figure, axes = plots.new_axes(title, "size", "bus bandwidth (GB/s)")
@@ -244,8 +226,6 @@ class ReportPrinter:
         self.shown: list[SizeResult] = []
         self.columns: list[RowColumn] = []
         self.rows: Rows | None = None
-        self.collective = ""
-        """Collective of the last row."""
 
     def __call__(self, rank: int, event: Mapping[str, object]) -> None:
         self.bar(rank, dict(event))
@@ -270,17 +250,13 @@ class ReportPrinter:
 
     def show(self, measured: SizeResult) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
-        if self.collective != measured.collective:
-            self.collective = measured.collective
-            self.session.say("", prose(heading(measured.collective), f": {self.describe(measured.collective)}"))
+        if not self.shown or self.shown[-1].collective != measured.collective:
+            op = f"{self.settings.op} of " * COLLECTIVES[measured.collective].reduces
+            self.session.say("", prose(heading(measured.collective), f": {op}{self.settings.dtype}"))
         for row in measured.rows:
             if self.rows:
                 self.rows.say(*(each.cell(row) for each in self.columns))
         self.shown.append(measured)
-
-    def describe(self, collective: str) -> str:
-        """The operation and the data type."""
-        return f"{self.settings.op} of " * COLLECTIVES[collective].reduces + self.settings.dtype
 
     def show_rest(self) -> None:
         """Print the rows that have some of their trials, when no more will come."""
@@ -307,17 +283,13 @@ def result_texts(result: BenchResult) -> list[str | Prose]:
         + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
         for collective, algorithms in result.average_busbw.items()
     ]
-    return ["", *averages, measured_text(result)]
-
-
-def measured_text(result: BenchResult) -> Prose:
     names, sizes = dict.fromkeys(row.collective for row in result.rows), [row.size for row in result.rows]
     what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     if result.error:
         trials = f"{min(row.trials for row in result.rows)} or more of {result.settings.iterations} trials per row"
-        return prose("Measured ", bad("in part"), f": {what}, {trials}.")
+        return ["", *averages, prose("Measured ", bad("in part"), f": {what}, {trials}.")]
     verdict = bad(f"{result.wrong:,} elements are wrong") if result.wrong else good("every element is right")
-    return prose(f"Measured: {what}; of all results, ", verdict, ".")
+    return ["", *averages, prose(f"Measured: {what}; of all results, ", verdict, ".")]
 
 
 def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
@@ -409,7 +381,7 @@ bench_options = options(
 @run_options(2)
 @bench_options
 @pack_options("output", OutputOptions)
-def command(run: RunOptions, output: OutputOptions, **asked: Any) -> None:
+def command(run: RunOptions, output: OutputOptions, begin: int, end: int, factor: int, **asked: Any) -> None:
     """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
     Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
@@ -424,28 +396,23 @@ def command(run: RunOptions, output: OutputOptions, **asked: Any) -> None:
         ctx = click.get_current_context()
         why = "has no effect with --diff, which measures nothing: leave one of them out"
         refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
-        show_difference(*output.diff, run)
+        before, after = output.diff
+        one, other = load(before), load(after)
+        comparison = compare(one, other)
+        if run.as_json:
+            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}))
+        else:
+            terminal.say(*difference_texts(comparison, one, other), wide=run.wide)
         return
     session = Session(TOOL.name, run)
-    settings = make_settings(**asked, seed=run.seed)
+    if begin > end:
+        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
+    asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
+    asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
+    settings = BenchSettings(sizes=geometric_range(begin, end, factor), seed=run.seed, **asked)
     check_before_start(session, settings, output)
     session.world.warm_up(RUN)
     measure(session, settings, output)
-
-
-def make_settings(
-    *, begin: int, end: int, factor: int, collectives: Sequence[str], algorithms: Sequence[str], **measured: Any
-) -> BenchSettings:
-    """The options as settings; `collectives` and `algorithms` are words as `names_option` reads them. Raises
-    `UsageError` for what cannot be measured."""
-    if begin > end:
-        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
-    return BenchSettings(
-        collectives=select_names(COLLECTIVES, collectives or DEFAULT_COLLECTIVES),
-        algorithms=select_names(ALGORITHMS, algorithms),
-        sizes=geometric_range(begin, end, factor),
-        **measured,
-    )
 
 
 def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
@@ -457,7 +424,10 @@ def check_before_start(session: Session, settings: BenchSettings, output: Output
     if output.csv and world.is_main:
         check_writable("--csv", output.csv)
     if output.plot and world.is_main:
-        check_plot(settings, world.size, output.plot)
+        if still := [name for name in settings.collectives if COLLECTIVES[name].factor(world.size) == 0]:
+            what = f"{still[0]} moves nothing, its bandwidth is 0"
+            raise UsageError(f"--plot with {world.size} rank: {what}; use at least -n 2")
+        plots.check(output.plot)
 
 
 def measure(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
@@ -474,8 +444,7 @@ def measure(session: Session, settings: BenchSettings, output: OutputOptions) ->
             raise
     for failure in finish(session, printer, None, output):
         raise failure
-    wrong = printer.result(None).wrong
-    if wrong:
+    if wrong := printer.result(None).wrong:
         raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
 
 
@@ -490,34 +459,16 @@ def finish(
     session: Session, printer: ReportPrinter, error: str | None, output: OutputOptions
 ) -> Iterator[PlaygroundError | OSError]:
     """Show and write what there is, complete or not. Yields failures of outputs; the others are still written."""
-    result = printer.result(error)
-    if not session.world.is_main or not result.rows:
+    result, world = printer.result(error), session.world
+    if not world.is_main or not result.rows:
         return
-    for show in (
-        printer.show_rest,
-        lambda: session.say(*result_texts(result)),
-        lambda: session.print_document({}, **result.document),
-        printer.csv_file.check,
-        lambda: draw(session, result, output.plot),
-    ):
+    outputs: list[Callable[[], None]] = [printer.show_rest, lambda: session.say(*result_texts(result))]
+    outputs += [lambda: session.print_document({}, **result.document), printer.csv_file.check]
+    if output.plot:
+        title = f"{world.backend} on {world.device}, {world.size} ranks"
+        outputs.append(partial(bandwidth_plot, title, result, output.plot))
+    for show in outputs:
         try:
             show()
         except (PlaygroundError, OSError) as failure:
             yield failure
-
-
-def draw(session: Session, result: BenchResult, file: Path | None) -> None:
-    world = session.world
-    if file:
-        bandwidth_plot(f"{world.backend} on {world.device}, {world.size} ranks", result, file)
-
-
-def show_difference(before: Path, after: Path, run: RunOptions) -> None:
-    """Compare two results of earlier runs."""
-    one, other = load(before), load(after)
-    comparison = compare(one, other)
-    if run.as_json:
-        document = {"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}
-        click.echo(to_document(document))
-    else:
-        terminal.say(*difference_texts(comparison, one, other), wide=run.wide)

@@ -111,11 +111,6 @@ class BenchResult:
     """Cause of an early end; None if the run is complete."""
 
     @property
-    def complete(self) -> bool:
-        """Whether every row has all its trials."""
-        return self.error is None
-
-    @property
     def average_busbw(self) -> Mapping[str, Mapping[str, float]]:
         """GB/s by collective and algorithm: the mean over all sizes."""
         values: dict[str, dict[str, list[float]]] = {}
@@ -131,9 +126,10 @@ class BenchResult:
     @property
     def document(self) -> dict[str, object]:
         """Content of the JSON document, beside the fields of every document."""
-        rest = ("rows", "average_busbw", "limit", "complete", "error")
         about = {"environment": self.environment, "settings": self.settings.document}
-        return {**about, **{name: getattr(self, name) for name in rest}}
+        content: dict[str, object] = {**about, "rows": self.rows}
+        content |= {"average_busbw": self.average_busbw, "limit": self.limit}
+        return content | {"complete": self.error is None, "error": self.error}
 
 
 MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
@@ -257,14 +253,11 @@ def compare(before: SavedResult, after: SavedResult) -> Comparison:
     changes = [compare_rows(key, before.times_us[key], after.times_us[key]) for key in in_both]
     if not changes:
         raise UsageError("--diff: no algorithm was measured at the same size in both, so there is nothing to compare")
-    return Comparison(
-        rows=changes, only_before=rows_missing_from(after, before), only_after=rows_missing_from(before, after)
+    only_before, only_after = (
+        [RowName(*key) for key in one.times_us if key not in other.times_us]
+        for one, other in ((before, after), (after, before))
     )
-
-
-def rows_missing_from(one: SavedResult, other: SavedResult) -> list[RowName]:
-    """The rows of the other that this one lacks."""
-    return [RowName(*key) for key in other.times_us if key not in one.times_us]
+    return Comparison(rows=changes, only_before=only_before, only_after=only_after)
 
 
 def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
@@ -276,14 +269,13 @@ def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
         verdict = "faster"
     elif after_range[0] > before_range[1]:
         verdict = "slower"
-    before_us, after_us = median(before), median(after)
     return Change(
         *key,
-        before_us=before_us,
-        after_us=after_us,
+        before_us=median(before),
+        after_us=median(after),
         before_range_us=before_range,
         after_range_us=after_range,
-        ratio=after_us / before_us,
+        ratio=median(after) / median(before),
         verdict=verdict,
     )
 

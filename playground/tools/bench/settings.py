@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
 from playground.runtime.errors import UsageError
@@ -93,11 +94,7 @@ def to_text(size: int) -> str:
 
 def geometric_range(begin: int, end: int, factor: int) -> tuple[int, ...]:
     """`begin`, then `factor` times the one before, as long as that is not beyond `end`."""
-    sizes = []
-    while begin <= end:
-        sizes.append(begin)
-        begin *= factor
-    return tuple(sizes)
+    return tuple(takewhile(lambda size: size <= end, (begin * factor**step for step in count())))
 
 
 ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)]))

@@ -123,13 +123,13 @@ END_LIMIT = 5.0
 """Seconds a command has to end that is told to."""
 
 
-class CommandProcess:
+class CommandProcess(subprocess.Popen[bytes]):
     """`python -m playground words…`, in a session of its own: Ctrl-C reaches its parent alone. If that is killed, so is
     this. Its stdout is discarded."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, restarts: int) -> None:
         options = ("--snapshots", str(folder), "--restarts", str(restarts))
-        self.process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "playground", *words, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -137,25 +137,17 @@ class CommandProcess:
             start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None)),
         )
-        assert self.process.stderr
-        self.stderr = self.process.stderr
-        os.set_blocking(self.stderr.fileno(), False)
+        assert self.stderr
+        self.errors = self.stderr
+        os.set_blocking(self.errors.fileno(), False)
         self.unfinished = b""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-        return self.process.poll()
 
     def read_lines(self, seconds: float) -> list[str]:
         """Lines it has printed on stderr, whole ones; wait at most `seconds` for any."""
         until = time.monotonic() + seconds
         block = b""
-        if select.select([self.stderr], [], [], seconds)[0]:
-            block = self.stderr.read() or b""
+        if select.select([self.errors], [], [], seconds)[0]:
+            block = self.errors.read() or b""
             if not block:  # the end of the file, and soon of the process
                 time.sleep(max(0.0, until - time.monotonic()))
         *lines, self.unfinished = (self.unfinished + block).split(b"\n")
@@ -164,10 +156,10 @@ class CommandProcess:
     def end(self) -> None:
         """End it, if it runs, and with it its ranks."""
         if self.poll() is None:
-            self.process.terminate()
+            self.terminate()
             try:
-                self.process.wait(END_LIMIT)
+                self.wait(END_LIMIT)
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.stderr.close()
+                self.kill()
+                self.wait()
+        self.errors.close()

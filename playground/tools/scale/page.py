@@ -21,23 +21,23 @@ from playground.measurement import format_bytes, format_digits, format_seconds
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
-from playground.tools.scale.fit import evaluate, samples_of
 from playground.tools.scale.plan import (
     COSTS,
     DEFAULT_RANKS,
+    Effort,
     Plan,
     Point,
     Prediction,
     ScaleResult,
     ScaleSettings,
-    effort,
+    evaluate,
     predict_cluster,
+    samples_of,
 )
 
 TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")
-MEASURED = 20.0
-"""Seconds of rounds that begin."""
+EFFORT = Effort()
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 """Names of algorithms that fit into a cell."""
 MAX_COLUMNS = 4
@@ -48,8 +48,13 @@ def result_texts(result: ScaleResult) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
     plan, host, node = result.plan, result.predictions.host, result.parameters.ranks_per_node
     texts: Texts = [*machine_lines(result.parameters)]
-    if plan and plan.hosts > 1:
-        texts.append(links_text(plan))
+    if plan and plan.hosts > 1:  # say which link is which
+        between = next(group.ranks for group in plan.groups if group.node == 1)
+        inner = "those within a node, ranks 0 and 1"
+        if plan.ranks_per_host == 1:
+            inner = "inside a host nothing could be measured, with one rank on each"
+        found = f"as ranks {between[0]} and {between[1]} have found it"
+        texts.append(f"  alpha and beta are of the link between hosts, {found}; {inner}")
     if result.fit:
         about = "The error of predictions, relative to measurements that the model was not fitted to:"
         texts += ["", about, errors_table(result.fit.unseen)]
@@ -92,22 +97,14 @@ def plan_text(plan: Plan) -> str:
     return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan.seconds:g} s."
 
 
-def links_text(plan: Plan) -> str:
-    """Which link is which."""
-    between = next(group.ranks for group in plan.groups if group.node == 1)
-    outer = f"alpha and beta are of the link between hosts, as ranks {between[0]} and {between[1]} have found it"
-    if plan.ranks_per_host == 1:
-        return f"  {outer}; inside a host nothing could be measured, with one rank on each"
-    return f"  {outer}; those within a node, ranks 0 and 1"
-
-
 def errors_table(points: Sequence[Point]) -> Table:
     """Errors of predictions: one row per algorithm, one per place if there are several, and one for all together."""
     by_name: dict[str, list[float]] = {}
     places: dict[str, list[float]] = {}
     for point in points:
         by_name.setdefault(point.algorithm, []).append(abs(point.error))
-        places.setdefault(place_of(point), []).append(abs(point.error))
+        inside = "inside a host" if point.size <= point.node else "both"
+        places.setdefault("between hosts" if point.node == 1 else inside, []).append(abs(point.error))
     everything = {"all": [abs(point.error) for point in points]}
     table = Table("algorithm", *numbers(("median\nerror", "%"), ("worst\nerror", "%")))
     for name, errors in (by_name | (places if len(places) > 1 else {}) | everything).items():
@@ -115,42 +112,21 @@ def errors_table(points: Sequence[Point]) -> Table:
     return table
 
 
-def place_of(point: Point) -> str:
-    """Which links the messages of a group take."""
-    if point.node == 1:
-        return "between hosts"
-    return "inside a host" if point.size <= point.node else "both"
-
-
 def winners_texts(predictions: Sequence[Prediction]) -> Texts:
-    """The meaning of a cell, the names in the cells, and the table."""
-    return [f"Per cell: the fastest algorithm, and its time in us. {legend(predictions)}", winners_table(predictions)]
-
-
-def legend(predictions: Sequence[Prediction]) -> str:
-    """The short names in the table, with the full ones."""
+    """The meaning of a cell, the short names with the full ones, and the table of the fastest algorithms: one row per
+    size, one column per number of ranks; without --wide, `MAX_COLUMNS` of them, the first and the last included."""
     winners = {row.winner for row in predictions}
     pairs = [f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name]
-    return ", ".join(pairs) + "." * bool(pairs)
-
-
-def winners_table(predictions: Sequence[Prediction]) -> Table:
-    """Which algorithm is the fastest, and how fast: one row per size, one column per number of ranks."""
     ranks = list(dict.fromkeys(row.world_size for row in predictions))
-    shown = evenly_spaced(ranks)
+    shown = [ranks[ceil((len(ranks) - 1) * place / (MAX_COLUMNS - 1))] for place in range(MAX_COLUMNS)]
     times = (Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks)
     table = Table(*numbers("size"), *times)
     for nbytes in dict.fromkeys(row.size for row in predictions):
         cells = [row for row in predictions if row.size == nbytes]
         won = (f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}" for row in cells)
         table.add(format_bytes(nbytes), *won)
-    return table
-
-
-def evenly_spaced(ranks: Sequence[int]) -> Sequence[int]:
-    """As many as a table shows without --wide, the first and the last among them."""
-    last = len(ranks) - 1
-    return [ranks[ceil(last * position / (MAX_COLUMNS - 1))] for position in range(MAX_COLUMNS)]
+    names = ", ".join(pairs) + "." * bool(pairs)
+    return [f"Per cell: the fastest algorithm, and its time in us. {names}", table]
 
 
 def summary_text(result: ScaleResult) -> str:
@@ -239,5 +215,5 @@ def measure(session: Session) -> ScaleResult:
             bar(rank, event)
 
         bar.show("starting the ranks")
-        by_rank = world.run(MEASURE, effort(MEASURED), on_report=on_report)
+        by_rank = world.run(MEASURE, EFFORT, on_report=on_report)
     return evaluate(samples_of([measured.seconds for measured in by_rank]), by_rank[0].plan)

@@ -1,11 +1,18 @@
-"""The plan of a measurement: groups of ranks and sizes of tensors; samples and predictions. Does not import torch."""
+"""The plan of a measurement, and the model fitted to it: latency, bandwidth and the speed of adding, how far it is from
+what was held out, and its predictions. Does not import torch.
+
+The ranks of one host share its cores, and the model has one level. On several hosts it has two: what a message costs
+inside a host, and what it costs between hosts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
+from operator import mul
 from statistics import median
+from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
@@ -17,6 +24,7 @@ MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
 MAX_SECONDS = 1e6
 """Largest time for a message, or a byte: beyond any machine, and far from where sums of them overflow."""
+ABOVE_ZERO: Any = {"above": 0, "most": MAX_SECONDS, "metavar": "SECONDS"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,28 +39,16 @@ class ScaleSettings:
         name="-n --world-size",
         click={"show_default": str(DEFAULT_RANKS)},
     )
-    alpha: float | None = flag(
-        None,
-        "Latency of a message. With --alpha and --beta nothing is measured.",
-        above=0,
-        most=MAX_SECONDS,
-        metavar="SECONDS",
-    )
-    beta: float | None = flag(
-        None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", above=0, most=MAX_SECONDS, metavar="SECONDS"
-    )
+    alpha: float | None = flag(None, "Latency of a message. With --alpha and --beta nothing is measured.", **ABOVE_ZERO)
+    beta: float | None = flag(None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", **ABOVE_ZERO)
     gamma: float | None = flag(
         None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
     )
     ranks_per_node: int | None = flag(
         None, "Number of ranks in a node. --alpha and --beta are then those between nodes.", least=1, metavar="N"
     )
-    inner_alpha: float | None = flag(
-        None, "Latency of a message within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
-    )
-    inner_beta: float | None = flag(
-        None, "Inverse bandwidth within a node.", above=0, most=MAX_SECONDS, metavar="SECONDS"
-    )
+    inner_alpha: float | None = flag(None, "Latency of a message within a node.", **ABOVE_ZERO)
+    inner_beta: float | None = flag(None, "Inverse bandwidth within a node.", **ABOVE_ZERO)
 
     def __post_init__(self) -> None:
         inner = (self.ranks_per_node, self.inner_alpha, self.inner_beta)
@@ -85,15 +81,6 @@ COSTS: dict[str, Callable[[Task], Cost]] = {
     name: spec.cost.load() for name, spec in ALGORITHMS.items() if spec.cost is not None
 }
 """Every algorithm that has a cost, by name."""
-FITTED_SIZES = (4, 2 << 10, 32 << 10, 512 << 10, 4 << 20, 16 << 20)
-HELD_OUT_SIZES = (256, 8 << 10, 128 << 10, 1 << 20, 8 << 20)
-"""Bytes. The sizes held out lie between those fitted on."""
-FITTED_BETWEEN = (4, 2 << 10, 1 << 20, 4 << 20)
-HELD_OUT_BETWEEN = (256, 32 << 10, 2 << 20)
-"""The same where they go from host to host. A link may be slow, so they are few; what it swallows at once, in its
-buffers, must be little beside the large ones."""
-
-
 Key = tuple[str, int, int, int]
 """(algorithm, size of the group, bytes, how many of the group share a host)."""
 
@@ -113,17 +100,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much may be measured."""
+    """How much is measured. Sizes of tensors are in bytes."""
 
-    seconds: float
+    seconds: float = 20.0
     """For how long rounds begin."""
-    fitted: tuple[int, ...]
-    """Sizes of tensors to fit to, in bytes."""
-    held_out: tuple[int, ...]
-    """Those only to predict."""
-    fitted_between: tuple[int, ...]
-    """Both again, from host to host."""
-    held_out_between: tuple[int, ...]
+    fitted: tuple[int, ...] = (4, 2 << 10, 32 << 10, 512 << 10, 4 << 20, 16 << 20)
+    held_out: tuple[int, ...] = (256, 8 << 10, 128 << 10, 1 << 20, 8 << 20)
+    """Sizes only to predict, between those to fit to."""
+    fitted_between: tuple[int, ...] = (4, 2 << 10, 1 << 20, 4 << 20)
+    """Both again, from host to host: few, as a link may be slow, and the large ones far above what its buffers hold."""
+    held_out_between: tuple[int, ...] = (256, 32 << 10, 2 << 20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +156,6 @@ class Plan:
             return None
         hosts = -(-sample.size // sample.node) if self.hosts > 1 else 1
         return min(hosts * self.cores, self.all_cores)
-
-
-def effort(seconds: float) -> Effort:
-    """All sizes, in rounds that begin for so long."""
-    return Effort(seconds, FITTED_SIZES, HELD_OUT_SIZES, FITTED_BETWEEN, HELD_OUT_BETWEEN)
 
 
 def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
@@ -289,12 +270,6 @@ class ScaleResult:
     predictions: Predictions
 
 
-def fit_of(points: Sequence[Point]) -> Fit:
-    """How well the model predicts what it was not fitted to."""
-    errors = [abs(point.error) for point in points if not point.fitted]
-    return Fit(points=list(points), median_error=median(errors), worst_error=max(errors))
-
-
 SIZES = [4 << 2 * step for step in range(15)]
 """Bytes: 4 B to 1 GiB."""
 HOST = [2**power for power in range(1, 8)]
@@ -321,3 +296,95 @@ def predict_cluster(machine: Machine) -> ScaleResult:
     """The predictions for a cluster that was not measured."""
     cluster = predictions(machine, CLUSTER)
     return ScaleResult(parameters=machine, fit=None, plan=None, predictions=Predictions(host=None, cluster=cluster))
+
+
+SWEEPS = 2000
+"""Enough for five parameters to settle to their last digits, in a fraction of a second."""
+REFITS = 10
+
+Terms = tuple[float, float, float, float, float]
+"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a time."""
+
+
+def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
+    """The machine that the fitted samples describe, how well it predicts the others, and what it predicts."""
+    machine = fit([sample for sample in samples if plan.is_fitted(sample)], plan)
+    errors = [(sample, error(machine, sample, plan)) for sample in samples]
+    points = [Point(**vars(sample), error=error, fitted=plan.is_fitted(sample)) for sample, error in errors]
+    host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
+    of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
+    found = Predictions(host=of_host, cluster=predictions(replace(machine, cores=None), CLUSTER))
+    unseen = [abs(point.error) for point in points if not point.fitted]
+    quality = Fit(points=points, median_error=median(unseen), worst_error=max(unseen))
+    return ScaleResult(parameters=machine, fit=quality, plan=plan, predictions=found)
+
+
+def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]:
+    """From every rank's seconds per call, round by round: what the slowest rank took, in the lower quartile of rounds.
+    Not in the middle one, because all else that a machine does can only add to it."""
+    samples = []
+    for key in by_rank[0]:
+        slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
+        name, size, nbytes, node = key
+        samples.append(Sample(name, size, nbytes, slowest[len(slowest) // 4], node=node))
+    return samples
+
+
+def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
+    """The machine whose predictions have the smallest squared relative errors. Whether its path or its share of the
+    total decides over an all-reduce depends on what is to be found. So: take the shares first (of several hosts the
+    paths: no share depends on the link between them), fit, look again which decides, fit again; of all machines on the
+    way, the best."""
+    terms = [terms_of(sample, plan) for sample in samples]
+    seconds = [sample.seconds for sample in samples]
+    several = plan.hosts > 1
+    decisive = [path if several else share for share, path in terms]
+    cores, node = (None, plan.ranks_per_host) if several else (plan.cores, 1)
+    seen = []
+    for _ in range(REFITS):
+        parameters = least_squares(decisive, seconds)
+        alpha, beta, gamma, inner_alpha, inner_beta = parameters
+        seen.append(Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta))
+        decisive = [max(both, key=lambda each: sum(map(mul, each, parameters))) for both in terms]
+    return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
+
+
+def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
+    """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
+    On several hosts it is the level inside a host that tells what a message costs a core."""
+    cost = cost_of(sample)
+    inside, between = cost.inside, cost.between
+    path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
+    cores = plan.cores_for(sample)
+    if cores is None:
+        return path, path
+    share = cost.total.times(1 / cores)
+    if plan.hosts > 1:
+        return (0, 0, share.added, share.messages, share.bytes), path
+    return (share.messages, share.bytes, share.added, 0, 0), path
+
+
+def cost_of(sample: Sample) -> Cost:
+    return COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
+
+
+def error(machine: Machine, sample: Sample, plan: Plan) -> float:
+    """Relative error of the prediction: positive if it is too long, negative if too short."""
+    on_cores = replace(machine, cores=plan.cores_for(sample))
+    return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
+
+
+def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:
+    """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be; 0 for one that
+    nothing depends on. That is, with the smallest sum of squared differences: one parameter after the other is set to
+    its best value beside the others, again and again (coordinate descent)."""
+    rows = [[term / second for term in each] for each, second in zip(terms, seconds, strict=True)]
+    numbers = range(len(rows[0]))
+    products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]
+    sums = [sum(row[i] for row in rows) for i in numbers]
+    parameters = [0.0 for _ in numbers]
+    for _ in range(SWEEPS):
+        for i in (i for i in numbers if products[i][i]):
+            others = sum(products[i][j] * parameters[j] for j in numbers if j != i)
+            parameters[i] = max(0.0, (sums[i] - others) / products[i][i])
+    return parameters

@@ -102,16 +102,10 @@ def snapshots_table(snapshots: Sequence[Examined]) -> Table:
     now = time.time()
     for each in snapshots:
         age = "-" if each.written is None else format_age(now - each.written)
-        table.add(f"{each.step:,}", str(each.size or "-"), format_bytes(each.nbytes), age, condition_cell(each))
+        text = f"{each.condition}: {'; '.join(each.defects)}"
+        condition: Cell = {WHOLE: good(WHOLE), DAMAGED: bad(text)}.get(each.condition, text)
+        table.add(f"{each.step:,}", str(each.size or "-"), format_bytes(each.nbytes), age, condition)
     return table
-
-
-def condition_cell(snapshot: Examined) -> Cell:
-    """Whether it is whole; if not, which file is to blame."""
-    if snapshot.condition == WHOLE:
-        return good(WHOLE)
-    text = f"{snapshot.condition}: {'; '.join(snapshot.defects)}"
-    return bad(text) if snapshot.condition == DAMAGED else text
 
 
 def format_age(seconds: float) -> str:
@@ -138,15 +132,6 @@ def times_table(times: Sequence[SaveTimes]) -> Table:
         seconds = (each.blocked[0], median(each.blocked), median(each.written))
         table.add(str(rank), *(format_digits(1000 * value) for value in seconds))
     return table
-
-
-def times_summary(times: Sequence[SaveTimes]) -> str:
-    """The longest times of any rank and save."""
-    blocked, written = max(max(each.blocked) for each in times), max(max(each.written) for each in times)
-    return (
-        f"Shown: a save kept its rank for {1000 * blocked:.3g} ms at most; its files lay on the disk within "
-        f"{1000 * written:.3g} ms."
-    )
 
 
 folder_argument = click.argument("folder", type=FilePath())
@@ -214,4 +199,6 @@ def measure_saves(folder: Path, run: RunOptions, **chosen: int) -> None:
     session.say(times_table(times))
     session.print_document({"measure": times}, memory=memory)
     check_times(times)
-    session.say("", times_summary(times))
+    blocked, written = (1000 * max(max(getattr(each, name)) for each in times) for name in ("blocked", "written"))
+    most = f"a save kept its rank for {blocked:.3g} ms at most"
+    session.say("", f"Shown: {most}; its files lay on the disk within {written:.3g} ms.")

@@ -18,14 +18,11 @@ Natural Logic for Textual Inference, 2007
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator
 from itertools import chain, islice
 from random import Random
 from typing import NamedTuple
-
-from playground.training.sentence_pairs import grammar
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 """In the order in which MultiNLI numbers them."""
@@ -75,20 +72,14 @@ class Sentence(NamedTuple):
         return " ".join(word for word in ("the", *self) if word)
 
 
-WORDS = tuple(
-    dict.fromkeys(
-        word
-        for phrase in ("the", *chain(*MANNERS), *NOUNS, *chain(*VERBS), *PLACES, *TIMES)
-        for word in phrase.split()
-    )
-)  # fmt: skip
+WORDS = tuple(dict.fromkeys(" ".join(("the", *chain(*MANNERS), *NOUNS, *chain(*VERBS), *PLACES, *TIMES)).split()))
 """Every word that a sentence can have."""
 
 
-def generate(count: int, seed: int) -> Iterator[tuple[str, str, int]]:
-    """`count` pairs: (premise, hypothesis, label). The same seed gives the same pairs."""
+def generate(seed: int) -> Iterator[tuple[str, str, int]]:
+    """Pairs without end: (premise, hypothesis, label). The same seed gives the same pairs."""
     random = Random(seed)
-    for _ in range(count):
+    while True:
         hypothesis = draw_sentence(random)
         label = random.randrange(3)
         yield draw_premise(hypothesis, label, random).text, hypothesis.text, label
@@ -161,7 +152,7 @@ COUNTS = {"train": 30_000, "test": 2_000}
 """How many pairs a split has."""
 SEEDS = {"train": 1, "test": 2}
 HELD_OUT = 8
-"""One in this many hypotheses is held out for the test."""
+"""One in this many hypotheses is held out for the test, the same ones in every run."""
 
 
 def generate_pairs(split: str) -> Iterator[tuple[str, str, int]]:
@@ -170,11 +161,6 @@ def generate_pairs(split: str) -> Iterator[tuple[str, str, int]]:
     Cut by the hypothesis, both splits keep what the grammar promises: it says nothing about the label. Were only the
     pairs kept apart, the test split would be short of neutral ones, of which a hypothesis has the fewest.
     """
-    drawn = grammar.generate(sys.maxsize, SEEDS[split])  # as many as are asked for
-    wanted = (pair for pair in drawn if is_held_out(pair[1]) == (split == "test"))
+    held_out = split == "test"
+    wanted = (pair for pair in generate(SEEDS[split]) if (zlib.crc32(pair[1].encode()) % HELD_OUT == 0) == held_out)
     return islice(wanted, COUNTS[split])
-
-
-def is_held_out(hypothesis: str) -> bool:
-    """Whether a hypothesis belongs to the test split: the same ones in every run, one in `HELD_OUT`."""
-    return zlib.crc32(hypothesis.encode()) % HELD_OUT == 0

@@ -1,5 +1,9 @@
 """Get sentence pairs onto this machine, tokenised: found, fetched from the hub, or generated.
 
+MultiNLI is 393,000 pairs of a premise and a hypothesis from ten genres, each labelled by people.
+Source: Williams et al., A Broad-Coverage Challenge Corpus for Sentence Understanding through Inference, 2018, arXiv
+1704.05426; https://cims.nyu.edu/~sbowman/multinli/ has the archive, huggingface.co/datasets/nyu-mll/multi_nli the same.
+
 Meant to be called before any rank starts, and safe if many processes call it at once. Pairs that were tokenised
 once are found again by the checksums of the data, the tokenizer and the code, and are whole or made again.
 """
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from playground.runtime.files import (
     CHECKSUMS,
@@ -25,21 +30,83 @@ from playground.runtime.files import (
     sha256,
     write_checksums,
 )
+from playground.runtime.untrusted import parse_json, printable
 from playground.training import hub
 from playground.training.prepare import Say, default_data_dir
-from playground.training.sentence_pairs import arrays, grammar, multinli, vocabulary, wordpiece
-from playground.training.sentence_pairs.multinli import SPLITS, Pair
-from playground.training.sentence_pairs.wordpiece import WordPiece
+from playground.training.sentence_pairs import arrays, grammar, wordpiece
+from playground.training.sentence_pairs.wordpiece import WordPiece, build_wordpiece
 
 DATASETS = ("auto", "multinli", "generated")
+Pair = tuple[str, str, int]
+"""Premise, hypothesis, label."""
+SPLITS = ("train", "test")
+FILES = {"train": "multinli_1.0_train.jsonl", "test": "multinli_1.0_dev_matched.jsonl"}
+"""Files of the archive. Its test labels were never published: the matched development set is the test set."""
+LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+MAX_LINE = 2**20
+"""Bytes: those of the archive have up to 10,000."""
+NO_AGREEMENT = "-"
+"""The label of a pair that people did not agree on; it is left out."""
+HUB_NAME = "nyu-mll/multi_nli"
+HUB_SPLITS = {"train": "train", "test": "validation_matched"}
+
+
+def find_multinli(data_dir: Path) -> Path | None:
+    """The folder with the two files: `data_dir` or the one in it that the archive unpacks to; None if neither is one.
+    Raises `NoData` for a folder that has only one of the files."""
+    for folder in (data_dir, data_dir / "multinli_1.0"):
+        missing = [name for name in FILES.values() if not (folder / name).is_file()]
+        if not missing:
+            return folder
+        if len(missing) < len(FILES):
+            raise NoData(f"MultiNLI in {folder} lacks {', '.join(missing)}: unpack multinli_1.0.zip there whole")
+    return None
+
+
+def read_pairs(folder: Path, split: str) -> Iterator[Pair]:
+    """The labelled pairs of "train" or "test". Raises `NoData` naming file and line where one cannot be read."""
+    file = folder / FILES[split]
+    try:
+        with open(file, "rb") as stream:
+            for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), b""), 1):
+                try:
+                    pair = parse_line(line)
+                except ValueError as error:
+                    raise NoData(f"{file}, line {number:,}: {error}; unpack multinli_1.0.zip once more") from None
+                if pair:
+                    yield pair
+    except OSError as error:
+        raise NoData(f"{file} cannot be read ({error.strerror})") from None
+
+
+def parse_line(line: bytes) -> Pair | None:
+    """A line of the file; None for a pair without a label. Raises `ValueError`, in words, for what is no such line."""
+    try:
+        fields: Any = parse_json(line)
+    except ValueError:
+        raise ValueError("it is not JSON") from None
+    for name in ("gold_label", "sentence1", "sentence2"):
+        if not isinstance(fields, dict) or not isinstance(fields.get(name), str):
+            raise ValueError(f'it has no text "{name}"')
+    label = fields["gold_label"]
+    if label == NO_AGREEMENT:
+        return None
+    if label not in LABELS:
+        raise ValueError(f'its gold_label is "{printable(label[:40])}", none of {", ".join(LABELS)}, {NO_AGREEMENT}')
+    return fields["sentence1"], fields["sentence2"], LABELS[label]
+
+
+def read_hub_pairs(split: str) -> Iterator[Pair]:
+    """The same pairs from the hub, through the package `datasets`. Raises `NoData`."""
+    for row in hub.load_split(HUB_NAME, HUB_SPLITS[split]):
+        if row["label"] in LABELS.values():
+            yield row["premise"], row["hypothesis"], row["label"]
 
 
 @dataclass(frozen=True)
 class PairsSource:
     """Where tokenised pairs lie: `name` is multinli or generated, `why` tells how they came, the rest how many.
-
-    `vocabulary` is how many word embeddings a model needs for them.
-    """
+    `vocabulary` is how many word embeddings a model needs for them."""
 
     name: str
     folder: Path
@@ -62,7 +129,7 @@ class Corpus:
         """One for a model from scratch."""
         if self.name == "generated":
             return WordPiece.of_words(grammar.WORDS)
-        return vocabulary.build_wordpiece(chain.from_iterable(pair[:2] for pair in self.read("train")))
+        return build_wordpiece(chain.from_iterable(pair[:2] for pair in self.read("train")))
 
 
 def prepare_pairs(
@@ -77,44 +144,33 @@ def prepare_pairs(
     where = data_dir or default_data_dir()
     if dataset == "generated":
         return find_or_tokenise(of_grammar("as asked"), tokenizer, [where], say)
-    folder = multinli.find_multinli(where)
-    if folder:
-        return find_or_tokenise(of_archive(folder), tokenizer, with_default(where), say)
+    if folder := find_multinli(where):
+        checksum = " ".join(sha256(folder / name) for name in FILES.values())
+        archive = Corpus("multinli", f"found in {folder}", checksum, partial(read_pairs, folder))
+        data_dirs = [where]
+        with contextlib.suppress(NoData):  # where its pairs go if the archive's folder cannot be written to
+            data_dirs.append(default_data_dir())
+        return find_or_tokenise(archive, tokenizer, data_dirs, say)
     if dataset == "auto" and (tokenizer is None or not hub.is_installed("datasets")):
         missing = "the extra hub is not installed" if tokenizer else "a model from scratch does not ask the hub"
         why = f"no MultiNLI in {where}, and {missing}"
         return find_or_tokenise(of_grammar(why), tokenizer, [where], say)
     try:
-        return find_or_tokenise(of_hub(), tokenizer, [where], say)
+        if not hub.is_installed("datasets"):
+            raise NoData(f"the hub is asked through the package datasets, which is not installed: {hub.INSTALL}")
+        # The hub's MultiNLI has not changed in years: its name is its checksum.
+        published = Corpus("multinli", f"{HUB_NAME} from the hub", HUB_NAME, read_hub_pairs)
+        return find_or_tokenise(published, tokenizer, [where], say)
     except NoData as error:
         if dataset == "multinli":
-            raise NoData(f"{where} has no {' and no '.join(multinli.FILES.values())}, and {error}") from None
+            raise NoData(f"{where} has no {' and no '.join(FILES.values())}, and {error}") from None
         return find_or_tokenise(of_grammar(f"no MultiNLI in {where}, and {error.why}"), tokenizer, [where], say)
-
-
-def of_archive(folder: Path) -> Corpus:
-    """MultiNLI as its authors published it."""
-    checksum = " ".join(sha256(folder / name) for name in multinli.FILES.values())
-    return Corpus("multinli", f"found in {folder}", checksum, partial(multinli.read_pairs, folder))
-
-
-def of_hub() -> Corpus:
-    """MultiNLI from the hub, where it has not changed in years: its name is its checksum. Raises `NoData`."""
-    hub.check_installed("datasets")
-    return Corpus("multinli", f"{multinli.HUB_NAME} from the hub", multinli.HUB_NAME, multinli.read_hub_pairs)
 
 
 def of_grammar(why: str) -> Corpus:
     """Pairs of the grammar, known by the code that generates them."""
-    checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))} {sha256(Path(grammar.__file__))}"
+    checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))}"
     return Corpus("generated", why, checksum, grammar.generate_pairs)
-
-
-def with_default(data_dir: Path) -> list[Path]:
-    """`data_dir`, and where its pairs go if it cannot be written to."""
-    with contextlib.suppress(NoData):
-        return [data_dir, default_data_dir()]
-    return [data_dir]
 
 
 def find_or_tokenise(corpus: Corpus, tokenizer: WordPiece | None, data_dirs: list[Path], say: Say) -> PairsSource:
@@ -130,7 +186,7 @@ def find_or_tokenise(corpus: Corpus, tokenizer: WordPiece | None, data_dirs: lis
 
 def key(corpus: Corpus, tokenizer: WordPiece | None) -> str:
     """The name of the folder for these tokens: a checksum of all that decides what they are."""
-    code = [sha256(Path(str(module.__file__))) for module in (arrays, multinli, vocabulary, wordpiece)]
+    code = [sha256(Path(file)) for file in (arrays.__file__, __file__, wordpiece.__file__)]
     parts = [corpus.checksum, tokenizer.fingerprint if tokenizer else "its own words", sys.byteorder, *code]
     return f"{corpus.name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
