@@ -293,6 +293,61 @@ def moment(event: Event) -> tuple[float, int, int]:
     return event.start, event.rank, event.number
 
 
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the start, or from the end, of this event on, the rank holds these values."""
+
+    event: Event
+    at_end: bool
+    values: Vector
+
+    @property
+    def time(self) -> float:
+        return self.event.end if self.at_end else self.event.start
+
+
+def changes_of(rank: RankRecording) -> Iterator[Change]:
+    """The changes of what this rank holds, in the order of time.
+
+    They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
+    collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to
+    another: it shows when that is sent on.)
+    """
+    parts = parts_of_collectives(rank)
+    known = [
+        Change(event, event.kind != SEND, event.values)  # what is sent was there before
+        for event in rank.events
+        if event.values is not None and (event.kind == SEND or isfinite(event.end))
+    ]
+    # Of several at the same moment, a collective comes last: it ends around its messages.
+    known.sort(key=lambda each: (each.time, each.event.kind == COLLECTIVE, each.event.number))
+    held: Vector = ()
+    for change in known:
+        event, values = change.event, change.values
+        if event.number in parts:
+            if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
+                continue
+            values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
+        if values != held:
+            held = values
+            yield replace(change, values=held)
+
+
+def parts_of_collectives(rank: RankRecording) -> set[int]:
+    """The numbers of events that concern a chunk of a collective's tensor."""
+    around = {event.number for event in rank.events if event.kind == COLLECTIVE}
+    parts: set[int] = set()
+    for event in rank.events:
+        if event.parent in around:
+            around.add(event.number)
+            if event.kind not in (COLLECTIVE, VALUES):
+                parts.add(event.number)
+    return parts
+
+
 def to_logical_time(recording: Recording) -> Recording:
     """The recording with units in place of seconds. Events that wait for what never came are left out."""
     times = logical_times(recording)

@@ -1,4 +1,4 @@
-"""The duration of a recorded run on another machine, and of our algorithms on more ranks.
+"""The duration of a recorded run on another machine.
 
 The run is replayed: every rank does the same in the same order, with the same waits. The work between two waits takes
 as long as it did. A wait ends when its transfers are over: each begins with the last of the events that it needs, and
@@ -12,17 +12,156 @@ import itertools
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import isfinite
 from statistics import median
 
-from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Machine, Task
-from playground.see.analyse import Edge, Lane, Timeline, in_order, ref_of
-from playground.see.analyse.transfers import MESSAGES, Dependency, Link, Transfers, Volume, algorithm_of, volumes
-from playground.see.analyse.waits import Waits
-from playground.see.record import COMPUTE, MAIN, Event, Recording
+from playground.see.analyse import BLOCKING, Edge, Lane, Ref, Timeline, in_order, ref_of
+from playground.see.analyse.waits import Wait, Waits
+from playground.see.record import COLLECTIVE, MAIN, Event
+
+SPREAD = 2
+"""Minimum ratio of the largest to the smallest transfer, in bytes, for a line to be fitted."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A transfer of n bytes takes alpha + n * beta seconds."""
+
+    alpha: float
+    """The latency."""
+    beta: float
+    """Seconds per byte: the inverse of the bandwidth."""
+    nbytes: int | None = None
+    """The size of all transfers if they were about equal: then alpha has all, as it cannot be told apart from beta."""
+
+    def seconds(self, nbytes: int) -> float:
+        return self.alpha + nbytes * self.beta
+
+    def change(self, latency: float, bandwidth: float, nbytes: int) -> float:
+        """Seconds that a transfer saves (or, negative, loses) with these multiples of the latency and the bandwidth.
+
+        If alpha and beta cannot be told apart, the larger change is taken: it is a bound.
+        """
+        if self.nbytes is not None:
+            return self.alpha * max(1 - latency, 1 - 1 / bandwidth, key=abs)
+        return self.alpha * (1 - latency) + nbytes * self.beta * (1 - 1 / bandwidth)
+
+
+Transfer = tuple[int, float]
+"""Bytes and seconds."""
+
+
+def fit_link(transfers: Sequence[Transfer]) -> Link:
+    """Fit alpha and beta, neither below 0, with the smallest sum of squared relative errors over the sizes.
+
+    The median of each size is taken: other load on the machine delays some transfers and not others.
+    """
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for nbytes, seconds in transfers:
+        by_size[nbytes].append(seconds)
+    points = [(nbytes, max(median(its), 1e-9)) for nbytes, its in sorted(by_size.items())]
+    if not points:
+        return Link(0.0, 0.0, nbytes=0)
+    if points[-1][0] < SPREAD * max(1, points[0][0]):
+        return Link(median(seconds for _, seconds in transfers), 0.0, nbytes=points[-1][0])
+    alpha_only = Link(sum(1 / y for _, y in points) / sum(y**-2 for _, y in points), 0.0)
+    beta_only = Link(0.0, sum(x / y for x, y in points) / sum((x / y) ** 2 for x, y in points))
+    allowed = [each for each in (weighted_line(points), alpha_only, beta_only) if each.alpha >= 0 and each.beta >= 0]
+    return min(allowed, key=lambda link: sum((link.seconds(x) / y - 1) ** 2 for x, y in points))
+
+
+def weighted_line(points: Sequence[Transfer]) -> Link:
+    """The line with the smallest sum of squared relative errors: the weight of a point is 1 / seconds squared."""
+    weighted = [(y**-2, x, y) for x, y in points]
+    total = sum(w for w, _, _ in weighted)
+    mean_x = sum(w * x for w, x, _ in weighted) / total
+    mean_y = sum(w * y for w, _, y in weighted) / total
+    beta = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in weighted) / sum(
+        w * (x - mean_x) ** 2 for w, x, _ in weighted
+    )
+    return Link(mean_y - beta * mean_x, beta)
+
+
+MESSAGES = "messages"
+"""The kind of transfers that are sends and receives. Each collective of the backend is a kind, by its name."""
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A transfer that a wait waited for."""
+
+    sources: tuple[Edge, ...]
+    """The edges that must come before it can begin."""
+    begins: float
+    """The time of the last of them, in seconds."""
+    seconds: float
+    """Its duration."""
+    nbytes: int
+    link: Link | None
+    """None if the wait was for another thread of the same rank."""
+
+
+class Transfers:
+    """The dependencies of all waits of a recording."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits = waits
+        self.links = self.fit()
+        """The links by kind of transfer."""
+        self.needs: dict[Ref, list[Dependency]] = {}
+        """The dependencies of every wait."""
+        self.overhead: dict[Ref, float] = {}
+        """Seconds that a wait takes if all its transfers are over."""
+        for wait in waits.all:
+            self.resolve(wait)
+
+    def fit(self) -> dict[str, Link]:
+        """Fit the links to transfers that were waited for from their beginning or, if a kind has none, to all of it."""
+        sure: dict[str, list[Transfer]] = defaultdict(list)
+        others: dict[str, list[Transfer]] = defaultdict(list)
+        for wait in self.waits.all:
+            if wait.awaited is not None and not self.waits.timeline.is_made_of_messages(wait.awaited):
+                begins = max(when for _, when in self.sources(wait.awaited, wait.event))
+                seconds = wait.event.end - begins
+                (sure if wait.late > 0 else others)[kind_of(wait.awaited)].append((wait.awaited.nbytes, seconds))
+        return {kind: fit_link(sure[kind] or others[kind]) for kind in sorted(sure.keys() | others.keys())}
+
+    def resolve(self, wait: Wait) -> None:
+        """Find the dependencies of this wait. If none can have delayed it, all of it is overhead."""
+        event = wait.event
+        found = [self.dependency(awaited, event) for awaited in self.waits.timeline.awaited(event)]
+        needs = [need for need in found if need is not None]
+        decisive = max(needs, key=lambda need: need.begins + need.seconds, default=None)
+        blocked = decisive is not None and decisive.begins + decisive.seconds > event.start
+        self.overhead[ref_of(event)] = 0.0 if blocked else event.seconds
+        self.needs[ref_of(event)] = [
+            replace(need, seconds=event.end - need.begins) if blocked and need is decisive else need for need in needs
+        ]
+
+    def dependency(self, awaited: Event, wait: Event) -> Dependency | None:
+        """The dependency of `wait` on this event. Its duration is the link's, limited by the end of the wait."""
+        if self.waits.timeline.is_made_of_messages(awaited):
+            over = ((ref_of(awaited), True),)
+            return Dependency(over, awaited.end, 0.0, 0, None) if awaited.end <= wait.end else None
+        link = self.links.get(kind_of(awaited))
+        if link is None or awaited.kind not in BLOCKING:
+            return None
+        sources = self.sources(awaited, wait)
+        begins = max(when for _, when in sources)
+        seconds = min(link.seconds(awaited.nbytes), wait.end - begins)
+        return Dependency(tuple(edge for edge, _ in sources), begins, seconds, awaited.nbytes, link)
+
+    def sources(self, awaited: Event, wait: Event) -> list[tuple[Edge, float]]:
+        """The starts of this event and of its peers that came before the wait was over, with their times."""
+        events = [awaited, *(peer for peer in self.waits.peers(awaited) if peer.start <= wait.end)]
+        return [((ref_of(event), False), event.start) for event in events]
+
+
+def kind_of(event: Event) -> str:
+    """The kind of transfer."""
+    return event.name if event.kind == COLLECTIVE else MESSAGES
 
 
 @dataclass(frozen=True)
@@ -151,8 +290,6 @@ def duration(lanes: Sequence[Sequence[float]]) -> float:
     return max(map(max, used), default=0.0) - min(map(min, used), default=0.0)
 
 
-DOUBLINGS = 3
-"""Number of times that the number of ranks is doubled."""
 NEGLIGIBLE = 0.01
 """Share of the run's time by which some rank's work is always longer."""
 Place = tuple[str, str, str, int | None, bool, int]
@@ -187,22 +324,6 @@ class WhatIfs:
     def error(self, seconds: float) -> float:
         """The relative error of a duration against the recorded one."""
         return seconds / self.recorded - 1 if self.recorded else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
-    """An algorithm of ours on the machine that the recording shows."""
-
-    algorithm: str
-    nbytes: int
-    size: int
-    """Number of ranks when it was recorded."""
-    recorded: float
-    """Median seconds from the last rank's start to the last one's end."""
-    predicted: dict[int, float]
-    """Seconds by the cost model, by number of ranks from `size` on, where every rank has its own core and link."""
-    shared: dict[int, float]
-    """The same where all ranks share the cores of the one recorded host. Empty if there were several."""
 
 
 def what_if(waits: Waits) -> WhatIfs:
@@ -267,45 +388,3 @@ def work_of(lane: str, points: Sequence[Point], replay: Replay) -> Iterator[tupl
         is_wait = point.is_end and edge[0] in replay.transfers.needs
         if not is_wait and edge not in replay.handed_over:
             yield place, edge, point.time - before.time
-
-
-def more_ranks(recording: Recording, link: Link) -> list[Scaling]:
-    """Predictions of the cost model for every recorded algorithm of ours, on as many ranks and on more.
-
-    If all messages had one size, so that latency and bandwidth cannot be told apart, these are upper bounds: more ranks
-    never send larger messages.
-    """
-    added = [event for event in recording.events(COMPUTE) if event.name == "add" and event.nbytes]
-    gamma = sum(event.seconds for event in added) / (sum(event.nbytes for event in added) or 1)
-    is_one_host = len({rank.host for rank in recording.ranks}) == 1
-    cores = recording.ranks[0].cores if is_one_host else None
-    machines = Machine(link.alpha, link.beta, gamma), Machine(link.alpha, link.beta, gamma, cores)
-    found: dict[tuple[str, int, int], list[Volume]] = defaultdict(list)
-    for volume in volumes(recording):
-        found[algorithm_of(volume.call), volume.nbytes, len(volume.call.group)].append(volume)
-    return [
-        Scaling(
-            algorithm=name,
-            nbytes=nbytes,
-            size=size,
-            recorded=median(map(seconds_of, calls)),
-            predicted=predict(name, nbytes, size, machines[0]),
-            shared={} if cores is None else predict(name, nbytes, size, machines[1]),
-        )
-        for (name, nbytes, size), calls in found.items()
-        if name in ALGORITHMS and ALGORITHMS[name].cost and not ALGORITHMS[name].needs_hosts
-    ]
-
-
-def predict(name: str, nbytes: int, size: int, machine: Machine) -> dict[int, float]:
-    """Seconds on `size` ranks and on more, by number of ranks."""
-    cost = ALGORITHMS[name].cost
-    assert cost is not None
-    sizes = [size << doubling for doubling in range(DOUBLINGS + 1)]
-    return {more: machine.seconds(cost.load()(Task(more, nbytes))) for more in sizes}
-
-
-def seconds_of(volume: Volume) -> float:
-    """Seconds from the last rank's start to the last one's end."""
-    events = volume.call.by_rank.values()
-    return max(event.end for event in events) - max(event.start for event in events)

@@ -1,23 +1,25 @@
 """Figures of messages and collectives: what every rank holds before and after, and the messages between.
 
 Messages of send and receive and of our own algorithms are recorded, and drawn solid. The messages inside a backend's
-collectives cannot be seen: they are drawn dashed, as they are meant.
+collectives cannot be seen: they are drawn dashed, as they are meant. One figure moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import cos, hypot, pi, sin
 from typing import Any
 
 from playground.measurement import format_bytes
-from playground.see.analyse import Message, to_logical_time
+from playground.see.analyse import Message, Vector, changes_of, match_messages, ref_of, to_logical_time
 from playground.see.paint import (
     ALPHA,
     ARROW,
     BOX,
     CELL,
+    FOREVER,
     TEXT,
     WIDTH,
     Cell,
@@ -32,6 +34,7 @@ from playground.see.paint import (
 )
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.timeline import format_values, lay_out, message_title, when_sent
+from playground.see.record import COMPUTE, PHASE
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
@@ -66,7 +69,7 @@ def moves_of(messages: Sequence[Message], text: str = "") -> list[Move]:
 
 
 def all_reduce_sum(run: Evidence) -> Scene:
-    """F6: every rank has a tensor, and afterwards every rank has the sum of all."""
+    """F6: all-reduce: the same sum on every rank."""
     own: Sequence[Change] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
@@ -82,7 +85,7 @@ def all_reduce_sum(run: Evidence) -> Scene:
 
 
 def six_collectives(run: Evidence) -> Scene:
-    """F21: the six collectives that every tutorial has."""
+    """F21: six collectives: before and after."""
     changes: Sequence[dict[str, Change]] = run.results
     panels = [collective_panel(name, [each[name] for each in changes]) for name in changes[0]]
     drawing = panels_drawing("Six collectives: what each rank holds before and after", panels, columns=2)
@@ -100,7 +103,7 @@ def collective_panel(name: str, changes: Sequence[Change]) -> Panel:
 
 
 def reduce_broadcast(run: Evidence) -> Scene:
-    """F7: all send to a root, which adds up and sends the sum to all."""
+    """F7: all-reduce as reduce, then broadcast."""
     changes: Sequence[Change] = run.results
     messages = run.messages
     root = messages[0].receive.rank
@@ -123,7 +126,7 @@ def reduce_broadcast(run: Evidence) -> Scene:
 
 
 def all_to_all(run: Evidence) -> Scene:
-    """F8: all send everything to all."""
+    """F8: all-reduce as all to all."""
     changes: Sequence[Change] = run.results
     messages, size = run.messages, len(changes)
     drawing = rows_drawing(
@@ -147,7 +150,7 @@ RING_BOX = (112.0, 64.0)
 
 
 def ring_chunk(run: Evidence) -> Scene:
-    """F9: one chunk goes round: first it is summed up, then its sum is passed on."""
+    """F9: ring all-reduce: the way of one chunk."""
     changes: Sequence[Change] = run.results
     size = len(changes)
     first = next(message.send for message in run.messages if message.send.rank == 0)
@@ -192,7 +195,7 @@ def add_hop(
 
 
 def step_everywhere(run: Evidence) -> Scene:
-    """F10: all ranks take the same step, so all have the same weights."""
+    """F10: the end of an all-reduce: the same step everywhere."""
     steps: Sequence[SgdStep] = run.results
     ranks = range(len(steps))
     weights = [Cell(f"w {step.weight:+.5f}\n-> {step.new_weight:+.5f}", "optimizer") for step in steps]
@@ -213,7 +216,7 @@ def step_everywhere(run: Evidence) -> Scene:
 
 
 def point_to_point(run: Evidence) -> Scene:
-    """F20: one rank sends, one receives, and the others take no part."""
+    """F20: point to point: one rank sends, another receives."""
     changes: Sequence[Change] = run.results
     messages = run.messages
     taking_part = {rank for each in messages for rank in (each.send.rank, each.receive.rank)}
@@ -231,7 +234,7 @@ def point_to_point(run: Evidence) -> Scene:
 
 
 def one_world(run: Evidence) -> Scene:
-    """hello: processes meet at the master, and afterwards each has heard from all."""
+    """hello: processes meet at the master, and are one world."""
     ranks: Sequence[Mapping[str, Any]] = run.results
     everyone = range(len(ranks))
     met = [Cell(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value") for each in ranks]
@@ -248,6 +251,73 @@ def one_world(run: Evidence) -> Scene:
 
 
 def ring(run: Evidence) -> Scene:
-    """see: the figure of any recording, here in logical steps."""
+    """see: a recorded ring all-reduce: ranks, waits and messages."""
     recording = to_logical_time(last_step(run.recorded))
     return lay_out(recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step")
+
+
+SECONDS_PER_STEP = 1.1
+"""Seconds that a logical step takes in the moving picture."""
+PAUSE = 3.0
+"""Seconds before it begins again."""
+CHUNK = (40.0, 32.0)
+"""Width and height of the box of one number."""
+
+
+def moving(run: Evidence) -> Scene:
+    """moving: a ring all-reduce that moves: messages on their way, and their sums."""
+    recording = to_logical_time(last_step(run.recorded))
+    held = [[*changes_of(rank)] for rank in recording.ranks]
+    corners = [corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)]
+    drawing = Drawing(f"A ring all-reduce on {recording.size} ranks, message by message")
+    for rank, (x, y), changes in zip(recording.ranks, corners, held, strict=True):
+        drawing.add(TEXT, x, y - CELL[1], text=f"rank {rank.rank}", align="start")
+        add_numbers(drawing, x, y, [(change.time, change.values) for change in changes])
+        for event in rank.events:
+            if event.kind == COMPUTE and event.offset is not None:
+                look = {"style": "optimizer", "title": event.name, "event": ref_of(event)}
+                add_number(drawing, x + event.offset * CHUNK[0], y, "+", event.start, event.end, **look)
+    messages = match_messages(recording).matched
+    for message in messages:
+        send, receive = message.send, message.receive
+        (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
+        look = {"style": "communication", "title": message_title(message), "event": ref_of(send)}
+        left, values = x + (send.offset or 0) * CHUNK[0], " ".join(f"{value:g}" for value in send.values or ())
+        add_number(drawing, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look)
+    phases = [(event.name, event.start, event.end) for event in recording.ranks[0].events if event.kind == PHASE]
+    y = drawing.bottom + 1.5 * CELL[1]
+    for name, start, end in (*phases, ("done: every rank has the same sums", recording.end, FOREVER)):
+        drawing.add(TEXT, WIDTH / 2, y, text=name, style="message", start=seconds(start), end=seconds(end))
+    scene = drawing.scene(
+        f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole sum "
+        "(reduce-scatter). Then the sums go round (all-gather).",
+    )
+    return replace(scene, period=seconds(recording.end) + PAUSE)
+
+
+def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
+    """The upper left corner of a rank's `count` numbers. The first half of the ranks is in the upper row, to the right,
+    the others are in the lower one, to the left, so that the ring goes clockwise."""
+    upper = (size + 1) // 2
+    column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
+    return WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[1] + row * 5 * CHUNK[1]
+
+
+def seconds(step: float) -> float:
+    return round(step * SECONDS_PER_STEP, 3)
+
+
+def add_number(drawing: Drawing, x: float, y: float, text: str, start: float, end: float, **look: object) -> None:
+    """Add the box of a number, which is there between two logical steps."""
+    drawing.add(BOX, x, y, CHUNK[0], CHUNK[1], text=text, start=seconds(start), end=seconds(end), **look)
+
+
+def add_numbers(drawing: Drawing, x: float, y: float, changes: Sequence[tuple[float, Vector]]) -> None:
+    """Add a box for each number that a rank holds, from one change of it to the next."""
+    began, last = changes[0][0], changes[-1][1]
+    for number, at_end in enumerate(last):
+        values = [(moment, held[number]) for moment, held in changes]
+        new = [values[0], *(after for before, after in pairwise(values) if after[1] != before[1])]
+        for (start, value), (end, _) in pairwise([*new, (FOREVER, at_end)]):
+            style = "value" if value == at_end else "plain" if start == began else "compute"
+            add_number(drawing, x + number * CHUNK[0], y, f"{value:g}", start, end, style=style)

@@ -144,7 +144,7 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
 
 
 def forward(run: Evidence) -> Scene:
-    """F1: a forward pass of DataParallel in five panels."""
+    """F1: DataParallel: forward, in five panels."""
     devices = Devices(run, LOGITS)
     outputs = devices.step.outputs
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
@@ -165,7 +165,7 @@ def forward(run: Evidence) -> Scene:
 
 
 def backward(run: Evidence) -> Scene:
-    """F2: backward, and the step, in four panels."""
+    """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
     scatter = [devices.first("loss"), devices.row("grad", "value", devices.moved(GRADIENTS))]
     backwards = devices.computed([devices.compute("backward")] * devices.count)
@@ -181,7 +181,7 @@ def backward(run: Evidence) -> Scene:
 
 
 def loss_in_forward(run: Evidence) -> Scene:
-    """F5: the loss is computed inside forward, so only numbers are gathered; it is reduced twice."""
+    """F5: DataParallel with the loss inside forward: reduced twice."""
     devices = Devices(run, LOSS)
     first = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
@@ -199,7 +199,7 @@ def loss_in_forward(run: Evidence) -> Scene:
 
 
 def parallel_criterion(run: Evidence) -> Scene:
-    """F17: DataParallelModel and DataParallelCriterion: outputs stay on their devices, and the criterion goes there."""
+    """F17: DataParallelModel and DataParallelCriterion, in eight panels."""
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
@@ -255,7 +255,7 @@ def add_memory_key(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
 
 
 def memory_and_utilisation(run: Evidence) -> Scene:
-    """F4: with losses gathered, devices hold about as much each, and are busy for unequal shares of a step."""
+    """F4: DataParallel: memory and utilisation of each device."""
     way = way_of(run, LOSS)
     drawing = Drawing("DataParallel: memory and utilisation of each device")
     add_memory(drawing, way.devices)
@@ -277,7 +277,7 @@ def memory_and_utilisation(run: Evidence) -> Scene:
 
 
 def imbalance(run: Evidence) -> Scene:
-    """F18: with logits gathered, one device holds far more than the others."""
+    """F18: DataParallel: memory per device where logits are gathered."""
     way = way_of(run, LOGITS)
     drawing = Drawing("DataParallel: memory per device where logits are gathered")
     add_memory(drawing, way.devices)

@@ -52,7 +52,7 @@ def rung_of(run: Evidence, name: str) -> RungResult:
 
 
 def backward_and_step(run: Evidence) -> Scene:
-    """F3: the optimizer applies what backward computes, and backward is the expensive part."""
+    """F3: backward computes the gradient, step applies it: what each costs."""
     rung = rung_of(run, "flat")
     drawing = Drawing("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
@@ -68,7 +68,7 @@ def backward_and_step(run: Evidence) -> Scene:
 
 
 def five_phases(run: Evidence) -> Scene:
-    """F11: one store of samples feeds all processes; each has the model; gradients are averaged; all step."""
+    """F11: synchronous SGD in five phases."""
     steps: Sequence[SgdStep] = run.results
     ranks = range(len(steps))
     fan_out = meant_moves([0], ranks)
@@ -90,17 +90,17 @@ def five_phases(run: Evidence) -> Scene:
 
 
 def after_backward(run: Evidence) -> Scene:
-    """F12: gradients are averaged after backward."""
+    """F12: all-reduce after backward."""
     return averaging(run, "All-reduce after backward")
 
 
 def inside_backward(run: Evidence) -> Scene:
-    """F13: gradients are averaged during backward."""
+    """F13: all-reduce inside backward."""
     return averaging(run, "All-reduce inside backward")
 
 
 def bert_step(run: Evidence) -> Scene:
-    """bert: DistributedDataParallel sends a layer's gradients while backward computes those of the one below it."""
+    """bert: a step of BERT: buckets leave while backward goes on."""
     return averaging(run, "A step of BERT by DistributedDataParallel")
 
 
@@ -123,7 +123,7 @@ def averaging(run: Evidence, title: str) -> Scene:
 
 
 def normalised_parts(run: Evidence) -> Scene:
-    """F14: the parts of a step's time, on every rung."""
+    """F14: what a training step's time goes into, rung by rung."""
     result: LadderResult = run.results[0]
     drawing = Drawing("What a training step's time goes into")
     bars = []
@@ -139,7 +139,7 @@ def normalised_parts(run: Evidence) -> Scene:
 
 
 def with_and_without_overlap(run: Evidence) -> Scene:
-    """F15: the same step without and with overlap, and the share of averaging that is hidden."""
+    """F15: a step without and with overlap."""
     drawing = Drawing("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
         rungs = [rung_of(run, name) for name in pair]
@@ -169,7 +169,7 @@ def bucket_style(number: int) -> str:
 
 
 def filling(run: Evidence) -> Scene:
-    """F16: gradients get ready, the last layers' first; a bucket leaves when its last gradient is ready."""
+    """F16: DistributedDataParallel's buckets fill and leave."""
     backward: Backward = run.results[0]
     drawing = Drawing("Buckets fill in backward, the last layers' first")
     axis = TimeAxis(x=NAMES, w=drawing.width - NAMES - CELL[0], start=0.0, end=backward.seconds)
@@ -208,7 +208,7 @@ def add_line(drawing: Drawing, name: str, y: float, height: float) -> None:
 
 
 def same_on_both(run: Evidence) -> Scene:
-    """F19: processes with the same parameters put them into the same buckets."""
+    """F19: the same buckets on every rank."""
     backwards: Sequence[Backward] = run.results
     drawing = Drawing("The same buckets on every rank")
     width = (drawing.width - CELL[0]) / len(backwards)
@@ -239,7 +239,7 @@ def add_process(drawing: Drawing, rank: int, backward: Backward, x: float, width
 
 
 def attempts(run: Evidence) -> Scene:
-    """elastic: after each failure all ranks restart from the newest snapshot."""
+    """elastic: ranks are killed, and the training goes on from a snapshot."""
     steps, starts, ends = steps_of_attempts(run)
     drawing = Drawing("A rank is killed; all restart, and resume from a snapshot")
     bars = []
@@ -270,7 +270,7 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
 
 
 def schedules(run: Evidence) -> Scene:
-    """pipeline: when each stage computed which microbatch, by schedule."""
+    """pipeline: a pipeline's stages at work, by three schedules."""
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.stages, settings.microbatches
     runs = collect(run.results, settings.schedules, stages, microbatches)

@@ -11,9 +11,9 @@ from playground.console.text import Prose, bad, good, heading, prose
 from playground.measurement import format_bytes, format_digits, format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.transfers import Link, Volume, volumes
+from playground.see.analyse.volumes import Scaling, Volume, more_ranks, volumes
 from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
-from playground.see.analyse.what_if import Scaling, WhatIfs, more_ranks, what_if
+from playground.see.analyse.what_if import Link, WhatIfs, what_if
 from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table

@@ -3,10 +3,6 @@
 The page has a recording as numbers in columns, which are small because repetitions are written once. Times are
 nanoseconds since the first event and units of logical time; starts are differences to the event before on the same
 rank. An event is identified by its place among the events of all ranks, rank by rank.
-
-What every rank holds, and since when, is derived from recorded values alone. `VALUES` and the end of a collective have
-a whole tensor. Inside a collective, a chunk of it is known where it is sent or has been computed. (A received chunk may
-be kept or added to another: it shows when that is sent on.)
 """
 
 from __future__ import annotations
@@ -17,17 +13,17 @@ import html
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf, isfinite, isnan
 from pathlib import Path
 from string import Template
 
-from playground.see.analyse import Ref, Timeline, logical_times, match_messages, ref_of
+from playground.see.analyse import Ref, Timeline, Vector, changes_of, logical_times, match_messages, ref_of
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
 from playground.see.paint import INK, PAPER, STYLES, Drawing
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
-from playground.see.record import COLLECTIVE, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
+from playground.see.record import Event, RankRecording, Recording
 
 MAX_EVENTS = 250_000
 """Events on a page, which then has about 3 MB, and is read in less than a second."""
@@ -47,62 +43,6 @@ def beginning_of(recording: Recording) -> tuple[Recording, int]:
         events = tuple(event if event.end <= until else replace(event, end=inf) for event in shown)
         ranks.append(replace(rank, events=events))
     return replace(recording, ranks=tuple(ranks)), len(starts) - sum(len(rank.events) for rank in ranks)
-
-
-Vector = tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Change:
-    """From the start, or from the end, of this event on, the rank holds these values."""
-
-    event: Event
-    at_end: bool
-    values: Vector
-
-
-def changes_of(rank: RankRecording) -> Iterator[Change]:
-    """The changes of what this rank holds, in the order of time."""
-    parts = parts_of_collectives(rank)
-    held: Vector = ()
-    for event, at_end in moments_with_values(rank):
-        values = event.values or ()
-        if event.number in parts:
-            if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
-                continue
-            values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
-        if values != held:
-            held = values
-            yield Change(event, at_end, held)
-
-
-def moments_with_values(rank: RankRecording) -> list[tuple[Event, bool]]:
-    """Events with values, and whether they have them at their end: all but sends, whose values were there before.
-
-    Of several at the same moment, a collective comes last: it ends around its messages.
-    """
-    found = [
-        (event, event.kind != SEND)
-        for event in rank.events
-        if event.values is not None and (event.kind == SEND or isfinite(event.end))
-    ]
-    return sorted(
-        found,
-        key=lambda each: (each[0].end if each[1] else each[0].start, each[0].kind == COLLECTIVE, each[0].number),
-    )
-
-
-def parts_of_collectives(rank: RankRecording) -> set[int]:
-    """The numbers of events that concern a chunk of a collective's tensor."""
-    inside: set[int] = set()
-    parts: set[int] = set()
-    collectives = {event.number for event in rank.events if event.kind == COLLECTIVE}
-    for event in rank.events:
-        if event.parent in collectives or event.parent in inside:
-            inside.add(event.number)
-            if event.kind not in (COLLECTIVE, VALUES):
-                parts.add(event.number)
-    return parts
 
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300

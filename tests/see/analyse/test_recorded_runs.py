@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
 from playground.see.analyse import match_messages
-from playground.see.analyse.transfers import volumes
+from playground.see.analyse.volumes import volumes
 from playground.see.analyse.waits import Blamer, Waits
 from playground.see.analyse.what_if import Replay
 from playground.see.record import COLLECTIVE, Recording

@@ -12,7 +12,7 @@ import pytest
 
 from playground.runtime.remote import ROOT
 from playground.see.analyse import ref_of
-from playground.see.atlas import ALL, FIGURES, RUNS, all_files, chapter_files
+from playground.see.command import ALL, FIGURES, RUNS, all_files, chapter_files
 from playground.see.paint import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
