@@ -74,13 +74,11 @@ def fit_link(transfers: Sequence[Transfer]) -> Link:
 
 def weighted_line(points: Sequence[Transfer]) -> Link:
     """The line with the smallest sum of squared relative errors: the weight of a point is 1 / seconds squared."""
-    weighted = [(y**-2, x, y) for x, y in points]
-    total = sum(w for w, _, _ in weighted)
-    mean_x = sum(w * x for w, x, _ in weighted) / total
-    mean_y = sum(w * y for w, _, y in weighted) / total
-    beta = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in weighted) / sum(
-        w * (x - mean_x) ** 2 for w, x, _ in weighted
-    )
+    total = sum(y**-2 for _, y in points)
+    mean_x = sum(y**-2 * x for x, y in points) / total
+    mean_y = sum(y**-2 * y for _, y in points) / total
+    slope = sum(y**-2 * (x - mean_x) * (y - mean_y) for x, y in points)
+    beta = slope / sum(y**-2 * (x - mean_x) ** 2 for x, y in points)
     return Link(mean_y - beta * mean_x, beta)
 
 
@@ -123,16 +121,14 @@ class Transfers:
         others: dict[str, list[Transfer]] = defaultdict(list)
         for wait in self.waits.all:
             if wait.awaited is not None and not self.waits.timeline.is_made_of_messages(wait.awaited):
-                begins = max(when for _, when in self.sources(wait.awaited, wait.event))
-                seconds = wait.event.end - begins
+                seconds = wait.event.end - self.sources(wait.awaited, wait.event)[1]
                 (sure if wait.late > 0 else others)[kind_of(wait.awaited)].append((wait.awaited.nbytes, seconds))
         return {kind: fit_link(sure[kind] or others[kind]) for kind in sorted(sure.keys() | others.keys())}
 
     def resolve(self, wait: Wait) -> None:
         """Find the dependencies of this wait. If none can have delayed it, all of it is overhead."""
         event = wait.event
-        found = [self.dependency(awaited, event) for awaited in self.waits.timeline.awaited(event)]
-        needs = [need for need in found if need is not None]
+        needs = [need for each in self.waits.timeline.awaited(event) if (need := self.dependency(each, event))]
         decisive = max(needs, key=lambda need: need.begins + need.seconds, default=None)
         blocked = decisive is not None and decisive.begins + decisive.seconds > event.start
         self.overhead[ref_of(event)] = 0.0 if blocked else event.seconds
@@ -148,15 +144,14 @@ class Transfers:
         link = self.links.get(kind_of(awaited))
         if link is None or awaited.kind not in BLOCKING:
             return None
-        sources = self.sources(awaited, wait)
-        begins = max(when for _, when in sources)
+        sources, begins = self.sources(awaited, wait)
         seconds = min(link.seconds(awaited.nbytes), wait.end - begins)
-        return Dependency(tuple(edge for edge, _ in sources), begins, seconds, awaited.nbytes, link)
+        return Dependency(sources, begins, seconds, awaited.nbytes, link)
 
-    def sources(self, awaited: Event, wait: Event) -> list[tuple[Edge, float]]:
-        """The starts of this event and of its peers that came before the wait was over, with their times."""
+    def sources(self, awaited: Event, wait: Event) -> tuple[tuple[Edge, ...], float]:
+        """The starts of this event and of its peers that came before the wait was over, and the time of the last."""
         events = [awaited, *(peer for peer in self.waits.peers(awaited) if peer.start <= wait.end)]
-        return [((ref_of(event), False), event.start) for event in events]
+        return tuple((ref_of(event), False) for event in events), max(event.start for event in events)
 
 
 def kind_of(event: Event) -> str:
@@ -230,11 +225,11 @@ class Replay:
     @property
     def recorded(self) -> float:
         """Seconds from the first event to the end of the last one."""
-        return duration([[point.time for point in points] for points in self.lanes.values()])
+        return duration([point.time for points in self.lanes.values() for point in points])
 
     def seconds(self, change: Change | None = None) -> float:
         """The duration of the run with this change."""
-        return duration([*self.times(change or Change()).values()])
+        return duration([time for times in self.times(change or Change()).values() for time in times])
 
     def times(self, change: Change) -> dict[Lane, list[float]]:
         """The times of all points of every lane with this change."""
@@ -243,18 +238,18 @@ class Replay:
         needs, overhead = self.transfers.needs, self.transfers.overhead
         for edge, lane in self.order.items():
             place, (ref, is_end) = len(times[lane]), edge
-            point, previous = self.lanes[lane][place], times[lane][-1] if place else None
+            point, previous = self.lanes[lane][place], times[lane][-1] if place else 0.0
             if is_end and ref in needs:  # a wait ends when all its transfers are over
                 over = [max(known[source] for source in need.sources) + takes(need, change) for need in needs[ref]]
                 time = max([known[ref, False] + overhead[ref], *over])
             elif edge in self.handed_over:  # given as long after a point of the main lane as it was
                 last = self.handed_over[edge]
                 given = point.time if last is None else known[last.edge] + point.time - last.time
-                time = max(previous or 0.0, given)
-            elif previous is None:
-                time = point.time
-            else:
+                time = max(previous, given)
+            elif place:
                 time = previous + change.work(point, point.time - self.lanes[lane][place - 1].time)
+            else:
+                time = point.time
             times[lane].append(time)
             known[edge] = time
         return times
@@ -271,23 +266,20 @@ def takes(need: Dependency, change: Change) -> float:
 def points_of(events: Sequence[Event], timeline: Timeline) -> Iterator[Point]:
     """The points of a lane in order. Of nested events, the inner ones end first."""
     ends: list[tuple[float, int, Event]] = []
-    for event in events:
-        while ends and ends[0][0] <= event.start:
+    for event in (*events, None):
+        while ends and (event is None or ends[0][0] <= event.start):
             time, _, over = heappop(ends)
             yield Point(time, over, is_end=True)
-        yield Point(event.start, event, is_end=False)
-        is_over_later = ref_of(event) in timeline.waited_for and not timeline.is_made_of_messages(event)
-        if isfinite(event.end) and not is_over_later:
-            heappush(ends, (event.end, -event.number, event))
-    while ends:
-        time, _, over = heappop(ends)
-        yield Point(time, over, is_end=True)
+        if event is not None:
+            yield Point(event.start, event, is_end=False)
+            is_over_later = ref_of(event) in timeline.waited_for and not timeline.is_made_of_messages(event)
+            if isfinite(event.end) and not is_over_later:
+                heappush(ends, (event.end, -event.number, event))
 
 
-def duration(lanes: Sequence[Sequence[float]]) -> float:
+def duration(times: Sequence[float]) -> float:
     """The time from the first moment to the last."""
-    used = [times for times in lanes if times]
-    return max(map(max, used), default=0.0) - min(map(min, used), default=0.0)
+    return max(times, default=0.0) - min(times, default=0.0)
 
 
 NEGLIGIBLE = 0.01

@@ -290,7 +290,7 @@ def moving(run: Evidence) -> Scene:
         drawing.add(TEXT, WIDTH / 2, y, text=name, style="message", start=seconds(start), end=seconds(end))
     scene = drawing.scene(
         f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole sum "
-        "(reduce-scatter). Then the sums go round (all-gather).",
+        "(reduce-scatter). Then the sums go round (all-gather)."
     )
     return replace(scene, period=seconds(recording.end) + PAUSE)
 

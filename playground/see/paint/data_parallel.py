@@ -149,10 +149,7 @@ def forward(run: Evidence) -> Scene:
     outputs = devices.step.outputs
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
     gather = [devices.row(devices.outputs), devices.first("logits", "value", devices.moved("gather"))]
-    loss = [
-        Row([Cell("host: targets")]),
-        devices.first("loss", "value", devices.moved("targets", from_host=True)),
-    ]
+    loss = [Row([Cell("host: targets")]), devices.first("loss", "value", devices.moved("targets", from_host=True))]
     panels = [
         devices.scatter("scatter"),
         devices.replicate(),

@@ -11,21 +11,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint import (
-    ARROW,
-    BAR,
-    BOX,
-    CELL,
-    INK,
-    KINDS,
-    LANE,
-    PAPER,
-    STYLES,
-    TEXT,
-    TEXT_SIZE,
-    Mark,
-    Scene,
-)
+from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, LANE, PAPER, STYLES, TEXT, TEXT_SIZE, Mark, Scene
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28

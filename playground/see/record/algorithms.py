@@ -103,11 +103,10 @@ class RecordedStarted:
 
     def received(self) -> None:
         arrived, self.receives = self.receives, ()
+        together: Sequence[int] = ()
         if self.transport.batched:  # all are waited for together
-            numbers, self.sends = (*arrived, *self.sends), ()
-        else:
-            numbers = (*arrived,)
-        self.wait_for(self.real.received, numbers)
+            together, self.sends = self.sends, ()
+        self.wait_for(self.real.received, (*arrived, *together))
         if arrived:
             self.transport.put_values(arrived, self.arriving)
             self.transport.note_values()

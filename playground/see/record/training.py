@@ -52,8 +52,7 @@ class BucketHooks:
     def during_backward(self, number: int) -> Iterator[None]:
         """In this block, collectives in autograd's threads are buckets of this backward pass."""
         backwards = self.recorder.backwards
-        if not backwards:
-            self.left = 0
+        self.left = self.left if backwards else 0
         backwards.append(number)
         try:
             yield
@@ -65,8 +64,8 @@ class BucketHooks:
         """Begin the next bucket."""
         recorder, name, ranks = self.recorder, f"bucket {self.left}", self.groups.ranks_of(None)
         self.left += 1
-        source, around = recorder.sources.find(), recorder.around()
-        return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, source=source, parent=around)
+        where = {"source": recorder.sources.find(), "parent": recorder.around()}
+        return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, **where)
 
     def wrap_start(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record `Bucket.start`, which starts its all-reduce."""
@@ -101,11 +100,10 @@ class BucketHooks:
 
     def listen(self, group: Any) -> None:
         """Record calls in C++, as by DistributedDataParallel. (Older versions of torch have no hooks for them.)"""
-        if group in self.listened_to or not hasattr(group, "register_pre_hook"):
-            return
-        self.listened_to.append(group)
-        group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
-        group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
+            self.listened_to.append(group)
+            group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
+            group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -117,27 +115,25 @@ class BucketHooks:
         self.listened_to.clear()
 
     def before_call(self, group: Any, call: Any) -> None:
-        recorder = self.recorder
-        if recorder.thread.is_inside or call.name.name not in CALLED:
+        recorder, name = self.recorder, call.name.name
+        if recorder.thread.is_inside or name not in CALLED:
             return  # part of a recorded function, or a message of our algorithms
         tensors, around = call.input_tensors, recorder.around()
-        if around in recorder.backwards and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
+        if around in recorder.backwards and name == "ALLREDUCE" and tensors[0].is_floating_point():
             number = self.begin(tensors[0])
         else:
-            name, nbytes, ranks = CALLED[call.name.name], sum(map(bytes_of, tensors)), self.groups.ranks_of(group)
+            nbytes, ranks = sum(map(bytes_of, tensors)), self.groups.ranks_of(group)
             shape, root = tensors[0].shape if len(tensors) == 1 else (), NONE if call.root < 0 else ranks[call.root]
             source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
-            number = recorder.begin(COLLECTIVE, name, nbytes, shape, ranks, root, source=source, parent=around)
+            number = recorder.begin(COLLECTIVE, CALLED[name], nbytes, shape, ranks, root, source=source, parent=around)
         self.under_way[id(group), call.op_id] = number
 
     def after_call(self, group: Any, call: Any) -> None:
         """The call has been issued; its event ends with its future."""
         number = self.under_way.pop((id(group), call.op_id), None)
-        if number is None:
-            return
-        if call.work is None:
+        if number is not None and call.work is None:
             self.recorder.end(number)
-        else:
+        elif number is not None:
             self.issued.add(call.work, (number, ()))
 
 
@@ -172,10 +168,7 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
 
         return working_for
 
-    with (
-        replaced(device_work, "moving", lambda real: moving),
-        replaced(device_work, "working_for", wrap_working_for),
-    ):
+    with replaced(device_work, "moving", lambda real: moving), replaced(device_work, "working_for", wrap_working_for):
         yield
 
 
@@ -202,10 +195,8 @@ class TrainingHooks:
             replaced(Bucket, "start", self.buckets.wrap_start),
             replaced(gradients, "average_together", self.buckets.wrap_average_together),
         ):
-            self.handles += [
-                register_optimizer_step_pre_hook(self.before_step),
-                register_optimizer_step_post_hook(self.after_step),
-            ]
+            self.handles.append(register_optimizer_step_pre_hook(self.before_step))
+            self.handles.append(register_optimizer_step_post_hook(self.after_step))
             try:
                 yield
             finally:
@@ -267,11 +258,11 @@ class TrainingHooks:
             number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
             here.step, here.gradients = recorder.open(number), False
 
-    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before_step(self, *called: Any) -> None:
         source = self.recorder.sources.find()
         self.here.optimizer = self.recorder.open(self.recorder.begin(COMPUTE, "step", source=source))
 
-    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(self, *called: Any) -> None:
         self.recorder.close(self.here.optimizer)
         if getattr(self.here, "step", None) is not None:
             self.recorder.close(self.here.step)
