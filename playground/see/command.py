@@ -103,13 +103,8 @@ def pipeline_settings(folder: Path) -> tuple[PipelineSettings]:
 
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
-WAYS = DataParallelSettings(
-    devices=DEVICES,
-    output_device=DEVICES[0],
-    batch_size=32,
-    steps=2,
-    ways=tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss")),
-)
+BOTH = tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss"))
+WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
@@ -284,21 +279,14 @@ def read(file: Path) -> Recording:
 
 def document_of(recording: Recording) -> dict[str, object]:
     """The recording as JSON."""
-    waits = Waits(recording)
-    ranks = [
-        {
-            "rank": rank.rank,
-            "host": rank.host,
-            "events": len(rank.events),
-            "dropped": rank.dropped,
-            "is_cut_off": rank.is_cut_off,
-            "clock_bound": rank.clock_bound,
-            "waits": None
-            if rank.runs_ahead
-            else seconds_by_cause([wait for wait in waits.all if wait.event.rank == rank.rank]),
+    waits, ranks = Waits(recording), []
+    for rank in recording.ranks:
+        about = {
+            name: getattr(rank, name) for name in ("rank", "host", "events", "dropped", "is_cut_off", "clock_bound")
         }
-        for rank in recording.ranks
-    ]
+        its = [wait for wait in waits.all if wait.event.rank == rank.rank]
+        waited = None if rank.runs_ahead else seconds_by_cause(its)
+        ranks.append({**about, "events": len(rank.events), "waits": waited})
     return {
         "command": recording.command,
         "versions": recording.versions,

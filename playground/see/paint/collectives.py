@@ -6,32 +6,16 @@ collectives cannot be seen: they are drawn dashed, as they are meant. One figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import cos, hypot, pi, sin
 from typing import Any
 
 from playground.measurement import format_bytes
+from playground.see import paint
 from playground.see.analyse import Message, Vector, changes_of, match_messages, ref_of, to_logical_time
-from playground.see.paint import (
-    ALPHA,
-    ARROW,
-    BOX,
-    CELL,
-    FOREVER,
-    TEXT,
-    WIDTH,
-    Cell,
-    Drawing,
-    Move,
-    Panel,
-    Row,
-    Scene,
-    meant_moves,
-    panels_drawing,
-    rows_drawing,
-)
+from playground.see.paint import CELL, Cell, Drawing, Move, Panel, Row, Scene, meant_moves, panels_drawing, rows_drawing
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.timeline import format_values, lay_out, message_title, when_sent
 from playground.see.record import COMPUTE, PHASE
@@ -46,26 +30,24 @@ def numbers(values: Held | None) -> str:
     return f"{values[0]:g}" if len({*values}) == 1 else " ".join(f"{value:g}" for value in values)
 
 
-def cells(held: Sequence[Held], style: str = "plain", styles: Mapping[int, str] | None = None) -> list[Cell]:
+def cells(held: Iterable[Held], style: str = "plain", styles: Mapping[int, str] | None = None) -> list[Cell]:
     """A box for each rank, with its numbers; `styles` are those of single ranks."""
-    return [
-        Cell(f"rank {rank}\n{numbers(values)}", (styles or {}).get(rank, style)) for rank, values in enumerate(held)
-    ]
+    styles = styles or {}
+    return [Cell(f"rank {rank}\n{numbers(each)}", styles.get(rank, style)) for rank, each in enumerate(held)]
 
 
 def cells_before(changes: Sequence[Change], styles: Mapping[int, str] | None = None) -> list[Cell]:
-    return cells([change.before for change in changes], styles=styles)
+    return cells((change.before for change in changes), styles=styles)
 
 
 def cells_after(changes: Sequence[Change], styles: Mapping[int, str] | None = None) -> list[Cell]:
-    return cells([change.after for change in changes], "value", styles)
+    return cells((change.after for change in changes), "value", styles)
 
 
-def moves_of(messages: Sequence[Message], text: str = "") -> list[Move]:
+def moves_of(messages: Iterable[Message], text: str = "") -> list[Move]:
     """The arrows of recorded messages."""
-    return [
-        Move(each.send.rank, each.receive.rank, text, message_title(each), when=when_sent(each)) for each in messages
-    ]
+    ends = ((each, each.send.rank, each.receive.rank) for each in messages)
+    return [Move(source, target, text, message_title(each), when=when_sent(each)) for each, source, target in ends]
 
 
 def all_reduce_sum(run: Evidence) -> Scene:
@@ -145,7 +127,6 @@ RING_MIDDLE = 160.0
 """Pixels from the top."""
 RING_RADII = (200.0, 120.0)
 """Half the width and height of the rectangle whose corners are four ranks."""
-CORNER = sin(pi / 4)
 RING_BOX = (112.0, 64.0)
 
 
@@ -161,9 +142,9 @@ def ring_chunk(run: Evidence) -> Scene:
         add_hop(drawing, number, hop, places, is_collected=number < size)
     for rank, (x, y) in enumerate(places):
         text = f"rank {rank}\n{numbers(changes[rank].before)} > {numbers(changes[rank].after)}"
-        drawing.add(BOX, x - RING_BOX[0] / 2, y - RING_BOX[1] / 2, *RING_BOX, style="value", text=text)
-    drawing.add(TEXT, WIDTH / 2, RING_MIDDLE - CELL[1] / 2, text="collected, outside", style="chunk")
-    drawing.add(TEXT, WIDTH / 2, RING_MIDDLE + CELL[1] / 2, text="passed on, inside", style="message")
+        drawing.add(paint.BOX, x - RING_BOX[0] / 2, y - RING_BOX[1] / 2, *RING_BOX, style="value", text=text)
+    drawing.add(paint.TEXT, paint.WIDTH / 2, RING_MIDDLE - CELL[1] / 2, text="collected, outside", style="chunk")
+    drawing.add(paint.TEXT, paint.WIDTH / 2, RING_MIDDLE + CELL[1] / 2, text="passed on, inside", style="message")
     scene = drawing.scene(
         f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; the number after each "
         "hop is what travels.",
@@ -174,8 +155,8 @@ def ring_chunk(run: Evidence) -> Scene:
 
 def place(rank: int, size: int) -> tuple[float, float]:
     """The middle of a rank's box. Ranks go round clockwise; rank 0 of four is in the upper left corner."""
-    angle = 2 * pi * (rank - 0.5) / size
-    return WIDTH / 2 + RING_RADII[0] * sin(angle) / CORNER, RING_MIDDLE - RING_RADII[1] * cos(angle) / CORNER
+    angle, corner = 2 * pi * (rank - 0.5) / size, sin(pi / 4)
+    return paint.WIDTH / 2 + RING_RADII[0] * sin(angle) / corner, RING_MIDDLE - RING_RADII[1] * cos(angle) / corner
 
 
 def add_hop(
@@ -191,7 +172,7 @@ def add_hop(
     style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
     words = {"text": f"{number}: {numbers(hop.send.values)}", "title": f"hop {number}: {message_title(hop)}"}
     when = when_sent(hop)._asdict()
-    drawing.add(ARROW, x, y, across * length, down * length, style=style, label_at=label_at, **words, **when)
+    drawing.add(paint.ARROW, x, y, across * length, down * length, style=style, label_at=label_at, **words, **when)
 
 
 def step_everywhere(run: Evidence) -> Scene:
@@ -201,14 +182,14 @@ def step_everywhere(run: Evidence) -> Scene:
     weights = [Cell(f"w {step.weight:+.5f}\n-> {step.new_weight:+.5f}", "optimizer") for step in steps]
     mean = Cell(f"g {steps[0].average:+.5f}", "communication", meant=True)
     drawing = rows_drawing(
-        f"The end of the ring: w = w - {ALPHA} g, the same everywhere",
+        f"The end of the ring: w = w - {paint.ALPHA} g, the same everywhere",
         Row([Cell(f"rank {rank}\ng {steps[rank].gradient:+.5f}", "backward") for rank in ranks], label="own"),
         Row([mean], meant_moves(ranks, [0]), "mean"),
         Row(weights, meant_moves([0], ranks), "step"),
     )
     difference = max(step.replicas_max_difference for step in steps)
     return drawing.scene(
-        f"One weight of {steps[0].parameters:,}, {ALPHA} = {steps[0].lr:g}, "
+        f"One weight of {steps[0].parameters:,}, {paint.ALPHA} = {steps[0].lr:g}, "
         f"{sum(step.samples for step in steps)} samples on {len(steps)} ranks.",
         f"After the step the replicas' parameters differ by {difference:g} at most.",
         DASHED,
@@ -271,7 +252,7 @@ def moving(run: Evidence) -> Scene:
     corners = [corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)]
     drawing = Drawing(f"A ring all-reduce on {recording.size} ranks, message by message")
     for rank, (x, y), changes in zip(recording.ranks, corners, held, strict=True):
-        drawing.add(TEXT, x, y - CELL[1], text=f"rank {rank.rank}", align="start")
+        drawing.add(paint.TEXT, x, y - CELL[1], text=f"rank {rank.rank}", align="start")
         add_numbers(drawing, x, y, [(change.time, change.values) for change in changes])
         for event in rank.events:
             if event.kind == COMPUTE and event.offset is not None:
@@ -286,13 +267,13 @@ def moving(run: Evidence) -> Scene:
         add_number(drawing, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look)
     phases = [(event.name, event.start, event.end) for event in recording.ranks[0].events if event.kind == PHASE]
     y = drawing.bottom + 1.5 * CELL[1]
-    for name, start, end in (*phases, ("done: every rank has the same sums", recording.end, FOREVER)):
-        drawing.add(TEXT, WIDTH / 2, y, text=name, style="message", start=seconds(start), end=seconds(end))
+    for name, start, end in (*phases, ("done: every rank has the same sums", recording.end, paint.FOREVER)):
+        drawing.add(paint.TEXT, paint.WIDTH / 2, y, text=name, style="message", **shown(start, end))
     scene = drawing.scene(
         f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole sum "
         "(reduce-scatter). Then the sums go round (all-gather)."
     )
-    return replace(scene, period=seconds(recording.end) + PAUSE)
+    return replace(scene, period=round(recording.end * SECONDS_PER_STEP, 3) + PAUSE)
 
 
 def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
@@ -300,16 +281,17 @@ def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
     the others are in the lower one, to the left, so that the ring goes clockwise."""
     upper = (size + 1) // 2
     column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
-    return WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[1] + row * 5 * CHUNK[1]
-
-
-def seconds(step: float) -> float:
-    return round(step * SECONDS_PER_STEP, 3)
+    return paint.WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[1] + row * 5 * CHUNK[1]
 
 
 def add_number(drawing: Drawing, x: float, y: float, text: str, start: float, end: float, **look: object) -> None:
     """Add the box of a number, which is there between two logical steps."""
-    drawing.add(BOX, x, y, CHUNK[0], CHUNK[1], text=text, start=seconds(start), end=seconds(end), **look)
+    drawing.add(paint.BOX, x, y, CHUNK[0], CHUNK[1], text=text, **shown(start, end), **look)
+
+
+def shown(start: float, end: float) -> dict[str, float]:
+    """The seconds in which a mark is there, given in logical steps."""
+    return {"start": round(start * SECONDS_PER_STEP, 3), "end": round(end * SECONDS_PER_STEP, 3)}
 
 
 def add_numbers(drawing: Drawing, x: float, y: float, changes: Sequence[tuple[float, Vector]]) -> None:
@@ -318,6 +300,6 @@ def add_numbers(drawing: Drawing, x: float, y: float, changes: Sequence[tuple[fl
     for number, at_end in enumerate(last):
         values = [(moment, held[number]) for moment, held in changes]
         new = [values[0], *(after for before, after in pairwise(values) if after[1] != before[1])]
-        for (start, value), (end, _) in pairwise([*new, (FOREVER, at_end)]):
+        for (start, value), (end, _) in pairwise([*new, (paint.FOREVER, at_end)]):
             style = "value" if value == at_end else "plain" if start == began else "compute"
             add_number(drawing, x + number * CHUNK[0], y, f"{value:g}", start, end, style=style)

@@ -176,8 +176,7 @@ def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[object, ..
 
 def to_arrows(recording: Recording, places: dict[Ref, int]) -> list[int]:
     """For each message the place of its send, relative to the one before, and that of its receive relative to it."""
-    arrows: list[int] = []
-    last = 0
+    arrows, last = list[int](), 0
     for message in match_messages(recording).matched:
         sent, received = places[ref_of(message.send)], places[ref_of(message.receive)]
         arrows += [sent - last, received - sent]
@@ -209,10 +208,8 @@ def to_numbers(vector: Vector) -> list[float | int | str]:
     """Numbers as JSON, whole ones without a point. NaN and infinity become strings, as JavaScript reads them."""
 
     def to_number(value: float) -> float | int | str:
-        if isnan(value):
-            return "NaN"
         if not isfinite(value):
-            return "Infinity" if value > 0 else "-Infinity"
+            return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
     return [*map(to_number, vector)]
