@@ -12,18 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.see.analyse import (
-    Lane,
-    Lookup,
-    Ref,
-    Timeline,
-    clip,
-    match_collectives,
-    match_messages,
-    ref_of,
-    total,
-    union,
-)
+from playground.see.analyse import Lane, Lookup, Timeline, clip, match_collectives, match_messages, ref_of, total, union
 from playground.see.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
 LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
@@ -81,11 +70,10 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        self.ends: dict[Ref, Event] = {}
+        messages = match_messages(recording).matched
+        self.ends = {ref_of(each.send): each.receive for each in messages}
+        self.ends |= {ref_of(each.receive): each.send for each in messages}
         """The other end of every message."""
-        for message in match_messages(recording).matched:
-            self.ends[ref_of(message.send)] = message.receive
-            self.ends[ref_of(message.receive)] = message.send
         calls = match_collectives(recording)
         self.calls = {ref_of(event): call for call in calls for event in call.by_rank.values()}
         self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]

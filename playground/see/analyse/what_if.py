@@ -358,11 +358,8 @@ class Straggler:
                 excess[rank] += max(0.0, its_seconds - seconds)
         slowest = max(excess, key=lambda rank: (excess[rank], -rank), default=None)
         self.rank = None if slowest is None or excess[slowest] < NEGLIGIBLE * replay.recorded else slowest
-        self.usual = {
-            taken[place][self.rank][0]: seconds
-            for place, seconds in usual.items()
-            if self.rank is not None and self.rank in taken[place]
-        }
+        its = {place: by_rank[self.rank] for place, by_rank in taken.items() if self.rank in by_rank}
+        self.usual = {its[place][0]: seconds for place, seconds in usual.items() if place in its}
         """Median seconds of the work up to each of its edges."""
 
     def __call__(self, point: Point, seconds: float) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from playground.measurement import format_bytes
 from playground.see import paint
 from playground.see.analyse import Message, Vector, changes_of, match_messages, ref_of, to_logical_time
-from playground.see.paint import CELL, Cell, Drawing, Move, Panel, Row, Scene, meant_moves, panels_drawing, rows_drawing
+from playground.see.paint import CELL, Cell, Drawing, Move, Panel, Row, Scene, meant_moves, panels_drawing, rows_scene
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
 from playground.see.paint.timeline import format_values, lay_out, message_title, when_sent
 from playground.see.record import COMPUTE, PHASE
@@ -57,13 +57,10 @@ def all_reduce_sum(run: Evidence) -> Scene:
     terms = " + ".join(f"t{rank}" for rank in ranks)
     before = [Cell(f"rank {rank}\nt{rank} = {numbers(change.before)}") for rank, change in enumerate(own)]
     after = [Cell(f"rank {rank}\nT = {numbers(change.after)}", "value") for rank, change in enumerate(own)]
-    drawing = rows_drawing(
-        "All-reduce: the same sum on every rank",
-        Row(before, label="before"),
-        Row([Cell(f"T = {terms} = {numbers(own[0].after)}", meant=True)], meant_moves(ranks, [0])),
-        Row(after, meant_moves([0], ranks), "after"),
-    )
-    return drawing.scene(f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run.", DASHED)
+    total = Row([Cell(f"T = {terms} = {numbers(own[0].after)}", meant=True)], meant_moves(ranks, [0]))
+    rows = [Row(before, label="before"), total, Row(after, meant_moves([0], ranks), "after")]
+    about = f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run."
+    return rows_scene("All-reduce: the same sum on every rank", rows, about, DASHED)
 
 
 def six_collectives(run: Evidence) -> Scene:
@@ -93,34 +90,26 @@ def reduce_broadcast(run: Evidence) -> Scene:
     from_root = [message for message in messages if message.send.rank == root]
     total = from_root[0].send.values or ()
     reduced = [total if rank == root else change.before for rank, change in enumerate(changes)]
-    drawing = rows_drawing(
-        "All-reduce as reduce, then broadcast",
+    rows = [
         Row(cells_before(changes), label="before"),
         Row(cells(reduced, styles={root: "value"}), moves_of(to_root), "reduced"),
         Row(cells_after(changes), moves_of(from_root), "after"),
-    )
-    sent, received = (sum(each.send.nbytes for each in every) for every in (from_root, to_root))
-    return drawing.scene(
-        f"{len(messages)} messages, recorded. Rank {root} receives {format_bytes(received)} and sends "
-        f"{format_bytes(sent)}: all of it.",
-        f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is the limit.",
-    )
+    ]
+    sent, received = (format_bytes(sum(each.send.nbytes for each in every)) for every in (from_root, to_root))
+    about = f"{len(messages)} messages, recorded. Rank {root} receives {received} and sends {sent}: all of it."
+    limit = f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is the limit."
+    return rows_scene("All-reduce as reduce, then broadcast", rows, about, limit)
 
 
 def all_to_all(run: Evidence) -> Scene:
     """F8: all-reduce as all to all."""
     changes: Sequence[Change] = run.results
     messages, size = run.messages, len(changes)
-    drawing = rows_drawing(
-        "All-reduce as all to all",
-        Row(cells_before(changes), label="before"),
-        Row(cells_after(changes), moves_of(messages), "after"),
-    )
-    nbytes = sum(message.send.nbytes for message in messages)
-    return drawing.scene(
-        f"{len(messages)} messages, recorded: N(N - 1) = {size} x {size - 1} = {size * (size - 1)}.",
-        f"{format_bytes(nbytes)} in all, of tensors of {format_bytes(messages[0].send.nbytes)}.",
-    )
+    sizes = [message.send.nbytes for message in messages]
+    rows = [Row(cells_before(changes), label="before"), Row(cells_after(changes), moves_of(messages), "after")]
+    total, each = (format_bytes(nbytes) for nbytes in (sum(sizes), sizes[0]))
+    about = f"{len(messages)} messages, recorded: N(N - 1) = {size} x {size - 1} = {size * (size - 1)}."
+    return rows_scene("All-reduce as all to all", rows, about, f"{total} in all, of tensors of {each}.")
 
 
 RING_MIDDLE = 160.0
@@ -181,14 +170,12 @@ def step_everywhere(run: Evidence) -> Scene:
     ranks = range(len(steps))
     weights = [Cell(f"w {step.weight:+.5f}\n-> {step.new_weight:+.5f}", "optimizer") for step in steps]
     mean = Cell(f"g {steps[0].average:+.5f}", "communication", meant=True)
-    drawing = rows_drawing(
-        f"The end of the ring: w = w - {paint.ALPHA} g, the same everywhere",
-        Row([Cell(f"rank {rank}\ng {steps[rank].gradient:+.5f}", "backward") for rank in ranks], label="own"),
-        Row([mean], meant_moves(ranks, [0]), "mean"),
-        Row(weights, meant_moves([0], ranks), "step"),
-    )
+    own = [Cell(f"rank {rank}\ng {step.gradient:+.5f}", "backward") for rank, step in enumerate(steps)]
+    to_all = Row(weights, meant_moves([0], ranks), "step")
     difference = max(step.replicas_max_difference for step in steps)
-    return drawing.scene(
+    return rows_scene(
+        f"The end of the ring: w = w - {paint.ALPHA} g, the same everywhere",
+        [Row(own, label="own"), Row([mean], meant_moves(ranks, [0]), "mean"), to_all],
         f"One weight of {steps[0].parameters:,}, {paint.ALPHA} = {steps[0].lr:g}, "
         f"{sum(step.samples for step in steps)} samples on {len(steps)} ranks.",
         f"After the step the replicas' parameters differ by {difference:g} at most.",
@@ -203,14 +190,12 @@ def point_to_point(run: Evidence) -> Scene:
     taking_part = {rank for each in messages for rank in (each.send.rank, each.receive.rank)}
     idle = {rank: "idle" for rank in range(len(changes)) if rank not in taking_part}
     send = messages[0].send
-    drawing = rows_drawing(
+    after = Row(cells_after(changes, idle), moves_of(messages, format_values(send.values or ())), "after")
+    return rows_scene(
         "Point to point: one rank sends, another receives",
-        Row(cells_before(changes, idle), label="before"),
-        Row(cells_after(changes, idle), moves_of(messages, format_values(send.values or ())), "after"),
-    )
-    return drawing.scene(
+        [Row(cells_before(changes, idle), label="before"), after],
         f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to rank {send.peer}. "
-        f"Ranks {' and '.join(map(str, idle))} have no part in it."
+        f"Ranks {' and '.join(map(str, idle))} have no part in it.",
     )
 
 
@@ -219,13 +204,14 @@ def one_world(run: Evidence) -> Scene:
     ranks: Sequence[Mapping[str, Any]] = run.results
     everyone = range(len(ranks))
     met = [Cell(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value") for each in ranks]
-    drawing = rows_drawing(
-        "N processes become one world",
+    rows = [
         Row([Cell(f"pid {each['pid']}") for each in ranks], label="processes"),
         Row([Cell("rank 0's store", meant=True)], meant_moves(everyone, [0]), "the master"),
         Row(met, meant_moves([0], everyone), "one world"),
-    )
-    return drawing.scene(
+    ]
+    return rows_scene(
+        "N processes become one world",
+        rows,
         f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard from, as it says itself.",
         "Dashed: each writes down where it can be reached, and reads the same of the others; that is not recorded.",
     )

@@ -104,10 +104,9 @@ def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
 
 def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[Lane, float]:
     """The heights of all main threads' lanes, which are equal, and of other lanes that are not empty."""
-    used: dict[Lane, int] = {}
+    used: dict[Lane, int] = defaultdict(int)
     for event in recording.events(*SPANS, *PIECES):
-        lane = event.rank, event.lane
-        used[lane] = max(used.get(lane, 0), 1 + rows.get(ref_of(event), -1))
+        used[event.rank, event.lane] = max(used[event.rank, event.lane], 1 + rows.get(ref_of(event), -1))
     most = max((count for (_, lane), count in used.items() if lane == MAIN), default=0)
     main = {(rank.rank, MAIN): float(ROW * (1 + min(MOST_SPANS, most))) for rank in recording.ranks}
     others = {at: float(ROW * max(1, min(MOST_SPANS, count))) for at, count in used.items() if at[1] != MAIN}

@@ -12,19 +12,7 @@ from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
 from playground.measurement import format_bytes
 from playground.see import paint
-from playground.see.paint import (
-    CELL,
-    Bar,
-    Cell,
-    Drawing,
-    Piece,
-    Row,
-    Scene,
-    add_bars,
-    add_key,
-    meant_moves,
-    rows_drawing,
-)
+from playground.see.paint import CELL, Bar, Cell, Drawing, Piece, Row, Scene, add_bars, add_key, meant_moves, rows_scene
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
 from playground.see.paint.timeline import LABELS, ROW, lay_out
@@ -63,23 +51,20 @@ def backward_and_step(run: Evidence) -> Scene:
 def five_phases(run: Evidence) -> Scene:
     """F11: synchronous SGD in five phases."""
     steps: Sequence[SgdStep] = run.results
-    ranks = range(len(steps))
+    size, ranks = len(steps), range(len(steps))
     fan_out = meant_moves([0], ranks)
     average = Cell(f"all-reduce: g {steps[0].average:+.5f}", "communication", meant=True)
-    drawing = rows_drawing(
-        "Synchronous SGD in five phases",
+    rows = [
         Row([Cell(f"a store of {sum(step.samples for step in steps)} samples")]),
         Row([Cell(f"rank {rank}\n{steps[rank].samples} samples") for rank in ranks], fan_out, "1 samples"),
         Row([Cell(f"w {step.weight:+.5f}", "forward") for step in steps], label="2 model"),
         Row([Cell(f"g {step.gradient:+.5f}", "backward") for step in steps], label="3 gradient"),
         Row([average], meant_moves(ranks, [0]), "4 average"),
         Row([Cell(f"w {step.new_weight:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
-    )
+    ]
     difference = max(step.replicas_max_difference for step in steps)
-    return drawing.scene(
-        f"One weight w and its gradient g on {len(steps)} ranks. After the step the replicas differ by {difference:g}.",
-        DASHED,
-    )
+    about = f"One weight w and its gradient g on {size} ranks. After the step the replicas differ by {difference:g}."
+    return rows_scene("Synchronous SGD in five phases", rows, about, DASHED)
 
 
 def after_backward(run: Evidence) -> Scene:
@@ -105,11 +90,9 @@ def averaging(run: Evidence, title: str) -> Scene:
         backward = [event for event in rank.events if event.kind == COMPUTE and event.name == "backward"]
         calls = [event for event in rank.events if event.kind in (COLLECTIVE, BUCKET)]
         if backward and calls:
-            times = (
-                f"{events[0].start * 1e3:.2f} to {max(event.end for event in events) * 1e3:.2f} ms"
-                for events in (backward, calls)
-            )
-            lines.append("Rank {}: backward {}; averaging {}.".format(rank.rank, *times))
+            spans = ((each[0].start * 1e3, max(event.end for event in each) * 1e3) for each in (backward, calls))
+            first, last = (f"{start:.2f} to {end:.2f} ms" for start, end in spans)
+            lines.append(f"Rank {rank.rank}: backward {first}; averaging {last}.")
     lines.append("What the backend sends inside an all-reduce cannot be seen.")
     return replace(lay_out(step, title), caption=tuple(lines))
 

@@ -22,6 +22,7 @@ from string import Template
 from playground.see.analyse import Ref, Timeline, Vector, changes_of, logical_times, match_messages, ref_of
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
 from playground.see.paint import INK, PAPER, STYLES, Drawing
+from playground.see.paint.painters import css_variables
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
 from playground.see.record import Event, RankRecording, Recording
 
@@ -225,7 +226,8 @@ SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "pl
 
 def render_page(*recordings: Recording) -> str:
     """The page as a file. It loads nothing, and its policy forbids the browser to load anything."""
-    style = colours() + read("page.css")
+    light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
+    style = f":root{{{light};}}\n@media (prefers-color-scheme:dark){{:root{{{dark};}}}}\n" + read("page.css")
     script = '"use strict";\n' + "".join(read(f"script/{name}.js") for name in SCRIPTS)
     return Template(read("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
@@ -245,16 +247,6 @@ def to_json(data: object) -> str:
 def digest(text: str) -> str:
     """The source expression that allows exactly this style sheet or script in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def colours() -> str:
-    """The palette of the figures as CSS variables: `--wait` is the colour of a wait's bar."""
-    palette = {"paper": PAPER, "ink": INK, **STYLES}
-    light, dark = (
-        "".join(f"--{name.replace(' ', '-')}:{getattr(colour, surroundings)};" for name, colour in palette.items())
-        for surroundings in ("light", "dark")
-    )
-    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
 def read(name: str) -> str:
