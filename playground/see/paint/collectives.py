@@ -12,8 +12,8 @@ from itertools import pairwise
 from math import cos, hypot, pi, sin
 from typing import Any
 
+import playground.see.paint as paint
 from playground.measurement import format_bytes
-from playground.see import paint
 from playground.see.analyse import Message, Vector, changes_of, match_messages, ref_of, to_logical_time
 from playground.see.paint import CELL, Cell, Drawing, Move, Panel, Row, Scene, meant_moves, panels_drawing, rows_scene
 from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step

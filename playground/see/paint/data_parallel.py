@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import playground.see.paint as paint
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement import format_bytes
-from playground.see import paint
 from playground.see.analyse import ref_of
 from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
 from playground.see.paint.results import DataParallelStep, Evidence

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
+import playground.see.paint as paint
 from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
 from playground.measurement import format_bytes
-from playground.see import paint
 from playground.see.paint import CELL, Bar, Cell, Drawing, Piece, Row, Scene, add_bars, add_key, meant_moves, rows_scene
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.results import Backward, Evidence, SgdStep, last_step

@@ -39,11 +39,12 @@ class RecordedTransport:
         self.phase = ""
         self.phase_number = NONE
 
-    def attach(self, messages: Messages) -> None:
-        """Attach the messages that it carries."""
+    def attach(self, messages: Messages) -> Messages:
+        """Attach the messages that it carries, and return them."""
         self.messages, flat = messages, messages.flat
         self.first, self.length, self.itemsize = flat.data_ptr(), flat.nbytes, flat.element_size()
         self.note_values()
+        return messages
 
     def offset_of(self, part: torch.Tensor) -> int:
         """The first element of this part of the collective's tensor; -1 if it is not part of it."""
@@ -189,12 +190,7 @@ class AlgorithmHooks:
         return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
 
     def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:
-        def messages(flat: torch.Tensor, transport: RecordedTransport) -> Messages:
-            made = real(flat, transport)
-            transport.attach(made)
-            return made
-
-        return messages
+        return lambda flat, transport: transport.attach(real(flat, transport))
 
     def wrap_adder(self, real: Callable[[Any], Add]) -> Callable[[Any], Add]:
         """Record each addition."""

@@ -128,15 +128,13 @@ class IssuedWorks:
 
     def finish(self, future: Any) -> None:
         """Record the end of a work, unless it has been recorded before."""
-        pending = self.issued.pop(future, None)
-        if pending is not None:
+        if (pending := self.issued.pop(future, None)) is not None:
             finish(self.recorder, [pending])
 
     def finish_done(self) -> None:
         """Record the ends of works that are done: the thread that calls their callbacks may be late."""
-        for future in list(self.issued):
-            if future.done():
-                self.finish(future)
+        for future in [future for future in list(self.issued) if future.done()]:
+            self.finish(future)
 
 
 class RecordedWork:
@@ -206,13 +204,8 @@ None, as with gather on all ranks but one, the input is taken); and the root, if
 def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
     """Record calls of torch.distributed in this block."""
     hooks = DistributedHooks(recorder, groups)
-    wraps: dict[str, Wrap] = {
-        "send": hooks.wrap_send,
-        "isend": hooks.wrap_send,
-        "recv": hooks.wrap_receive,
-        "irecv": hooks.wrap_receive,
-        "batch_isend_irecv": hooks.wrap_batch,
-    }
+    wraps: dict[str, Wrap] = {"batch_isend_irecv": hooks.wrap_batch}
+    wraps |= dict.fromkeys(("send", "isend"), hooks.wrap_send) | dict.fromkeys(("recv", "irecv"), hooks.wrap_receive)
     for name, parameters in COLLECTIVES.items():
         if hasattr(dist, name):
             wraps[name] = functools.partial(hooks.wrap_collective, *parameters)
@@ -227,8 +220,7 @@ def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
 
 class DistributedHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
-        self.recorder, self.thread = recorder, recorder.thread
-        self.groups = groups
+        self.recorder, self.groups, self.thread = recorder, groups, recorder.thread
         self.issued = IssuedWorks(recorder)
 
     def wrap_send(self, real: Callable[..., Any]) -> Callable[..., Any]:

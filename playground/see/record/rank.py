@@ -118,19 +118,15 @@ class DeviceRecorder(Recorder):
         return number
 
     def end(self, number: int) -> None:
-        super().end(number)
-        self.mark_end(number)
+        self.end_all([number])
 
     def end_all(self, numbers: Iterable[int]) -> None:
+        """Record and mark the ends. The last mark counts: a call that returned at once ends again with its work."""
         numbers = [*numbers]
         super().end_all(numbers)
         for number in numbers:
-            self.mark_end(number)
-
-    def mark_end(self, number: int) -> None:
-        """Mark the end of an event. The last mark counts: a call that returned at once ends again with its work."""
-        if number in self.begun:
-            self.ended[number] = self.gpu.mark(self.begun[number][0])
+            if number in self.begun:
+                self.ended[number] = self.gpu.mark(self.begun[number][0])
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:

@@ -310,11 +310,10 @@ def require_compared(ranks: Sequence[RankTables]) -> None:
         raise UsageError("the recording ends before its first rank begins: record the run again")
     first = ranks[0].about
     for number, rank in enumerate(ranks):
-        if first and rank.about and rank.about.host_id != first.host_id and not rank.samples:
-            raise UsageError(
-                f"the clock of rank {number} on {rank.about.host} was never compared with that of rank 0 on "
-                f"{first.host}, so that their times do not belong together: record the run again"
-            )
+        about = rank.about
+        if first and about and about.host_id != first.host_id and not rank.samples:
+            clock = f"the clock of rank {number} on {about.host} was never compared with that of rank 0 on {first.host}"
+            raise UsageError(f"{clock}, so that their times do not belong together: record the run again")
 
 
 RECORDED = remote("playground.see.record.rank:recorded")
@@ -353,11 +352,8 @@ def record_run(
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
     """The description of a run before it begins: the content of run.json."""
-    versions = {
-        **{name: version(name) for name in ("playground", "torch")},
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
+    versions = {name: version(name) for name in ("playground", "torch")} | {"python": platform.python_version()}
+    versions["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
     run = {"schema": SCHEMA, "command": list(command), "backend": backend, "size": size, "versions": versions}
     return json.dumps(run)
 
@@ -370,11 +366,8 @@ def collect(folder: Path) -> Members:
         for name in members.files:
             if name.endswith(layout.TABLES):
                 paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
-    texts = {
-        f"{TEXT}{file}": path.read_bytes()
-        for file, path in sorted(paths.items())
-        if path.is_file() and path.stat().st_size <= MAX_TEXT
-    }
+    there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
+    texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
     return Members({**members.files, **texts})
 
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.see.record.algorithms import RecordedCollectiveWork
-from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
+from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced, set_attribute
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
 from playground.training import device_work, gradients
@@ -72,8 +72,7 @@ class BucketHooks:
 
         @functools.wraps(real)
         def start(bucket: Any, all_reduce: Any) -> Any:
-            number = self.begin(bucket.flat)
-            self.recorder.open(number)
+            number = self.recorder.open(self.begin(bucket.flat))
             work = real(bucket, all_reduce)
             self.recorder.leave(number)
             if isinstance(work, RecordedCollectiveWork):
@@ -151,24 +150,20 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
         source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
         numbers = []
         for device, tensor in tensors:
-            name, nbytes = name_of_move(part, str(device), str(target)), bytes_of(tensor)
-            number = recorder.begin(MOVE, name, nbytes, tensor.shape, source=source, start=now, parent=around)
-            numbers.append(number)
+            what = MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape
+            numbers.append(recorder.begin(*what, source=source, start=now, parent=around))
         try:
             yield
         finally:
             recorder.end_all(numbers)
 
-    def wrap_working_for(real: Callable[..., Any]) -> Callable[..., Any]:
+    def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Record it as a phase with the name of the device. The main thread works for all devices."""
+        is_main = recorder.thread.lane == LANE_CODES[MAIN]
+        return really_working_for(device) if is_main else recorder.working_for(device)
 
-        def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
-            is_main = recorder.thread.lane == LANE_CODES[MAIN]
-            return real(device) if is_main else recorder.working_for(device)
-
-        return working_for
-
-    with replaced(device_work, "moving", lambda real: moving), replaced(device_work, "working_for", wrap_working_for):
+    really_working_for = device_work.working_for
+    with set_attribute(device_work, "moving", moving), set_attribute(device_work, "working_for", working_for):
         yield
 
 
