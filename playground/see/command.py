@@ -50,15 +50,15 @@ class Run:
 
     work: Remote
     size: int
-    arguments: Callable[[Path], tuple[object, ...]] = lambda folder: ()
-    """Its arguments besides rank and size; the folder is for its files."""
+    arguments: tuple[object, ...] | Callable[[Path], tuple[object, ...]] = ()
+    """Its arguments besides rank and size, or what makes them in a folder for its files."""
     recorded: bool = False
     restarts: int = 0
     """How often new ranks may replace a world that failed."""
 
     def make(self, name: str, folder: Path) -> Evidence:
         """Run it. Raises what `launch` raises."""
-        arguments = self.arguments(folder)
+        arguments = self.arguments(folder) if callable(self.arguments) else self.arguments
         if self.recorded:
             results, recording = record_run(self.work, self.size, *arguments, command=(name, "-n", str(self.size)))
             return Evidence(results=results, recording=recording, arguments=arguments)
@@ -72,11 +72,6 @@ class Run:
             on_report=lambda rank, event: reports.append((rank, event)),
         )
         return Evidence(results=results, arguments=arguments, reports=tuple(reports))
-
-
-def given(*arguments: object) -> Callable[[Path], tuple[object, ...]]:
-    """Arguments that need no folder."""
-    return lambda folder: arguments
 
 
 def draw_digits(folder: Path) -> Path:
@@ -112,22 +107,22 @@ SGD = remote("playground.see.paint.ranks:sgd_step")
 RUNS = {
     "collectives": Run(remote("playground.see.paint.ranks:six_collectives"), 4, recorded=True),
     "send": Run(remote("playground.see.paint.ranks:send_to_last"), 4, recorded=True),
-    "reduce-broadcast": Run(ALL_REDUCE, 4, given("reduce-broadcast"), recorded=True),
-    "all-to-all": Run(ALL_REDUCE, 4, given("all-to-all"), recorded=True),
-    "ring": Run(ALL_REDUCE, 4, given("ring"), recorded=True),
+    "reduce-broadcast": Run(ALL_REDUCE, 4, ("reduce-broadcast",), recorded=True),
+    "all-to-all": Run(ALL_REDUCE, 4, ("all-to-all",), recorded=True),
+    "ring": Run(ALL_REDUCE, 4, ("ring",), recorded=True),
     "sgd": Run(SGD, 4),
     "sgd on three": Run(SGD, 3),
-    "flat": Run(STEPS, 2, given("flat"), recorded=True),
-    "overlapped": Run(STEPS, 2, given("overlapped"), recorded=True),
+    "flat": Run(STEPS, 2, ("flat",), recorded=True),
+    "overlapped": Run(STEPS, 2, ("overlapped",), recorded=True),
     "ladder": Run(remote("playground.lessons.ladder.lesson:run"), 2, ladder_settings),
     "hello": Run(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": Run(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": Run(remote("playground.lessons.elastic.lesson:run"), 3, elastic_settings, restarts=2),
     "pipeline": Run(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_settings),
-    "ddp": Run(BACKWARD, 2, given("net")),
-    "ddp, four parameters": Run(BACKWARD, 2, given("four")),
-    "data-parallel": Run(remote("playground.see.paint.ranks:data_parallel_steps"), 1, given(WAYS), recorded=True),
-    "data-parallel, memory": Run(remote("playground.lessons.data_parallel.experiment:ways"), 1, given(WAYS)),
+    "ddp": Run(BACKWARD, 2, ("net",)),
+    "ddp, four parameters": Run(BACKWARD, 2, ("four",)),
+    "data-parallel": Run(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
+    "data-parallel, memory": Run(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
 }
 
 

@@ -151,15 +151,12 @@ class Recordings:
 
     def write(self, folder: Path) -> str:
         """Write the file of this recording. Returns a line about it."""
-        self.written += 1
-        file = self.file
+        self.written, file = self.written + 1, self.file
         if self.written > 1:
             self.others.mkdir(exist_ok=True)
             file = self.others / f"{self.written}{self.file.suffix}"
-        if file.suffix == KEPT:
-            recording = pack(folder, file)
-        else:
-            recording = merge(collect(folder))
+        recording = pack(folder, file) if file.suffix == KEPT else merge(collect(folder))
+        if file.suffix != KEPT:
             paint(recording, file)
         return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
 
@@ -180,15 +177,12 @@ def without_option(words: Sequence[str]) -> list[str]:
 
 def describe(recording: Recording) -> str:
     """A line on how much of a run was recorded."""
-    dropped = sum(rank.dropped for rank in recording.ranks)
-    cut_off = [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]
-    bound = max(rank.clock_bound for rank in recording.ranks)
     parts = [amount(recording)]
-    if dropped:
+    if dropped := sum(rank.dropped for rank in recording.ranks):
         parts.append(f"{dropped:,} more found no room")
-    if cut_off:
+    if cut_off := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
         parts.append(f"cut off on rank{'s' * (len(cut_off) > 1)} {', '.join(cut_off)}")
-    if bound:
+    if bound := max(rank.clock_bound for rank in recording.ranks):
         parts.append(f"clocks agree within {bound * 1e6:.0f} µs")
     return ", ".join(parts)
 
@@ -228,9 +222,8 @@ def entries(recording: Recording) -> Iterator[Entry]:
     """
     ends: dict[int, list[Entry]] = {rank.rank: [] for rank in recording.ranks}
     for number, message in enumerate(match_messages(recording).matched):
-        if isfinite(message.receive.end):
-            ends[message.send.rank].append(end_of(message.send, number))
-            ends[message.receive.rank].append(end_of(message.receive, number))
+        for event in (message.send, message.receive) if isfinite(message.receive.end) else ():
+            ends[event.rank].append(end_of(event, number))
     for rank in recording.ranks:
         lanes: dict[str, list[Entry]] = {}
         for event in rank.events:

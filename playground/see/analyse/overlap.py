@@ -74,9 +74,8 @@ def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
     """
     events = Lookup(event for event in recording.events if event.lane != DEVICE).events
     turns = [place for place, event in enumerate(events) if event.kind == COMPUTE and event.name in (FORWARD, BACKWARD)]
-    names = [events[place].name for place in turns]
-    starts = [turns[0]] if turns else []
-    starts += [turns[number] for number, pair in enumerate(pairwise(names), 1) if pair == (BACKWARD, FORWARD)]
+    pairs = ((events[before].name, events[after].name, after) for before, after in pairwise(turns))
+    starts = [*turns[:1], *(after for *names, after in pairs if names == [BACKWARD, FORWARD])]
     for start, end in pairwise([*starts, len(events)]):
         yield events[start:end]
 

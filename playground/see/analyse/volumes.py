@@ -17,8 +17,6 @@ from playground.see.analyse import CollectiveCall, Ref, Timeline, match_collecti
 from playground.see.analyse.what_if import Link
 from playground.see.record import COMPUTE, RECEIVE, SEND, Event, Recording
 
-FEW = IN_FLIGHT
-"""Elements per rank below which some pieces of a chunk may be empty."""
 HALVES = ("reduce-scatter", "all-gather")
 """Our collectives that are one half of the ring."""
 
@@ -74,7 +72,7 @@ def algorithm_of(call: CollectiveCall) -> str:
 def expected_of(call: CollectiveCall, recording: Recording) -> Counts | None:
     """The closed form, for the ranks and the tensor of this call; None if there is none."""
     size, (nbytes, elements) = len(call.group), whole(call)
-    few = elements < FEW * size  # then some messages have no elements, and the number of elements counts
+    few = elements < IN_FLIGHT * size  # then some pieces of chunks have no elements, and the number of elements counts
     ranks_per_host = ranks_per_host_of(call.group, recording)
     task = Task(size, elements * ELEMENT if few else nbytes, ranks_per_host or 1, recording.batches_messages)
     name = algorithm_of(call)

@@ -164,11 +164,8 @@ class Blamer:
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
 
     def blame(self, wait: Wait) -> Chain:
-        """The chain of causes of this wait.
-
-        While a rank waits for another's event, that rank was delayed by waits of its own, which the chain follows, or
-        by its work, which ends the chain: whichever took longest.
-        """
+        """The chain of causes of this wait. While a rank waits for another's event, that rank was delayed by waits of
+        its own, which the chain follows, or by its work, which ends the chain: whichever took longest."""
         chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
         while wait.peer is not None and wait.cause in LATE.values():
             kept = self.keeper((wait.peer.rank, wait.peer.lane), start, wait.peer)
@@ -193,11 +190,8 @@ class Blamer:
         return self.work(lane, first, last, until) if first < last else None
 
     def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | Wait | None:
-        """The work of this lane between two waits, before `until`.
-
-        A background thread that did nothing for most of the time had nothing to do yet: then the main thread
-        delayed it.
-        """
+        """The work of this lane between two waits, before `until`. A background thread that did nothing for most of the
+        time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane
         events = self.events[lane].during(start, end)
         recorded = union(clip([(event.start, event.end) for event in events], start, end))

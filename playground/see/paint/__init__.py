@@ -339,6 +339,12 @@ def add_bars(drawing: Drawing, bars: Sequence[Bar], most: float | None = None) -
         y += BAR_PITCH
 
 
+def add_lane(drawing: Drawing, name: str, x: float, y: float, height: float, title: str = "") -> None:
+    """Add a lane from `x` to the right margin, and its name to the left."""
+    drawing.add(TEXT, CELL[0], y + height / 2, text=name, align="start")
+    drawing.add(LANE, x, y, drawing.width - x - CELL[0], height, style="idle", title=title)
+
+
 def add_key(drawing: Drawing, meanings: dict[str, str]) -> None:
     """Add a key to the colours: texts by style, in lines."""
     x, y = float(CELL[0]), drawing.bottom + 1.5 * CELL[1]

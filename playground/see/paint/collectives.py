@@ -16,21 +16,21 @@ import playground.see.paint as paint
 from playground.measurement import format_bytes
 from playground.see.analyse import Message, Vector, changes_of, match_messages, ref_of, to_logical_time
 from playground.see.paint import CELL, Cell, Drawing, Move, Panel, Row, Scene, meant_moves, panels_drawing, rows_scene
-from playground.see.paint.results import Change, Evidence, Held, SgdStep, last_step
+from playground.see.paint.results import Change, Evidence, SgdStep, last_step
 from playground.see.paint.timeline import format_values, lay_out, message_title, when_sent
 from playground.see.record import COMPUTE, PHASE
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
 
-def numbers(values: Held | None) -> str:
+def numbers(values: Vector | None) -> str:
     """A rank's numbers; equal ones are written once."""
     if not values:
         return "-"
     return f"{values[0]:g}" if len({*values}) == 1 else " ".join(f"{value:g}" for value in values)
 
 
-def cells(held: Iterable[Held], style: str = "plain", styles: Mapping[int, str] | None = None) -> list[Cell]:
+def cells(held: Iterable[Vector], style: str = "plain", styles: Mapping[int, str] | None = None) -> list[Cell]:
     """A box for each rank, with its numbers; `styles` are those of single ranks."""
     styles = styles or {}
     return [Cell(f"rank {rank}\n{numbers(each)}", styles.get(rank, style)) for rank, each in enumerate(held)]

@@ -149,7 +149,7 @@ def filling(run: Evidence) -> Scene:
     bucket_of = {number: bucket.number for bucket in backward.sent for number in bucket.parameters}
     for place, (number, seconds) in enumerate(backward.ready):
         y, name = float(place * CELL[1]), backward.names[number]
-        add_line(drawing, name, y, CELL[1])
+        paint.add_lane(drawing, paint.shorten(name, NAMES - CELL[0]), NAMES, y, CELL[1])
         look = {"style": bucket_style(bucket_of[number]), "title": f"{name} ready after {seconds * 1e3:.2f} ms"}
         drawing.add(paint.BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look, start=0.0, end=seconds)
     lines = []
@@ -159,7 +159,7 @@ def filling(run: Evidence) -> Scene:
             f"its sum was there after {bucket.done * 1e3:.2f} ms"
         )
         y, left = drawing.bottom + CELL[1], axis.at(bucket.left)
-        add_line(drawing, f"bucket {bucket.number}", y, BUCKET_ROW)
+        paint.add_lane(drawing, f"bucket {bucket.number}", NAMES, y, BUCKET_ROW)
         look = {"style": bucket_style(bucket.number), "title": lines[-1]}
         width = max(axis.at(bucket.done) - left, 2)
         drawing.add(paint.BAR, left, y, width, BUCKET_ROW, **look, start=bucket.left, end=bucket.done)
@@ -172,12 +172,6 @@ def filling(run: Evidence) -> Scene:
         *(f"{line}." for line in lines),
         axis=axis,
     )
-
-
-def add_line(drawing: Drawing, name: str, y: float, height: float) -> None:
-    """Add a name, and the lane beside it."""
-    drawing.add(paint.TEXT, CELL[0], y + height / 2, text=paint.shorten(name, NAMES - CELL[0]), align="start")
-    drawing.add(paint.LANE, NAMES, y, drawing.width - NAMES - CELL[0], height, style="idle")
 
 
 def same_on_both(run: Evidence) -> Scene:

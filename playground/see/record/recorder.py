@@ -166,11 +166,8 @@ class Nowhere:
 
 
 class MappedFile:
-    """A new file of zeros, mapped into memory.
-
-    Writing to a part of a mapped file for which the disk has no room ends the process by SIGBUS: nothing may be written
-    beyond `allocated`.
-    """
+    """A new file of zeros, mapped into memory. Writing to a part of a mapped file for which the disk has no room ends
+    the process by SIGBUS: nothing may be written beyond `allocated`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)

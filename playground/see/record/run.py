@@ -361,11 +361,9 @@ def describe_run(command: Sequence[str], backend: str, size: int) -> str:
 def collect(folder: Path) -> Members:
     """The ranks' files, with the program's files that they refer to. Raises `UsageError` for damaged ones."""
     members = layout.read_folder(folder)
-    paths: dict[str, Path] = {}
     with refused_if_damaged(folder):
-        for name in members.files:
-            if name.endswith(layout.TABLES):
-                paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
+        ranks = [read_tables(content) for name, content in members.files.items() if name.endswith(layout.TABLES)]
+    paths = {source.file: Path(path) for rank in ranks for source, path in rank.sources}
     there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
     texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
     return Members({**members.files, **texts})
