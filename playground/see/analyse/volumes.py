@@ -52,15 +52,13 @@ def volumes(recording: Recording) -> list[Volume]:
             inside.setdefault(outer, []).append(event)
     found = []
     for call in match_collectives(recording):
-        is_ours = algorithm_of(call) in (*ALGORITHMS, *HALVES)
-        if not is_ours or not call.is_whole or inside.keys().isdisjoint(map(ref_of, call.by_rank.values())):
-            continue
-        expected = expected_of(call, recording)
-        if expected is not None:
+        is_ours = call.is_whole and algorithm_of(call) in (*ALGORITHMS, *HALVES)
+        if is_ours and not inside.keys().isdisjoint(map(ref_of, call.by_rank.values())):
             its = (inside.get(ref_of(call.by_rank[rank]), []) for rank in call.group)
             sends = [[event.nbytes for event in messages if event.kind == SEND] for messages in its]
-            messages, sent = tuple(map(len, sends)), tuple(map(sum, sends))
-            found.append(Volume(call=call, nbytes=whole(call)[0], messages=messages, sent=sent, expected=expected))
+            counts = {"messages": tuple(map(len, sends)), "sent": tuple(map(sum, sends))}
+            if (expected := expected_of(call, recording)) is not None:
+                found.append(Volume(call=call, nbytes=whole(call)[0], expected=expected, **counts))
     return found
 
 

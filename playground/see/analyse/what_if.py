@@ -206,11 +206,10 @@ class Replay:
         """The outermost events of every lane beside the main one."""
         for (rank, name), points in self.lanes.items():
             main = self.lanes.get((rank, MAIN), [])
-            times = [point.time for point in main]
             for point in points:
                 parent = self.timeline.by_ref.get((rank, point.event.parent))  # type: ignore[arg-type]
                 if name != MAIN and not point.is_end and (parent is None or parent.lane != name):
-                    last = bisect_right(times, point.time)
+                    last = bisect_right(main, point.time, key=lambda other: other.time)
                     yield point.edge, main[last - 1] if last else None
 
     def needs(self, edge: Edge) -> Iterator[Edge]:
@@ -321,9 +320,8 @@ class WhatIfs:
 def what_if(waits: Waits) -> WhatIfs:
     """Replay the recording unchanged, with other links, and without its straggler."""
     replay = Replay(waits)
-    links = replay.transfers.links
+    links, work = replay.transfers.links, Straggler(replay)
     is_bound = any(link.nbytes is not None for link in links.values())
-    work = Straggler(replay)
     changes = [
         WhatIf(change="half the latency", seconds=replay.seconds(Change(latency=0.5)), is_bound=is_bound),
         WhatIf(change="twice the bandwidth", seconds=replay.seconds(Change(bandwidth=2.0)), is_bound=is_bound),

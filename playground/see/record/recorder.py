@@ -241,14 +241,6 @@ class Recorder:
     read.
     """
 
-    target: Any
-    value_target: Any
-    """The memory of events and of values."""
-    octets: Any
-    words: Any
-    halves: Any
-    """The memory of events, in units of 1, 8 and 4 bytes."""
-
     def __init__(
         self,
         folder: Path,
@@ -281,6 +273,20 @@ class Recorder:
             self.give_up(str(error.strerror))
         self.tables.write(layout.START, {"time": time.time(), "clock": clock(), **about})
 
+    def write_nowhere(self) -> None:
+        """Discard whatever is recorded from now on."""
+        self.capacity = self.value_capacity = 0
+        """Numbers of events and of values for which room is allocated."""
+        self.max_capacity = self.max_value_capacity = 0
+        self.unread = 0
+        """The number given to events for which there is no room."""
+        self.target: Any = bytearray(HEADER.size + RECORD.size)
+        self.value_target: Any = bytearray(8)
+        """The memory of events and of values."""
+        self.octets: Any = Nowhere()
+        self.words = self.halves = self.octets
+        """The memory of events, in units of 1, 8 and 4 bytes."""
+
     def map_files(self, capacity: int, reserve: int, value_capacity: int) -> None:
         """Create the files, and write to them from now on. Raises `OSError`."""
         room = capacity + reserve
@@ -293,16 +299,6 @@ class Recorder:
         self.target, self.value_target, self.octets = events.memory, values.memory, memoryview(events.memory)
         self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
         HEADER.pack_into(self.target, 0, layout.MAGIC, room, 0, 0)
-
-    def write_nowhere(self) -> None:
-        """Discard whatever is recorded from now on."""
-        self.capacity = self.value_capacity = 0
-        """Numbers of events and of values for which room is allocated."""
-        self.max_capacity = self.max_value_capacity = 0
-        self.unread = 0
-        """The number given to events for which there is no room."""
-        self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
-        self.words = self.halves = self.octets = Nowhere()
 
     def begin(
         self,

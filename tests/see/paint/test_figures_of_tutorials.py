@@ -56,6 +56,7 @@ def by_speed(names: Any) -> list[Any]:
 def test_there_are_21_and_every_run_is_used() -> None:
     assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
     assert {figure.run for figure in ALL.values()} == RUNS.keys()
+    assert all(figure.draw.__doc__ == f"{name}: {figure.shows}." for name, figure in ALL.items())
     assert len({*all_files(Path())}) == len({figure.path for figure in FIGURES.values()}) == 21
 
 
