@@ -236,8 +236,14 @@ def command(
 
 
 def see_file(session: Session, file: Path, output: Path | None, race: Path | None, steps: bool) -> None:
-    """Print a recording in words, or paint it."""
-    check_output(output, race, steps)
+    """Print a recording in words, or paint it. Raises `UsageError`, before it is read, if it could not be painted."""
+    if race and (output is None or output.suffix != PAGE):
+        raise UsageError(f"--race {race}: two runs are raced on a page, so -o must name one that ends in {PAGE}")
+    if steps and (output is None or output.suffix not in SCENE_PAINTERS):
+        raise UsageError(f"--steps is for a picture, so -o must name one that ends in {' or '.join(SCENE_PAINTERS)}")
+    if output:
+        check_ending(output, PAINTED, "-o")
+        check_writable("-o", output)
     recording = read(file)
     session.say(f"{SEE.name}: {file}" + (f", beside {race}" if race else ""), "")
     other = read(race) if race else None
@@ -251,17 +257,6 @@ def see_file(session: Session, file: Path, output: Path | None, race: Path | Non
     session.say(f"Shown: {shown}{f', in {output}' if output else ''}.")
     if session.run.as_json:
         session.print_document({}, file=output, **document_of(recording))
-
-
-def check_output(output: Path | None, race: Path | None, steps: bool) -> None:
-    """Raise `UsageError`, before anything is read, for an output that could not be painted."""
-    if race and (output is None or output.suffix != PAGE):
-        raise UsageError(f"--race {race}: two runs are raced on a page, so -o must name one that ends in {PAGE}")
-    if steps and (output is None or output.suffix not in SCENE_PAINTERS):
-        raise UsageError(f"--steps is for a picture, so -o must name one that ends in {' or '.join(SCENE_PAINTERS)}")
-    if output:
-        check_ending(output, PAINTED, "-o")
-        check_writable("-o", output)
 
 
 def read(file: Path) -> Recording:

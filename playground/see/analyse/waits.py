@@ -146,11 +146,6 @@ class Chain:
     busy: Busy | None
     """None if the last wait was for the transfer itself, or for something that is not recorded."""
 
-    @property
-    def rank(self) -> int:
-        """The rank at the end of the chain."""
-        return self.waits[-1].event.rank if self.busy is None else self.busy.rank
-
 
 class Blamer:
     """Follows waits to their causes."""

@@ -133,24 +133,22 @@ class RecordedStarted:
         return None
 
 
-@contextlib.contextmanager
-def recorded_algorithms(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """Record our collectives in this block."""
-    hooks = AlgorithmHooks(recorder, groups)
-    with (
-        replaced(collectives, "run_collective", hooks.wrap_run_collective),
-        replaced(collectives, "transport_of", hooks.wrap_transport_of),
-        replaced(collectives, "adder", hooks.wrap_adder),
-        replaced(collectives, "Messages", hooks.wrap_messages),
-    ):
-        yield
-
-
 class AlgorithmHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.groups = recorder, groups
         self.here = threading.local()
         """`transport`: that of this thread's collective."""
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Record our collectives in this block."""
+        with (
+            replaced(collectives, "run_collective", self.wrap_run_collective),
+            replaced(collectives, "transport_of", self.wrap_transport_of),
+            replaced(collectives, "adder", self.wrap_adder),
+            replaced(collectives, "Messages", self.wrap_messages),
+        ):
+            yield
 
     def wrap_run_collective(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record the collective from the call until it is done."""

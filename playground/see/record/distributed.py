@@ -200,28 +200,26 @@ None, as with gather on all ranks but one, the input is taken); and the root, if
 """
 
 
-@contextlib.contextmanager
-def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """Record calls of torch.distributed in this block."""
-    hooks = DistributedHooks(recorder, groups)
-    wraps: dict[str, Wrap] = {"batch_isend_irecv": hooks.wrap_batch}
-    wraps |= dict.fromkeys(("send", "isend"), hooks.wrap_send) | dict.fromkeys(("recv", "irecv"), hooks.wrap_receive)
-    for name, parameters in COLLECTIVES.items():
-        if hasattr(dist, name):
-            wraps[name] = functools.partial(hooks.wrap_collective, *parameters)
-    with contextlib.ExitStack() as stack:
-        for name, wrap in wraps.items():
-            wrapped = wrap(getattr(dist, name))
-            for module in (dist, dist.distributed_c10d):  # the same in both, as P2POp compares functions
-                stack.enter_context(set_attribute(module, name, wrapped))
-        yield
-        hooks.issued.finish_done()
-
-
 class DistributedHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.groups, self.thread = recorder, groups, recorder.thread
         self.issued = IssuedWorks(recorder)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Record calls of torch.distributed in this block."""
+        wraps: dict[str, Wrap] = {"batch_isend_irecv": self.wrap_batch}
+        wraps |= dict.fromkeys(("send", "isend"), self.wrap_send) | dict.fromkeys(("recv", "irecv"), self.wrap_receive)
+        for name, parameters in COLLECTIVES.items():
+            if hasattr(dist, name):
+                wraps[name] = functools.partial(self.wrap_collective, *parameters)
+        with contextlib.ExitStack() as stack:
+            for name, wrap in wraps.items():
+                wrapped = wrap(getattr(dist, name))
+                for module in (dist, dist.distributed_c10d):  # the same in both, as P2POp compares functions
+                    stack.enter_context(set_attribute(module, name, wrapped))
+            yield
+            self.issued.finish_done()
 
     def wrap_send(self, real: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
@@ -373,8 +371,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value or ())
 
 
-@contextlib.contextmanager
-def recorded_agents(recorder: Recorder, groups: Groups) -> Iterator[None]:
+def recorded_agents(recorder: Recorder, groups: Groups) -> contextlib.AbstractContextManager[None]:
     """Record the messages of agents that are made in this block."""
 
     def wrap_init(real: Callable[..., None]) -> Callable[..., None]:
@@ -384,8 +381,7 @@ def recorded_agents(recorder: Recorder, groups: Groups) -> Iterator[None]:
 
         return init
 
-    with replaced(Agent, "__init__", wrap_init):
-        yield
+    return replaced(Agent, "__init__", wrap_init)
 
 
 class RecordedGroup:

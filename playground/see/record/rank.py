@@ -30,8 +30,8 @@ from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
-from playground.see.record.algorithms import recorded_algorithms
-from playground.see.record.distributed import Groups, recorded_agents, recorded_distributed, replaced
+from playground.see.record.algorithms import AlgorithmHooks
+from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
 from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.run import ClockSample
@@ -266,8 +266,8 @@ def installed(recorder: Recorder) -> Iterator[None]:
     """Install all recorders in this block."""
     groups = Groups()
     with (
-        recorded_distributed(recorder, groups),
-        recorded_algorithms(recorder, groups),
+        DistributedHooks(recorder, groups).installed(),
+        AlgorithmHooks(recorder, groups).installed(),
         recorded_agents(recorder, groups),
         recorded_steps(recorder),
         recorded_devices(recorder),
