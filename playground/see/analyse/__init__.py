@@ -86,8 +86,8 @@ class Timeline:
             for place, event in enumerate(lane)
             if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event, lane, place)
         }
-        around = {outer for ref in waiting for outer in self.around(ref)}
-        return (event for ref, event in self.by_ref.items() if ref in waiting - around)
+        innermost = waiting - {outer for ref in waiting for outer in self.around(ref)}
+        return (event for ref, event in self.by_ref.items() if ref in innermost)
 
     def around(self, ref: Ref) -> Iterator[Ref]:
         """The events around this one, from the innermost on."""
