@@ -35,7 +35,7 @@ from playground.remote import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
-from playground.see.analyse.transfers import volumes
+from playground.see.analyse.volumes import volumes
 from playground.see.record import (
     BACKGROUND,
     BUCKET,

@@ -1,8 +1,12 @@
-"""The command `see`: it shows a recorded run, and draws the figures of tutorials from runs of its own."""
+"""The command `see`: it shows a recorded run, and draws the figures of the field's tutorials, each from a run on this
+machine. A run is made once, however many figures are drawn from it.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -11,18 +15,164 @@ from playground.console.options import RunOptions, flags
 from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session
 from playground.console.tables import Column, Table
+from playground.lessons.data_parallel.page import DataParallelSettings, Way
+from playground.lessons.elastic.page import Kill
+from playground.lessons.ladder.page import LadderSettings
+from playground.lessons.pipeline.page import PipelineSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.host import cores
+from playground.runtime.launcher.launch import launch
+from playground.runtime.rank.rank import Event as Report
+from playground.runtime.remote import ROOT, Remote, remote
+from playground.runtime.temporary_folder import temporary_folder
 from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
-from playground.see.analyse.transfers import volumes
+from playground.see.analyse.volumes import volumes
 from playground.see.analyse.waits import Waits, seconds_by_cause
-from playground.see.atlas import ALL, RUNS, all_files, chapter_files, paint_figures
 from playground.see.files import PAGE, PAINTED, amount, paint, paint_steps, write_page
-from playground.see.paint.painters import SCENE_PAINTERS, check_ending
+from playground.see.paint import Scene, collectives, data_parallel as dp, training
+from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene
+from playground.see.paint.results import Evidence
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
-from playground.see.record.run import RECORDED, read_recording
+from playground.see.record.run import RECORDED, read_recording, record_run
+from playground.survival.settings import SnapshotSettings
+from playground.training import prepare
+from playground.training.settings import TrainingSettings
+
+IMAGES, TEST_IMAGES = 1280, 128
+"""Numbers of digits that are drawn for training and for its test set."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A function that ranks run."""
+
+    work: Remote
+    size: int
+    arguments: tuple[object, ...] | Callable[[Path], tuple[object, ...]] = ()
+    """Its arguments besides rank and size, or what makes them in a folder for its files."""
+    recorded: bool = False
+    restarts: int = 0
+    """How often new ranks may replace a world that failed."""
+
+    def make(self, name: str, folder: Path) -> Evidence:
+        """Run it. Raises what `launch` raises."""
+        arguments = self.arguments(folder) if callable(self.arguments) else self.arguments
+        if self.recorded:
+            results, recording = record_run(self.work, self.size, *arguments, command=(name, "-n", str(self.size)))
+            return Evidence(results=results, recording=recording, arguments=arguments)
+        reports: list[tuple[int, Report]] = []
+        results = launch(
+            self.work,
+            self.size,
+            args=arguments,
+            restarts=self.restarts,
+            on_restart=lambda failure, count: None,
+            on_report=lambda rank, event: reports.append((rank, event)),
+        )
+        return Evidence(results=results, arguments=arguments, reports=tuple(reports))
+
+
+def draw_digits(folder: Path) -> Path:
+    """Draw digits into the folder if they are not there. Returns their folder."""
+    prepare.find_or_draw_digits(folder, "for the figures", lambda line: None, IMAGES, TEST_IMAGES)
+    return prepare.raw_folder(folder, "digits")
+
+
+def ladder_settings(folder: Path) -> tuple[LadderSettings]:
+    """Twenty steps of each rung."""
+    return (LadderSettings(folder=draw_digits(folder), steps=20),)
+
+
+def elastic_settings(folder: Path) -> tuple[TrainingSettings, str, tuple[Kill, ...]]:
+    """Twenty steps, with two kills and a snapshot every four steps."""
+    snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
+    settings = TrainingSettings(folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots)
+    return settings, "sgd", (Kill(rank=1, step=7), Kill(rank=0, step=14))
+
+
+def pipeline_settings(folder: Path) -> tuple[PipelineSettings]:
+    """Two stages and few microbatches, so that each can be seen."""
+    return (PipelineSettings(size=2, folder=draw_digits(folder), microbatches=4, steps=3),)
+
+
+DEVICES = tuple(f"cpu:{number}" for number in range(4))
+BOTH = tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss"))
+WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
+ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
+STEPS = remote("playground.see.paint.ranks:training_steps")
+BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
+SGD = remote("playground.see.paint.ranks:sgd_step")
+RUNS = {
+    "collectives": Run(remote("playground.see.paint.ranks:six_collectives"), 4, recorded=True),
+    "send": Run(remote("playground.see.paint.ranks:send_to_last"), 4, recorded=True),
+    "reduce-broadcast": Run(ALL_REDUCE, 4, ("reduce-broadcast",), recorded=True),
+    "all-to-all": Run(ALL_REDUCE, 4, ("all-to-all",), recorded=True),
+    "ring": Run(ALL_REDUCE, 4, ("ring",), recorded=True),
+    "sgd": Run(SGD, 4),
+    "sgd on three": Run(SGD, 3),
+    "flat": Run(STEPS, 2, ("flat",), recorded=True),
+    "overlapped": Run(STEPS, 2, ("overlapped",), recorded=True),
+    "ladder": Run(remote("playground.lessons.ladder.lesson:run"), 2, ladder_settings),
+    "hello": Run(remote("playground.lessons.hello.lesson:who_am_i"), 3),
+    "bert": Run(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
+    "elastic": Run(remote("playground.lessons.elastic.lesson:run"), 3, elastic_settings, restarts=2),
+    "pipeline": Run(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_settings),
+    "ddp": Run(BACKWARD, 2, ("net",)),
+    "ddp, four parameters": Run(BACKWARD, 2, ("four",)),
+    "data-parallel": Run(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
+    "data-parallel, memory": Run(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    path: str
+    """The chapter whose README shows it, a lesson or `see`, and the name of its file, without the ending."""
+    run: str
+    """The run that it is drawn from: a name of `RUNS`."""
+    draw: Callable[[Evidence], Scene]
+
+    @property
+    def shows(self) -> str:
+        """A description in one line: the docstring of `draw`, after the figure's name."""
+        return (self.draw.__doc__ or "").partition(": ")[2].removesuffix(".")
+
+
+FIGURES = {
+    "F1": Figure("data_parallel/dp_forward", "data-parallel", dp.forward),
+    "F2": Figure("data_parallel/dp_backward", "data-parallel", dp.backward),
+    "F3": Figure("ladder/backward_step", "ladder", training.backward_and_step),
+    "F4": Figure("data_parallel/dp_training", "data-parallel, memory", dp.memory_and_utilisation),
+    "F5": Figure("data_parallel/dp_forward_2", "data-parallel", dp.loss_in_forward),
+    "F6": Figure("all_reduce/allreduce", "collectives", collectives.all_reduce_sum),
+    "F7": Figure("all_reduce/allreduce_1", "reduce-broadcast", collectives.reduce_broadcast),
+    "F8": Figure("all_reduce/allreduce_2", "all-to-all", collectives.all_to_all),
+    "F9": Figure("all_reduce/ring", "ring", collectives.ring_chunk),
+    "F10": Figure("prove/ring_end", "sgd", collectives.step_everywhere),
+    "F11": Figure("sgd/ddp", "sgd on three", training.five_phases),
+    "F12": Figure("ladder/after_backward", "flat", training.after_backward),
+    "F13": Figure("ladder/inside_backward", "overlapped", training.inside_backward),
+    "F14": Figure("ladder/step_parts", "ladder", training.normalised_parts),
+    "F15": Figure("ladder/overlap", "ladder", training.with_and_without_overlap),
+    "F16": Figure("ddp/buckets", "ddp", training.filling),
+    "F17": Figure("data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion),
+    "F18": Figure("data_parallel/dp_memory", "data-parallel, memory", dp.imbalance),
+    "F19": Figure("ddp/bucket", "ddp, four parameters", training.same_on_both),
+    "F20": Figure("p2p/p2p", "send", collectives.point_to_point),
+    "F21": Figure("collectives/communication", "collectives", collectives.six_collectives),
+}
+CHAPTERS = {
+    "hello": Figure("hello/one_world", "hello", collectives.one_world),
+    "bert": Figure("bert/step", "bert", training.bert_step),
+    "elastic": Figure("elastic/attempts", "elastic", training.attempts),
+    "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
+    "see": Figure("see/ring", "ring", collectives.ring),
+    "moving": Figure("see/moving", "ring", collectives.moving),
+}
+"""Figures of chapters that none of the tutorials' figures is about."""
+ALL = FIGURES | CHAPTERS
 
 
 @click.command(SEE.name, short_help=SEE.purpose)
@@ -86,8 +236,14 @@ def command(
 
 
 def see_file(session: Session, file: Path, output: Path | None, race: Path | None, steps: bool) -> None:
-    """Print a recording in words, or paint it."""
-    check_output(output, race, steps)
+    """Print a recording in words, or paint it. Raises `UsageError`, before it is read, if it could not be painted."""
+    if race and (output is None or output.suffix != PAGE):
+        raise UsageError(f"--race {race}: two runs are raced on a page, so -o must name one that ends in {PAGE}")
+    if steps and (output is None or output.suffix not in SCENE_PAINTERS):
+        raise UsageError(f"--steps is for a picture, so -o must name one that ends in {' or '.join(SCENE_PAINTERS)}")
+    if output:
+        check_ending(output, PAINTED, "-o")
+        check_writable("-o", output)
     recording = read(file)
     session.say(f"{SEE.name}: {file}" + (f", beside {race}" if race else ""), "")
     other = read(race) if race else None
@@ -103,17 +259,6 @@ def see_file(session: Session, file: Path, output: Path | None, race: Path | Non
         session.print_document({}, file=output, **document_of(recording))
 
 
-def check_output(output: Path | None, race: Path | None, steps: bool) -> None:
-    """Raise `UsageError`, before anything is read, for an output that could not be painted."""
-    if race and (output is None or output.suffix != PAGE):
-        raise UsageError(f"--race {race}: two runs are raced on a page, so -o must name one that ends in {PAGE}")
-    if steps and (output is None or output.suffix not in SCENE_PAINTERS):
-        raise UsageError(f"--steps is for a picture, so -o must name one that ends in {' or '.join(SCENE_PAINTERS)}")
-    if output:
-        check_ending(output, PAINTED, "-o")
-        check_writable("-o", output)
-
-
 def read(file: Path) -> Recording:
     """Read a recording. Raises `UsageError` if it is none, or cannot be read."""
     try:
@@ -124,21 +269,14 @@ def read(file: Path) -> Recording:
 
 def document_of(recording: Recording) -> dict[str, object]:
     """The recording as JSON."""
-    waits = Waits(recording)
-    ranks = [
-        {
-            "rank": rank.rank,
-            "host": rank.host,
-            "events": len(rank.events),
-            "dropped": rank.dropped,
-            "is_cut_off": rank.is_cut_off,
-            "clock_bound": rank.clock_bound,
-            "waits": None
-            if rank.runs_ahead
-            else seconds_by_cause([wait for wait in waits.all if wait.event.rank == rank.rank]),
+    waits, ranks = Waits(recording), []
+    for rank in recording.ranks:
+        about = {
+            name: getattr(rank, name) for name in ("rank", "host", "events", "dropped", "is_cut_off", "clock_bound")
         }
-        for rank in recording.ranks
-    ]
+        its = [wait for wait in waits.all if wait.event.rank == rank.rank]
+        waited = None if rank.runs_ahead else seconds_by_cause(its)
+        ranks.append({**about, "events": len(rank.events), "waits": waited})
     return {
         "command": recording.command,
         "versions": recording.versions,
@@ -151,42 +289,63 @@ def document_of(recording: Recording) -> dict[str, object]:
 
 def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> dict[str, Path]:
     """The files of the figures that were asked for. Raises `UsageError` if one cannot be written."""
+    flag, files = "--figure", figures
     if folder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--all {folder} cannot be created: {error.strerror}") from None
-    if chapters:
-        refuse_busy_machine()
-    files = figures or (all_files(folder) if folder else chapter_files())
+        flag, files = "--all", all_files(folder)
+    elif chapters:
+        load = os.getloadavg()[0]
+        if load > cores() / 2:
+            raise UsageError(f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show times: wait")
+        flag, files = "--chapters", chapter_files()
     files = {name: file.absolute() for name, file in files.items()}
-    flag = "--figure" if figures else "--all" if folder else "--chapters"
     for file in files.values():
         check_ending(file, tuple(SCENE_PAINTERS), flag)
         check_writable(flag, file)
     return files
 
 
-def refuse_busy_machine() -> None:
-    """Raise `UsageError` where other programs compute too: the chapters' figures show times."""
-    load = os.getloadavg()[0]
-    if load > cores() / 2:
-        raise UsageError(f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show times: wait")
+def all_files(folder: Path) -> dict[str, Path]:
+    """The SVG files of all figures of the tutorials in a folder, by the figure's name."""
+    return {name: folder / f"{name}_{Path(figure.path).name}.svg" for name, figure in FIGURES.items()}
+
+
+def chapter_files() -> dict[str, Path]:
+    """The pictures of the chapters' READMEs, by the figure's name."""
+    files = {}
+    for name, figure in ALL.items():
+        chapter, file = figure.path.split("/")
+        folder = ROOT / "playground" / ("" if chapter == SEE.name else "lessons") / chapter
+        files[name] = folder / "figures" / f"{file}.svg"
+    return files
 
 
 def see_figures(session: Session, files: dict[str, Path]) -> None:
-    """Make the runs of these figures, paint them, and print their files. Raises `UsageError` in a joined world."""
+    """Make the runs of these figures, paint them, and print their files. Raises `UsageError` in a joined world or for a
+    file that cannot be written, and what `launch` raises."""
     if session.world.rank_env:
         raise UsageError("figures are drawn from worlds of their own: start this as one process, not as a rank")
-    runs = {ALL[name].run for name in files}
-    session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {plural(len(files), 'figure')}", "")
+    runs = [*dict.fromkeys(ALL[name].run for name in files)]
+    count = plural(len(files), "figure")
+    session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {count}", "")
     session.world.warm_up(RECORDED, *(RUNS[run].work for run in runs))
-    with session.bar() as bar:
-        painted = paint_figures(files, bar.show)
-    folder = Path(os.path.commonpath([figure.file.parent for figure in painted]))
+    with session.bar() as bar, temporary_folder("figures") as folder:
+        for number, run in enumerate(runs):
+            bar.show(f"running {run}", number, len(runs))
+            evidence = RUNS[run].make(run, folder)
+            for name, file in files.items():
+                if ALL[name].run == run:
+                    paint_scene(ALL[name].draw(evidence), file)
+    common = Path(os.path.commonpath([file.parent for file in files.values()]))
     table = Table(Column("figure"), Column("shows", wraps=True), Column("file"))
-    for figure in painted:
-        table.add(figure.name, figure.shows, str(figure.file.relative_to(folder)))
+    for name, file in files.items():
+        table.add(name, ALL[name].shows, str(file.relative_to(common)))
     session.say(table, "")
-    session.say(f"Shown: {plural(len(painted), 'figure')}, in {folder}.")
+    session.say(f"Shown: {count}, in {common}.")
+    painted = [
+        {"name": name, "shows": ALL[name].shows, "run": ALL[name].run, "file": file} for name, file in files.items()
+    ]
     session.print_document({}, figures=painted)

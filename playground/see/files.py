@@ -5,10 +5,12 @@ when they are done.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,12 @@ from playground.console.paths import check_writable
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher.entry import World
 from playground.runtime.untrusted import printable
-from playground.see.analyse import to_logical_time
-from playground.see.paint.chrome import to_chrome
+from playground.see.analyse import match_messages, to_logical_time
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene, to_text, write
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
-from playground.see.record import Recording
+from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
 from playground.see.record.layout import FILES, RUN, TABLES
 from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge, pack
 
@@ -150,15 +151,12 @@ class Recordings:
 
     def write(self, folder: Path) -> str:
         """Write the file of this recording. Returns a line about it."""
-        self.written += 1
-        file = self.file
+        self.written, file = self.written + 1, self.file
         if self.written > 1:
             self.others.mkdir(exist_ok=True)
             file = self.others / f"{self.written}{self.file.suffix}"
-        if file.suffix == KEPT:
-            recording = pack(folder, file)
-        else:
-            recording = merge(collect(folder))
+        recording = pack(folder, file) if file.suffix == KEPT else merge(collect(folder))
+        if file.suffix != KEPT:
             paint(recording, file)
         return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
 
@@ -179,15 +177,12 @@ def without_option(words: Sequence[str]) -> list[str]:
 
 def describe(recording: Recording) -> str:
     """A line on how much of a run was recorded."""
-    dropped = sum(rank.dropped for rank in recording.ranks)
-    cut_off = [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]
-    bound = max(rank.clock_bound for rank in recording.ranks)
     parts = [amount(recording)]
-    if dropped:
+    if dropped := sum(rank.dropped for rank in recording.ranks):
         parts.append(f"{dropped:,} more found no room")
-    if cut_off:
+    if cut_off := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
         parts.append(f"cut off on rank{'s' * (len(cut_off) > 1)} {', '.join(cut_off)}")
-    if bound:
+    if bound := max(rank.clock_bound for rank in recording.ranks):
         parts.append(f"clocks agree within {bound * 1e6:.0f} µs")
     return ", ".join(parts)
 
@@ -195,3 +190,124 @@ def describe(recording: Recording) -> str:
 def amount(recording: Recording) -> str:
     """The numbers of events and of ranks."""
     return f"{plural(sum(len(rank.events) for rank in recording.ranks), 'event')} of {plural(recording.size, 'rank')}"
+
+
+SENT = 1e-6
+"""Seconds that a slice `sent` is long, at most: an arrow begins in it."""
+MESSAGES = "messages"
+"""The lane of sends and receives, which overlap with everything."""
+
+
+Entry = dict[str, Any]
+"""One event of the format. `ts` and `dur` are in microseconds."""
+
+
+def to_chrome(recording: Recording) -> str:
+    """The recording as a Chrome trace, for Perfetto (https://ui.perfetto.dev) and other readers of such traces.
+
+    Source: the Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    """
+    about = {"command": " ".join(recording.command), "backend": recording.backend, **recording.versions}
+    about["dropped"] = str(sum(rank.dropped for rank in recording.ranks))
+    document = {"traceEvents": [*entries(recording)], "displayTimeUnit": "ns", "otherData": about}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def entries(recording: Recording) -> Iterator[Entry]:
+    """The entries of a trace, rank by rank: its name, its lanes' names, its events, and the ends of its messages.
+
+    A process is a rank. A thread is one of its lanes, or a row below it: slices of one thread must lie in each other or
+    beside each other, so those that partially overlap are moved to a row of their own. An arrow leads from a short
+    slice `sent` to one without length, `arrived`, because arrows there connect slices.
+    """
+    ends: dict[int, list[Entry]] = {rank.rank: [] for rank in recording.ranks}
+    for number, message in enumerate(match_messages(recording).matched):
+        for event in (message.send, message.receive) if isfinite(message.receive.end) else ():
+            ends[event.rank].append(end_of(event, number))
+    for rank in recording.ranks:
+        lanes: dict[str, list[Entry]] = {}
+        for event in rank.events:
+            lane = MESSAGES if event.kind in (SEND, RECEIVE) else event.lane
+            lanes.setdefault(lane, []).append(entry_of(recording, event))
+        if ends[rank.rank]:
+            lanes[f"{MESSAGES}: sent, arrived"] = ends[rank.rank]
+        yield named("process_name", rank.rank, 0, f"rank {rank.rank} ({rank.host}, {rank.device})")
+        rows = ((lane, row) for lane, slices in lanes.items() for row in rows_of(slices))
+        for thread, (lane, row) in enumerate(rows):
+            yield named("thread_name", rank.rank, thread, lane)
+            for entry in row:
+                yield entry | {"pid": rank.rank, "tid": thread}
+                if "id" in entry:
+                    yield arrow_end(entry) | {"pid": rank.rank, "tid": thread}
+
+
+def rows_of(slices: Iterable[Entry]) -> list[list[Entry]]:
+    """The slices in rows, in each of which no two overlap unless one contains the other."""
+    rows: list[tuple[list[Entry], list[float]]] = []
+    """Each with the ends of the slices that are open in it, outermost first."""
+    for entry in sorted(slices, key=lambda entry: (entry["ts"], -entry.get("dur", 0.0))):
+        start, end = entry["ts"], entry["ts"] + entry.get("dur", 0.0)
+        row, until = next((each for each in rows if is_free(each[1], start, end)), ([], []))
+        if not row:
+            rows.append((row, until))
+        row.append(entry)
+        until.append(end)
+    return [row for row, _ in rows]
+
+
+def is_free(until: list[float], start: float, end: float) -> bool:
+    """Whether a slice fits among the open ones, which end at `until`. Those over by `start` are removed."""
+    while until and until[-1] <= start:
+        until.pop()
+    return not until or end <= until[-1]
+
+
+def entry_of(recording: Recording, event: Event) -> Entry:
+    """An event as a slice, or as an instant."""
+    start, args = microseconds(event.start), arguments(recording, event)
+    entry = {"name": event.name, "cat": event.kind, "ts": start, "args": args}
+    if event.kind in (GRADIENT, VALUES):
+        return entry | {"ph": "i", "s": "t"}
+    end = event.end if isfinite(event.end) else max(recording.end, event.start)
+    return entry | {"ph": "X", "dur": round(microseconds(end) - start, 3)}
+
+
+def arguments(recording: Recording, event: Event) -> dict[str, object]:
+    """The fields of an event besides its time. JSON has neither NaN nor infinity: they become strings."""
+    found: dict[str, object] = {"number": event.number}
+    for name in ("peer", "nbytes", "message", "tag", "offset", "group", "shape", "values", "awaits"):
+        value = getattr(event, name)
+        if isinstance(value, tuple) and value:
+            found[name] = [each if isfinite(each) else str(each) for each in value]
+        elif isinstance(value, int) and (value or name in ("peer", "message", "offset")):
+            found[name] = value
+    if event.source is not None:
+        source = recording.sources[event.source]
+        found["source"] = f"{source.file}:{source.line} in {source.function}"
+    if not isfinite(event.end):
+        found["cut off"] = True
+    return found
+
+
+def end_of(event: Event, number: int) -> Entry:
+    """The slice at which the arrow of message `number` begins or ends."""
+    slice_ = {"name": "sent" if event.kind == SEND else "arrived", "cat": "message", "ph": "X", "id": number}
+    if event.kind == SEND:
+        return slice_ | {"ts": microseconds(event.start), "dur": microseconds(min(event.seconds, SENT))}
+    return slice_ | {"ts": microseconds(event.end), "dur": 0}
+
+
+def arrow_end(entry: Entry) -> Entry:
+    """The end of the arrow at such a slice."""
+    end = {"name": "message", "cat": "message", "ph": "s", "id": entry["id"], "ts": entry["ts"]}
+    return end if entry["name"] == "sent" else end | {"ph": "f", "bp": "e"}
+
+
+def named(what: str, rank: int, thread: int, name: str) -> Entry:
+    """The name of a process or a thread."""
+    return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def microseconds(seconds: float) -> float:
+    """Microseconds, rounded to a nanosecond."""
+    return round(seconds * 1e6, 3)

@@ -17,20 +17,8 @@ from itertools import accumulate, takewhile
 from math import inf, isfinite
 from typing import TypeVar
 
-from playground.see.record import (
-    COLLECTIVE,
-    COMPUTE,
-    DEVICE,
-    MOVE,
-    RECEIVE,
-    SEND,
-    VALUES,
-    WAIT,
-    Event,
-    RankRecording,
-    Recording,
-    Source,
-)
+import playground.see.record as record
+from playground.see.record import COLLECTIVE, DEVICE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
 
 BLOCKING = (SEND, RECEIVE, COLLECTIVE)
 """Kinds whose call itself waits until it is done, unless a `wait()` follows."""
@@ -82,8 +70,8 @@ class Timeline:
         """The events that a wait waits for; a call that blocks waits for itself."""
         if wait.kind != WAIT:
             return [wait]
-        found = (self.by_ref.get((wait.rank, number)) for number in wait.awaits)
-        return [event for event in found if event is not None]
+        refs = ((wait.rank, number) for number in wait.awaits)
+        return [self.by_ref[ref] for ref in refs if ref in self.by_ref]
 
     def waits(self) -> Iterator[Event]:
         """The `wait()`s that ended, and the calls that blocked until they were done; the innermost ones only.
@@ -98,17 +86,15 @@ class Timeline:
             for place, event in enumerate(lane)
             if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event, lane, place)
         }
-        around = {outer for ref in waiting for outer in self.around(ref)}
-        innermost = waiting - around
+        innermost = waiting - {outer for ref in waiting for outer in self.around(ref)}
         return (event for ref, event in self.by_ref.items() if ref in innermost)
 
     def around(self, ref: Ref) -> Iterator[Ref]:
         """The events around this one, from the innermost on."""
-        rank, _ = ref
         event: Event | None = self.by_ref[ref]
         while event is not None and event.parent is not None:
-            yield rank, event.parent
-            event = self.by_ref.get((rank, event.parent))
+            yield (outer := (event.rank, event.parent))
+            event = self.by_ref.get(outer)
 
     def blocks(self, event: Event, lane: Sequence[Event], place: int) -> bool:
         """Whether the rank stands still in this call, `lane[place]`, until it is done.
@@ -128,7 +114,7 @@ class Timeline:
         """Whether it is a collective of ours: the messages inside the backend's are not recorded."""
         return event.kind == COLLECTIVE and any(inner.kind != VALUES for inner in self.inside.get(ref_of(event), []))
 
-    def source(self, event: Event) -> Source | None:
+    def source(self, event: Event) -> record.Source | None:
         """The line of the program of an event."""
         return None if event.source is None else self.recording.sources[event.source]
 
@@ -181,11 +167,10 @@ def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interv
 
 def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
     """Their parts that lie in none of the others."""
-    taken, left, place = union(others), list[Interval](), 0
+    taken, left = union(others), list[Interval]()
+    ends = [end for _, end in taken]
     for start, end in union(intervals):
-        while place < len(taken) and taken[place][1] <= start:
-            place += 1
-        for first, last in taken[place : bisect_left(taken, (end,), lo=place)]:
+        for first, last in taken[bisect_right(ends, start) : bisect_left(taken, (end,))]:
             left.append((start, first))
             start = last
         left.append((start, end))
@@ -267,11 +252,9 @@ def match_messages(recording: Recording) -> Messages:
         else:
             ends[key] = event
     matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
-    unmatched += [send for key, send in sends.items() if key not in receives]
-    unmatched += [receive for key, receive in receives.items() if key not in sends]
-    return Messages(
-        tuple(sorted(matched, key=lambda message: moment(message.send))), tuple(sorted(unmatched, key=moment))
-    )
+    unmatched += [event for key, event in (sends | receives).items() if not (key in sends and key in receives)]
+    matched.sort(key=lambda message: moment(message.send))
+    return Messages(tuple(matched), tuple(sorted(unmatched, key=moment)))
 
 
 def match_collectives(recording: Recording) -> list[CollectiveCall]:
@@ -293,16 +276,71 @@ def moment(event: Event) -> tuple[float, int, int]:
     return event.start, event.rank, event.number
 
 
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the start, or from the end, of this event on, the rank holds these values."""
+
+    event: Event
+    at_end: bool
+    values: Vector
+
+    @property
+    def time(self) -> float:
+        return self.event.end if self.at_end else self.event.start
+
+
+def changes_of(rank: RankRecording) -> Iterator[Change]:
+    """The changes of what this rank holds, in the order of time.
+
+    They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
+    collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to
+    another: it shows when that is sent on.)
+    """
+    parts = parts_of_collectives(rank)
+    known = [
+        Change(event, event.kind != SEND, event.values)  # what is sent was there before
+        for event in rank.events
+        if event.values is not None and (event.kind == SEND or isfinite(event.end))
+    ]
+    # Of several at the same moment, a collective comes last: it ends around its messages.
+    known.sort(key=lambda each: (each.time, each.event.kind == COLLECTIVE, each.event.number))
+    held: Vector = ()
+    for change in known:
+        event, values = change.event, change.values
+        if event.number in parts:
+            if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
+                continue
+            values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
+        if values != held:
+            held = values
+            yield replace(change, values=held)
+
+
+def parts_of_collectives(rank: RankRecording) -> set[int]:
+    """The numbers of events that concern a chunk of a collective's tensor."""
+    around = {event.number for event in rank.events if event.kind == COLLECTIVE}
+    parts: set[int] = set()
+    for event in rank.events:
+        if event.parent in around:
+            around.add(event.number)
+            if event.kind not in (COLLECTIVE, VALUES):
+                parts.add(event.number)
+    return parts
+
+
 def to_logical_time(recording: Recording) -> Recording:
     """The recording with units in place of seconds. Events that wait for what never came are left out."""
     times = logical_times(recording)
 
-    def retime(events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            if (start := times.get((ref_of(event), False))) is not None:
-                yield replace(event, start=start, end=times.get((ref_of(event), True), inf))
+    def retime(rank: RankRecording) -> RankRecording:
+        begun = ((event, ref_of(event)) for event in rank.events if (ref_of(event), False) in times)
+        retimed = (replace(event, start=times[ref, False], end=times.get((ref, True), inf)) for event, ref in begun)
+        return replace(rank, events=tuple(retimed))
 
-    return replace(recording, ranks=tuple(replace(rank, events=tuple(retime(rank.events))) for rank in recording.ranks))
+    return replace(recording, ranks=tuple(map(retime, recording.ranks)))
 
 
 def logical_times(recording: Recording) -> dict[Edge, float]:
@@ -321,7 +359,7 @@ def logical_times(recording: Recording) -> dict[Edge, float]:
 def causes(recording: Recording) -> dict[Edge, list[Edge]]:
     """The edges that must come at least a unit before an edge, besides those before it on its own rank."""
     found: dict[Edge, list[Edge]] = defaultdict(list)
-    for event in recording.events(COMPUTE, MOVE):
+    for event in recording.events(record.COMPUTE, record.MOVE):
         found[ref_of(event), True].append((ref_of(event), False))
     for message in match_messages(recording).matched:
         found[ref_of(message.receive), True].append((ref_of(message.send), False))
@@ -337,10 +375,9 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
 def edges_of(rank: RankRecording) -> list[Edge]:
     """A rank's edges in the order of time. At the same time, starts come before ends, and ends from the inside out,
     with waits last."""
-    timed = [(event.start, 0, event.number, (ref_of(event), False)) for event in rank.events]
-    timed += [
-        (event.end, 2 if event.kind == WAIT else 1, -event.number, (ref_of(event), True))
-        for event in rank.events
-        if isfinite(event.end)
-    ]
+    timed = []
+    for event in rank.events:
+        timed.append((event.start, 0, event.number, (ref_of(event), False)))
+        if isfinite(event.end):
+            timed.append((event.end, 2 if event.kind == WAIT else 1, -event.number, (ref_of(event), True)))
     return [edge for *_, edge in sorted(timed)]

@@ -15,22 +15,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 
-from playground.see.analyse import Interval, Lookup, Timeline, clip, ref_of, subtract, total, union
-from playground.see.record import (
-    BUCKET,
-    COLLECTIVE,
-    COMPUTE,
-    DEVICE,
-    GRADIENT,
-    RECEIVE,
-    SEND,
-    Event,
-    RankRecording,
-    Recording,
-)
+from playground.see.analyse import BLOCKING, Interval, Lookup, Timeline, clip, ref_of, subtract, total, union
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, Event, RankRecording, Recording
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
 """Names of computations in a training step."""
+CALLS = (BUCKET, COLLECTIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +72,10 @@ def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
     Where gradients are accumulated, or only averaged, a pass is not a whole training step. The device's events are left
     out: it may do the work of a pass while the rank issues that of the next.
     """
-    issued = (event for event in recording.events if event.lane != DEVICE)
-    events = sorted(issued, key=lambda event: (event.start, event.number))
+    events = Lookup(event for event in recording.events if event.lane != DEVICE).events
     turns = [place for place, event in enumerate(events) if event.kind == COMPUTE and event.name in (FORWARD, BACKWARD)]
-    names = [events[place].name for place in turns]
-    starts = [turns[0]] if turns else []
-    starts += [turns[number] for number, pair in enumerate(pairwise(names), 1) if pair == (BACKWARD, FORWARD)]
+    pairs = ((events[before].name, events[after].name, after) for before, after in pairwise(turns))
+    starts = [*turns[:1], *(after for *names, after in pairs if names == [BACKWARD, FORWARD])]
     for start, end in pairwise([*starts, len(events)]):
         yield events[start:end]
 
@@ -101,11 +89,9 @@ def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, ti
     compute = subtract(clip(intervals(event for event in done.values() if event.kind == COMPUTE), 0.0, end), waits)
     communication = union(intervals(messages.values()))
     last = max((event.end for event in done.values() if event.kind == GRADIENT), default=step[0].start)
-    calls = (BUCKET, COLLECTIVE)
-    outermost = {
-        ref for ref in messages if all(timeline.by_ref[outer].kind not in calls for outer in timeline.around(ref))
-    }
-    sent = [event for ref, event in messages.items() if event.kind in calls and ref in outermost]
+    calls = {ref: event for ref, event in messages.items() if event.kind in CALLS}
+    kinds = {ref: {timeline.by_ref[outer].kind for outer in timeline.around(ref)} for ref in calls}
+    sent = [event for ref, event in calls.items() if kinds[ref].isdisjoint(CALLS)]
     return Overlap(
         rank=rank,
         step=number,
@@ -125,7 +111,7 @@ def is_part_to_the_end(event: Event) -> bool:
 
 def is_communication(event: Event) -> bool:
     """Whether the event moves bytes, as a barrier does not."""
-    return event.kind in (SEND, RECEIVE, COLLECTIVE, BUCKET) and event.nbytes > 0 and isfinite(event.end)
+    return event.kind in (*BLOCKING, BUCKET) and event.nbytes > 0 and isfinite(event.end)
 
 
 def intervals(events: Iterable[Event]) -> list[Interval]:

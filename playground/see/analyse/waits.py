@@ -12,20 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.see.analyse import (
-    CollectiveCall,
-    Interval,
-    Lane,
-    Lookup,
-    Ref,
-    Timeline,
-    clip,
-    match_collectives,
-    match_messages,
-    ref_of,
-    total,
-    union,
-)
+from playground.see.analyse import Lane, Lookup, Timeline, clip, match_collectives, match_messages, ref_of, total, union
 from playground.see.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
 LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
@@ -83,14 +70,12 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        self.ends: dict[Ref, Event] = {}
+        messages = match_messages(recording).matched
+        self.ends = {ref_of(each.send): each.receive for each in messages}
+        self.ends |= {ref_of(each.receive): each.send for each in messages}
         """The other end of every message."""
-        for message in match_messages(recording).matched:
-            self.ends[ref_of(message.send)] = message.receive
-            self.ends[ref_of(message.receive)] = message.send
-        self.calls: dict[Ref, CollectiveCall] = {
-            ref_of(event): call for call in match_collectives(recording) for event in call.by_rank.values()
-        }
+        calls = match_collectives(recording)
+        self.calls = {ref_of(event): call for call in calls for event in call.by_rank.values()}
         self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]
         """The waits rank by rank, in the order in which they began."""
 
@@ -116,13 +101,12 @@ class Waits:
 
     def peers(self, event: Event) -> Iterator[Event]:
         """The events on other ranks that had to begin before this one could be over."""
-        if event.kind != COLLECTIVE:
-            if (end := self.ends.get(ref_of(event))) is not None:
-                yield end
-            return
-        for rank, other in self.calls[ref_of(event)].by_rank.items():
-            if rank != event.rank and (event.name not in FROM_ROOT or rank == event.peer):
-                yield other
+        if event.kind == COLLECTIVE:
+            for rank, other in self.calls[ref_of(event)].by_rank.items():
+                if rank != event.rank and (event.name not in FROM_ROOT or rank == event.peer):
+                    yield other
+        elif ref_of(event) in self.ends:
+            yield self.ends[ref_of(event)]
 
 
 def seconds_by_cause(waits: Sequence[Wait]) -> dict[str, float]:
@@ -162,11 +146,6 @@ class Chain:
     busy: Busy | None
     """None if the last wait was for the transfer itself, or for something that is not recorded."""
 
-    @property
-    def rank(self) -> int:
-        """The rank at the end of the chain."""
-        return self.waits[-1].event.rank if self.busy is None else self.busy.rank
-
 
 class Blamer:
     """Follows waits to their causes."""
@@ -180,11 +159,8 @@ class Blamer:
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
 
     def blame(self, wait: Wait) -> Chain:
-        """The chain of causes of this wait.
-
-        While a rank waits for another's event, that rank was delayed by waits of its own, which the chain follows, or
-        by its work, which ends the chain: whichever took longest.
-        """
+        """The chain of causes of this wait. While a rank waits for another's event, that rank was delayed by waits of
+        its own, which the chain follows, or by its work, which ends the chain: whichever took longest."""
         chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
         while wait.peer is not None and wait.cause in LATE.values():
             kept = self.keeper((wait.peer.rank, wait.peer.lane), start, wait.peer)
@@ -200,26 +176,24 @@ class Blamer:
     def keeper(self, lane: Lane, start: float, until: Event) -> Wait | Busy | None:
         """The longest wait or work of this lane between `start` and `until`; None if `until` began at `start`."""
         waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
-        first, last = max(gaps_between(waits, start, until.start), key=length, default=(start, start))
-        longest = max(waits, key=lambda event: length(within(event, start, until.start)), default=None)
-        if longest is not None and length(within(longest, start, until.start)) > last - first:
+        edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), until.start]
+        gaps = [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]
+        first, last = max(gaps, key=lambda gap: gap[1] - gap[0], default=(start, start))
+        longest = max(waits, key=lambda wait: seconds_within(wait, start, until.start), default=None)
+        if longest is not None and seconds_within(longest, start, until.start) > last - first:
             return self.waits_of[ref_of(longest)]
         return self.work(lane, first, last, until) if first < last else None
 
     def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | Wait | None:
-        """The work of this lane between two waits, before `until`.
-
-        A background thread that did nothing for most of the time had nothing to do yet: then the main thread
-        delayed it.
-        """
+        """The work of this lane between two waits, before `until`. A background thread that did nothing for most of the
+        time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane
         events = self.events[lane].during(start, end)
         recorded = union(clip([(event.start, event.end) for event in events], start, end))
         if name != MAIN and total(recorded) < (end - start) / 2:
             return self.keeper((rank, MAIN), start, until)
-        computed = [
-            event for event in events if event.kind == COMPUTE and length(within(event, start, end)) > (end - start) / 2
-        ]
+        computations = (event for event in events if event.kind == COMPUTE)
+        computed = [event for event in computations if seconds_within(event, start, end) > (end - start) / 2]
         return Busy(rank, start, end, computed[-1] if computed else self.longest_awaited(lane, start, end, until))
 
     def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:
@@ -233,16 +207,6 @@ class Blamer:
         return max(found, key=lambda pair: pair[0])[1]
 
 
-def gaps_between(waits: Sequence[Event], start: float, end: float) -> list[Interval]:
-    """The parts of the time from `start` to `end` that lie in none of the waits."""
-    edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), end]
-    return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]
-
-
-def within(event: Event, start: float, end: float) -> Interval:
-    """The part of an event between `start` and `end`."""
-    return max(event.start, start), min(event.end, end)
-
-
-def length(interval: Interval) -> float:
-    return interval[1] - interval[0]
+def seconds_within(event: Event, start: float, end: float) -> float:
+    """The seconds of an event that lie between `start` and `end`, if any do."""
+    return min(event.end, end) - max(event.start, start)

@@ -178,11 +178,9 @@ class Drawing:
 
     def scene(self, *caption: str, axis: TimeAxis | None = None) -> Scene:
         """The finished scene. Long lines of the caption are wrapped."""
-        height = self.bottom + CELL[1] / 2
+        height, marks = self.bottom + CELL[1] / 2, tuple(self.marks)
         lines = (line for text in caption for line in textwrap.wrap(text, int(self.width // CELL[0]) - 1))
-        return Scene(
-            title=self.title, caption=tuple(lines), width=self.width, height=height, marks=tuple(self.marks), axis=axis
-        )
+        return Scene(title=self.title, caption=tuple(lines), width=self.width, height=height, marks=marks, axis=axis)
 
 
 def shorten(text: str, width: float) -> str:
@@ -261,9 +259,9 @@ def panels_drawing(title: str, panels: Sequence[Panel], columns: int) -> Drawing
     return drawing
 
 
-def rows_drawing(title: str, *rows: Row) -> Drawing:
-    """A drawing of one panel."""
-    return panels_drawing(title, [Panel("", rows)], columns=1)
+def rows_scene(title: str, rows: Sequence[Row], *caption: str) -> Scene:
+    """The scene of one panel."""
+    return panels_drawing(title, [Panel("", rows)], columns=1).scene(*caption)
 
 
 def add_panel(drawing: Drawing, panel: Panel, x: float, y: float, width: float) -> None:
@@ -339,6 +337,12 @@ def add_bars(drawing: Drawing, bars: Sequence[Bar], most: float | None = None) -
             x += width
         drawing.add(TEXT, x + CELL[0], y + BAR_HEIGHT / 2, text=bar.note, align="start", style="muted")
         y += BAR_PITCH
+
+
+def add_lane(drawing: Drawing, name: str, x: float, y: float, height: float, title: str = "") -> None:
+    """Add a lane from `x` to the right margin, and its name to the left."""
+    drawing.add(TEXT, CELL[0], y + height / 2, text=name, align="start")
+    drawing.add(LANE, x, y, drawing.width - x - CELL[0], height, style="idle", title=title)
 
 
 def add_key(drawing: Drawing, meanings: dict[str, str]) -> None:

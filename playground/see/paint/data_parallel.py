@@ -7,23 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import playground.see.paint as paint
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement import format_bytes
 from playground.see.analyse import ref_of
-from playground.see.paint import (
-    Bar,
-    Cell,
-    Drawing,
-    Move,
-    Panel,
-    Piece,
-    Row,
-    Scene,
-    When,
-    add_bars,
-    add_key,
-    panels_drawing,
-)
+from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
 from playground.see.paint.results import DataParallelStep, Evidence
 from playground.see.paint.timeline import title_of
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
@@ -86,27 +74,27 @@ class Devices:
             nbytes = format_bytes(sum(event.nbytes for event in events))
             text = nbytes if place == len(found) else ""
             title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
-            when = When(events[0].start, events[-1].end, ref_of(events[0]))
+            when = paint.When(events[0].start, events[-1].end, ref_of(events[0]))
             first = 0 if from_host else device_number(source)
             moves.append(Move(first, device_number(target), text, title, when=when))
         return moves
 
     def computed(self, events: Sequence[Event]) -> list[Move]:
         """An arrow from each device to itself, for a recorded event."""
-        whens = (When(event.start, event.end, ref_of(event)) for event in events)
-        return [
-            Move(number, number, title=title_of(event), style="muted", when=when)
-            for number, (event, when) in enumerate(zip(events, whens, strict=True))
-        ]
+        moves = []
+        for number, event in enumerate(events):
+            when = paint.When(event.start, event.end, ref_of(event))
+            moves.append(Move(number, number, title=title_of(event), style="muted", when=when))
+        return moves
 
     def forwards(self, turn: int = 0) -> list[Move]:
         """The forward of each device's thread: its first in the step, or a later one."""
         device_of = {each.number: each.name for each in self.events if each.kind == PHASE and each.lane == BACKGROUND}
-        by_device: dict[int, list[Event]] = {number: [] for number in range(self.count)}
+        by_device: list[list[Event]] = [[] for _ in range(self.count)]
         for event in self.events:
             if event.kind == COMPUTE and event.parent in device_of:
                 by_device[device_number(device_of[event.parent])].append(event)
-        return self.computed([by_device[number][turn] for number in range(self.count)])
+        return self.computed([events[turn] for events in by_device])
 
     def compute(self, name: str) -> Event:
         """The event of what the process did for all devices: backward, or the optimizer's step."""
@@ -144,15 +132,12 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
 
 
 def forward(run: Evidence) -> Scene:
-    """F1: a forward pass of DataParallel in five panels."""
+    """F1: DataParallel: forward, in five panels."""
     devices = Devices(run, LOGITS)
     outputs = devices.step.outputs
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
     gather = [devices.row(devices.outputs), devices.first("logits", "value", devices.moved("gather"))]
-    loss = [
-        Row([Cell("host: targets")]),
-        devices.first("loss", "value", devices.moved("targets", from_host=True)),
-    ]
+    loss = [Row([Cell("host: targets")]), devices.first("loss", "value", devices.moved("targets", from_host=True))]
     panels = [
         devices.scatter("scatter"),
         devices.replicate(),
@@ -165,7 +150,7 @@ def forward(run: Evidence) -> Scene:
 
 
 def backward(run: Evidence) -> Scene:
-    """F2: backward, and the step, in four panels."""
+    """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
     scatter = [devices.first("loss"), devices.row("grad", "value", devices.moved(GRADIENTS))]
     backwards = devices.computed([devices.compute("backward")] * devices.count)
@@ -181,7 +166,7 @@ def backward(run: Evidence) -> Scene:
 
 
 def loss_in_forward(run: Evidence) -> Scene:
-    """F5: the loss is computed inside forward, so only numbers are gathered; it is reduced twice."""
+    """F5: DataParallel with the loss inside forward: reduced twice."""
     devices = Devices(run, LOSS)
     first = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
@@ -199,7 +184,7 @@ def loss_in_forward(run: Evidence) -> Scene:
 
 
 def parallel_criterion(run: Evidence) -> Scene:
-    """F17: DataParallelModel and DataParallelCriterion: outputs stay on their devices, and the criterion goes there."""
+    """F17: DataParallelModel and DataParallelCriterion, in eight panels."""
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
@@ -219,7 +204,7 @@ def parallel_criterion(run: Evidence) -> Scene:
     return numbered_scene("DataParallelModel and DataParallelCriterion", panels, RECORDED, total)
 
 
-STYLE_OF_LABEL = {
+STYLES = {
     "parameters": "forward",
     "gradients": "backward",
     "optimizer state": "optimizer",
@@ -240,34 +225,27 @@ def add_memory(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
     """Add bars of what each device holds at its peak."""
     bars = []
     for number, load in enumerate(devices):
-        label = f"device {number}"
-        pieces = [
-            Piece(size, STYLE_OF_LABEL[what], f"{label}: {what}, {format_bytes(size)}")
-            for what, size in load.at_peak.items()
-        ]
+        label, held = f"device {number}", load.at_peak.items()
+        pieces = [Piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}") for what, size in held]
         bars.append(Bar(label, pieces, format_bytes(load.peak)))
     add_bars(drawing, bars)
 
 
 def add_memory_key(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
-    used = [label for label in STYLE_OF_LABEL if any(label in load.at_peak for load in devices)]
-    add_key(drawing, {STYLE_OF_LABEL[label]: label for label in used})
+    used = {label for load in devices for label in load.at_peak}
+    add_key(drawing, {style: label for label, style in STYLES.items() if label in used})
 
 
 def memory_and_utilisation(run: Evidence) -> Scene:
-    """F4: with losses gathered, devices hold about as much each, and are busy for unequal shares of a step."""
+    """F4: DataParallel: memory and utilisation of each device."""
     way = way_of(run, LOSS)
     drawing = Drawing("DataParallel: memory and utilisation of each device")
     add_memory(drawing, way.devices)
-    busy = [
-        Bar(
-            f"device {number}",
-            [Piece(each.share, "compute", f"device {number} busy")],
-            f"{each.share * 100:.0f} % busy",
-        )
-        for number, each in enumerate(way.devices)
-    ]
-    add_bars(drawing, busy, most=1.0)
+    bars = []
+    for number, each in enumerate(way.devices):
+        piece = Piece(each.share, "compute", f"device {number} busy")
+        bars.append(Bar(f"device {number}", [piece], f"{each.share * 100:.0f} % busy"))
+    add_bars(drawing, bars, most=1.0)
     add_memory_key(drawing, way.devices)
     peaks = [load.peak for load in way.devices]
     return drawing.scene(
@@ -277,7 +255,7 @@ def memory_and_utilisation(run: Evidence) -> Scene:
 
 
 def imbalance(run: Evidence) -> Scene:
-    """F18: with logits gathered, one device holds far more than the others."""
+    """F18: DataParallel: memory per device where logits are gathered."""
     way = way_of(run, LOGITS)
     drawing = Drawing("DataParallel: memory per device where logits are gathered")
     add_memory(drawing, way.devices)

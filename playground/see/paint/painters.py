@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -11,21 +11,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint import (
-    ARROW,
-    BAR,
-    BOX,
-    CELL,
-    INK,
-    KINDS,
-    LANE,
-    PAPER,
-    STYLES,
-    TEXT,
-    TEXT_SIZE,
-    Mark,
-    Scene,
-)
+from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, PAPER, STYLES, TEXT, TEXT_SIZE, Colour, Mark, Scene
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
@@ -87,12 +73,15 @@ def style_sheet(scene: Scene) -> str:
         rules.append(f".box.{name},.bar.{name},.lane.{name},.head.{name}{{fill:var(--{name})}}")
         rules.append(f".arrow.{name}{{stroke:var(--{name})}}text.in-{name}{{fill:var(--{name})}}")
     palette = {"paper": PAPER, "ink": INK, "line": STYLES["muted"]} | {style: STYLES[style] for style in used}
-    light, dark = (
-        ";".join(f"--{css_name(name)}:{getattr(colour, surroundings)}" for name, colour in palette.items())
-        for surroundings in ("light", "dark")
-    )
+    light, dark = css_variables(palette)
     rules += [turn_rules(scene), moving_rules(scene)]
     return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
+
+
+def css_variables(palette: Mapping[str, Colour]) -> list[str]:
+    """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a wait's bar."""
+    colours = [(css_name(name), colour) for name, colour in palette.items()]
+    return [";".join(f"--{name}:{getattr(colour, each)}" for name, colour in colours) for each in ("light", "dark")]
 
 
 def css_name(style: str) -> str:
@@ -102,8 +91,7 @@ def css_name(style: str) -> str:
 
 def turn_rules(scene: Scene) -> str:
     """CSS rules that light arrows in turn, a second each, unless the reader prefers reduced motion."""
-    count = len(scene.turns)
-    if not count:
+    if not (count := len(scene.turns)):
         return ""
     lit = 100 / count
     delays = "".join(f".turn-{turn}{{animation-delay:{turn}s}}" for turn in range(count))
@@ -123,16 +111,13 @@ def course_of(mark: Mark) -> Course:
 
 def courses_of(scene: Scene) -> list[Course]:
     """The courses of marks that a moving scene does not show all the time."""
-    if not scene.period:
-        return []
-    courses = dict.fromkeys(map(course_of, scene.marks))
+    courses = dict.fromkeys(map(course_of, scene.marks)) if scene.period else {}
     return [course for course in courses if course[0] > 0 or course[1] < scene.period]
 
 
 def moving_rules(scene: Scene) -> str:
     """CSS that shows marks in their time, and moves them. Readers who prefer less motion see the end."""
-    courses = courses_of(scene)
-    if not courses:
+    if not (courses := courses_of(scene)):
         return ""
     frames, moving, hidden = [], [], []
     for place, (start, end, (right, down)) in enumerate(courses):
@@ -249,7 +234,7 @@ class Painter:
             self.write(mark.text, x, y, mark.align, INK.light if mark.style == "plain" else colour)
         else:
             border = STYLES["muted"].light
-            outline = None if mark.kind == LANE or mark.meant else border
+            outline = border if mark.kind in (BAR, BOX) and not mark.meant else None
             self.draw.rectangle([each * SCALE for each in (x, y, x + w, y + h)], fill=colour, outline=outline)
             if mark.meant:
                 corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)]

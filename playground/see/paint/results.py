@@ -7,11 +7,8 @@ from math import inf
 from typing import Any
 
 from playground.runtime.rank.rank import Event as Report
-from playground.see.analyse import Message, match_messages
+from playground.see.analyse import Message, Vector, match_messages
 from playground.see.record import Recording
-
-Held = tuple[float, ...]
-"""The numbers that a rank has, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +39,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Change:
-    """The numbers that a rank held before and after."""
+    """The numbers that a rank held before and after, or none."""
 
-    before: Held
-    after: Held
+    before: Vector
+    after: Vector
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from math import inf, isfinite
 import playground.see.record as record
 from playground.measurement import format_bytes
 from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
-from playground.see.paint import ARROW, BAR, CELL, LANE, TEXT, Drawing, Scene, TimeAxis, When, add_key, shorten
+from playground.see.paint import ARROW, BAR, CELL, TEXT, Drawing, Scene, TimeAxis, When, add_key, add_lane, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
@@ -22,13 +22,8 @@ MOST_SPANS = 4
 MOST_BARS, MOST_ARROWS = 400, 150
 """Limits that keep a figure readable and its file small."""
 ALL = "a page (.html) has all"
-STYLE_OF_KIND = {
-    record.COLLECTIVE: "communication",
-    record.BUCKET: "communication",
-    record.MOVE: "communication",
-    record.WAIT: "wait",
-    record.PHASE: "phase",
-}
+STYLE_OF_KIND = {record.WAIT: "wait", record.PHASE: "phase"}
+STYLE_OF_KIND |= dict.fromkeys((record.COLLECTIVE, record.BUCKET, record.MOVE), "communication")
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
 SPANS, PIECES = (record.PHASE, record.COLLECTIVE, record.BUCKET), (record.COMPUTE, record.WAIT, record.MOVE)
 """Kinds that contain others, and kinds inside them: all that are drawn as bars, from back to front."""
@@ -94,8 +89,7 @@ def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
             if height is None:
                 continue
             name = f"rank {rank.rank}" if lane == MAIN else shorten(lane, LABELS - CELL[0])
-            drawing.add(TEXT, CELL[0], y + height / 2, text=name, align="start")
-            drawing.add(LANE, LABELS, y, drawing.width - LABELS - CELL[0], height, style="idle", title=title)
+            add_lane(drawing, name, LABELS, y, height, title)
             lanes.tops[rank.rank, lane] = y
             y += height
         y += LANE_GAP
@@ -104,10 +98,9 @@ def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
 
 def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[Lane, float]:
     """The heights of all main threads' lanes, which are equal, and of other lanes that are not empty."""
-    used: dict[Lane, int] = {}
+    used: dict[Lane, int] = defaultdict(int)
     for event in recording.events(*SPANS, *PIECES):
-        lane = event.rank, event.lane
-        used[lane] = max(used.get(lane, 0), 1 + rows.get(ref_of(event), -1))
+        used[event.rank, event.lane] = max(used[event.rank, event.lane], 1 + rows.get(ref_of(event), -1))
     most = max((count for (_, lane), count in used.items() if lane == MAIN), default=0)
     main = {(rank.rank, MAIN): float(ROW * (1 + min(MOST_SPANS, most))) for rank in recording.ranks}
     others = {at: float(ROW * max(1, min(MOST_SPANS, count))) for at, count in used.items() if at[1] != MAIN}

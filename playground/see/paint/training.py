@@ -8,30 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
+import playground.see.paint as paint
 from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
 from playground.measurement import format_bytes
-from playground.see.paint import (
-    ALPHA,
-    BAR,
-    BOX,
-    BUCKETS,
-    CELL,
-    LANE,
-    TEXT,
-    Bar,
-    Cell,
-    Drawing,
-    Piece,
-    Row,
-    Scene,
-    TimeAxis,
-    add_bars,
-    add_key,
-    meant_moves,
-    rows_drawing,
-    shorten,
-)
+from playground.see.paint import CELL, Bar, Cell, Drawing, Piece, Row, Scene, add_bars, add_key, meant_moves, rows_scene
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
 from playground.see.paint.timeline import LABELS, ROW, lay_out
@@ -41,7 +22,7 @@ from playground.training.settings import TrainingSettings
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
 """Parts of a step as the ladder measures them, and their styles."""
 KEY = {style: style for style in PARTS.values()}
-FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂θ"}
+FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {paint.ALPHA} ∂J/∂θ"}
 """Formulas of backward and the optimizer; J is the loss."""
 
 
@@ -52,12 +33,12 @@ def rung_of(run: Evidence, name: str) -> RungResult:
 
 
 def backward_and_step(run: Evidence) -> Scene:
-    """F3: the optimizer applies what backward computes, and backward is the expensive part."""
+    """F3: backward computes the gradient, step applies it: what each costs."""
     rung = rung_of(run, "flat")
     drawing = Drawing("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
-        drawing.add(BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
+        drawing.add(paint.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
     times = {"forward": rung.forward, "backward": rung.backward, "step": rung.step}
     bars = [Bar(part, [Piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
     add_bars(drawing, bars)
@@ -68,39 +49,36 @@ def backward_and_step(run: Evidence) -> Scene:
 
 
 def five_phases(run: Evidence) -> Scene:
-    """F11: one store of samples feeds all processes; each has the model; gradients are averaged; all step."""
+    """F11: synchronous SGD in five phases."""
     steps: Sequence[SgdStep] = run.results
-    ranks = range(len(steps))
+    size, ranks = len(steps), range(len(steps))
     fan_out = meant_moves([0], ranks)
     average = Cell(f"all-reduce: g {steps[0].average:+.5f}", "communication", meant=True)
-    drawing = rows_drawing(
-        "Synchronous SGD in five phases",
+    rows = [
         Row([Cell(f"a store of {sum(step.samples for step in steps)} samples")]),
         Row([Cell(f"rank {rank}\n{steps[rank].samples} samples") for rank in ranks], fan_out, "1 samples"),
         Row([Cell(f"w {step.weight:+.5f}", "forward") for step in steps], label="2 model"),
         Row([Cell(f"g {step.gradient:+.5f}", "backward") for step in steps], label="3 gradient"),
         Row([average], meant_moves(ranks, [0]), "4 average"),
         Row([Cell(f"w {step.new_weight:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
-    )
+    ]
     difference = max(step.replicas_max_difference for step in steps)
-    return drawing.scene(
-        f"One weight w and its gradient g on {len(steps)} ranks. After the step the replicas differ by {difference:g}.",
-        DASHED,
-    )
+    about = f"One weight w and its gradient g on {size} ranks. After the step the replicas differ by {difference:g}."
+    return rows_scene("Synchronous SGD in five phases", rows, about, DASHED)
 
 
 def after_backward(run: Evidence) -> Scene:
-    """F12: gradients are averaged after backward."""
+    """F12: all-reduce after backward."""
     return averaging(run, "All-reduce after backward")
 
 
 def inside_backward(run: Evidence) -> Scene:
-    """F13: gradients are averaged during backward."""
+    """F13: all-reduce inside backward."""
     return averaging(run, "All-reduce inside backward")
 
 
 def bert_step(run: Evidence) -> Scene:
-    """bert: DistributedDataParallel sends a layer's gradients while backward computes those of the one below it."""
+    """bert: a step of BERT: buckets leave while backward goes on."""
     return averaging(run, "A step of BERT by DistributedDataParallel")
 
 
@@ -112,21 +90,17 @@ def averaging(run: Evidence, title: str) -> Scene:
         backward = [event for event in rank.events if event.kind == COMPUTE and event.name == "backward"]
         calls = [event for event in rank.events if event.kind in (COLLECTIVE, BUCKET)]
         if backward and calls:
-            times = (
-                f"{events[0].start * 1e3:.2f} to {max(event.end for event in events) * 1e3:.2f} ms"
-                for events in (backward, calls)
-            )
-            lines.append("Rank {}: backward {}; averaging {}.".format(rank.rank, *times))
-    return replace(
-        lay_out(step, title), caption=(*lines, "What the backend sends inside an all-reduce cannot be seen.")
-    )
+            spans = ((each[0].start * 1e3, max(event.end for event in each) * 1e3) for each in (backward, calls))
+            first, last = (f"{start:.2f} to {end:.2f} ms" for start, end in spans)
+            lines.append(f"Rank {rank.rank}: backward {first}; averaging {last}.")
+    lines.append("What the backend sends inside an all-reduce cannot be seen.")
+    return replace(lay_out(step, title), caption=tuple(lines))
 
 
 def normalised_parts(run: Evidence) -> Scene:
-    """F14: the parts of a step's time, on every rung."""
+    """F14: what a training step's time goes into, rung by rung."""
     result: LadderResult = run.results[0]
-    drawing = Drawing("What a training step's time goes into")
-    bars = []
+    drawing, bars = Drawing("What a training step's time goes into"), []
     for rung in result.rungs:
         whole = sum(getattr(rung, part) for part in PARTS)
         shares = {part: getattr(rung, part) / whole for part in PARTS}
@@ -134,23 +108,22 @@ def normalised_parts(run: Evidence) -> Scene:
         bars.append(Bar(rung.rung, pieces, f"{whole * 1e3:.3g} ms"))
     add_bars(drawing, bars, most=1.0)
     add_key(drawing, KEY)
-    ranks = f"{len(run.results)} ranks"
-    return drawing.scene(f"Shares of each step; communication is what is exposed: not hidden behind backward. {ranks}.")
+    about = "Shares of each step; communication is what is exposed: not hidden behind backward."
+    return drawing.scene(f"{about} {len(run.results)} ranks.")
 
 
 def with_and_without_overlap(run: Evidence) -> Scene:
-    """F15: the same step without and with overlap, and the share of averaging that is hidden."""
+    """F15: a step without and with overlap."""
     drawing = Drawing("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
         rungs = [rung_of(run, name) for name in pair]
         whole = sum(getattr(rungs[0], part) for part in PARTS)
         bars = []
         for rung in rungs:
-            pieces = [
-                Piece(getattr(rung, part) / whole, style, f"{rung.rung}: {part}") for part, style in PARTS.items()
-            ]
-            total = sum(piece.value for piece in pieces)
-            bars.append(Bar(f"{rung.rung:10}", pieces, f"{total:.2f} ({rung.hidden * 100:3.0f} % hidden)"))
+            shares = {part: getattr(rung, part) / whole for part in PARTS}
+            pieces = [Piece(share, PARTS[part], f"{rung.rung}: {part}") for part, share in shares.items()]
+            note = f"{sum(shares.values()):.2f} ({rung.hidden * 100:3.0f} % hidden)"
+            bars.append(Bar(f"{rung.rung:10}", pieces, note))
         add_bars(drawing, bars, most=1.3)
     add_key(drawing, KEY)
     return drawing.scene(
@@ -165,20 +138,20 @@ BUCKET_ROW = 2 * CELL[1]
 
 
 def bucket_style(number: int) -> str:
-    return f"bucket {number % BUCKETS}"
+    return f"bucket {number % paint.BUCKETS}"
 
 
 def filling(run: Evidence) -> Scene:
-    """F16: gradients get ready, the last layers' first; a bucket leaves when its last gradient is ready."""
+    """F16: DistributedDataParallel's buckets fill and leave."""
     backward: Backward = run.results[0]
     drawing = Drawing("Buckets fill in backward, the last layers' first")
-    axis = TimeAxis(x=NAMES, w=drawing.width - NAMES - CELL[0], start=0.0, end=backward.seconds)
+    axis = paint.TimeAxis(x=NAMES, w=drawing.width - NAMES - CELL[0], start=0.0, end=backward.seconds)
     bucket_of = {number: bucket.number for bucket in backward.sent for number in bucket.parameters}
     for place, (number, seconds) in enumerate(backward.ready):
         y, name = float(place * CELL[1]), backward.names[number]
-        add_line(drawing, name, y, CELL[1])
+        paint.add_lane(drawing, paint.shorten(name, NAMES - CELL[0]), NAMES, y, CELL[1])
         look = {"style": bucket_style(bucket_of[number]), "title": f"{name} ready after {seconds * 1e3:.2f} ms"}
-        drawing.add(BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look, start=0.0, end=seconds)
+        drawing.add(paint.BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look, start=0.0, end=seconds)
     lines = []
     for bucket in backward.sent:
         lines.append(
@@ -186,13 +159,13 @@ def filling(run: Evidence) -> Scene:
             f"its sum was there after {bucket.done * 1e3:.2f} ms"
         )
         y, left = drawing.bottom + CELL[1], axis.at(bucket.left)
-        add_line(drawing, f"bucket {bucket.number}", y, BUCKET_ROW)
+        paint.add_lane(drawing, f"bucket {bucket.number}", NAMES, y, BUCKET_ROW)
         look = {"style": bucket_style(bucket.number), "title": lines[-1]}
         width = max(axis.at(bucket.done) - left, 2)
-        drawing.add(BAR, left, y, width, BUCKET_ROW, **look, start=bucket.left, end=bucket.done)
+        drawing.add(paint.BAR, left, y, width, BUCKET_ROW, **look, start=bucket.left, end=bucket.done)
     over = f"backward over: {backward.seconds * 1e3:.2f} ms"
-    drawing.add(TEXT, NAMES, drawing.bottom + CELL[1], text="0 ms", align="start", style="muted")
-    drawing.add(TEXT, axis.x + axis.w, drawing.bottom, text=over, align="end", style="muted")
+    drawing.add(paint.TEXT, NAMES, drawing.bottom + CELL[1], text="0 ms", align="start", style="muted")
+    drawing.add(paint.TEXT, axis.x + axis.w, drawing.bottom, text=over, align="end", style="muted")
     return drawing.scene(
         f"Rank 0 of {len(run.results)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
         "Below: each bucket from when it leaves until its sum is there.",
@@ -201,14 +174,8 @@ def filling(run: Evidence) -> Scene:
     )
 
 
-def add_line(drawing: Drawing, name: str, y: float, height: float) -> None:
-    """Add a name, and the lane beside it."""
-    drawing.add(TEXT, CELL[0], y + height / 2, text=shorten(name, NAMES - CELL[0]), align="start")
-    drawing.add(LANE, NAMES, y, drawing.width - NAMES - CELL[0], height, style="idle")
-
-
 def same_on_both(run: Evidence) -> Scene:
-    """F19: processes with the same parameters put them into the same buckets."""
+    """F19: the same buckets on every rank."""
     backwards: Sequence[Backward] = run.results
     drawing = Drawing("The same buckets on every rank")
     width = (drawing.width - CELL[0]) / len(backwards)
@@ -225,21 +192,21 @@ def same_on_both(run: Evidence) -> Scene:
 
 def add_process(drawing: Drawing, rank: int, backward: Backward, x: float, width: float) -> None:
     """Add a rank's parameters, each in its bucket, in the order in which the buckets left."""
-    drawing.add(TEXT, x, CELL[1] / 2, text=f"rank {rank}", align="start")
+    drawing.add(paint.TEXT, x, CELL[1] / 2, text=f"rank {rank}", align="start")
     y, inner = 2.0 * CELL[1], width - 4 * CELL[0]
     for bucket in backward.sent:
         height = (3 + 2.5 * len(bucket.parameters)) * CELL[1]
         label = f"bucket {bucket.number}, {format_bytes(bucket.bytes)}"
-        drawing.add(BOX, x, y, width, height, style=bucket_style(bucket.number), title=f"rank {rank}: {label}")
-        drawing.add(TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
+        drawing.add(paint.BOX, x, y, width, height, style=bucket_style(bucket.number), title=f"rank {rank}: {label}")
+        drawing.add(paint.TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
         for place, number in enumerate(bucket.parameters):
-            text = shorten(f"param {number}: {backward.names[number]}", inner)
-            drawing.add(BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], inner, 2 * CELL[1], text=text)
+            text = paint.shorten(f"param {number}: {backward.names[number]}", inner)
+            drawing.add(paint.BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], inner, 2 * CELL[1], text=text)
         y += height + CELL[1]
 
 
 def attempts(run: Evidence) -> Scene:
-    """elastic: after each failure all ranks restart from the newest snapshot."""
+    """elastic: ranks are killed, and the training goes on from a snapshot."""
     steps, starts, ends = steps_of_attempts(run)
     drawing = Drawing("A rank is killed; all restart, and resume from a snapshot")
     bars = []
@@ -270,13 +237,13 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
 
 
 def schedules(run: Evidence) -> Scene:
-    """pipeline: when each stage computed which microbatch, by schedule."""
+    """pipeline: a pipeline's stages at work, by three schedules."""
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.stages, settings.microbatches
     runs = collect(run.results, settings.schedules, stages, microbatches)
     drawing = Drawing("A pipeline's stages at work, by three schedules")
     longest = max(span(each.typical) for each in runs)
-    axis = TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=0.0, end=longest)
+    axis = paint.TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=0.0, end=longest)
     for each in runs:
         add_schedule(drawing, each, axis)
     add_key(drawing, {"forward": "forward", "backward": "backward of a microbatch"})
@@ -288,20 +255,20 @@ def schedules(run: Evidence) -> Scene:
     )
 
 
-def add_schedule(drawing: Drawing, run: ScheduleRun, axis: TimeAxis) -> None:
+def add_schedule(drawing: Drawing, run: ScheduleRun, axis: paint.TimeAxis) -> None:
     """Add a lane for each stage, with the step whose bubble is the median."""
     step = run.typical
     began = min(slot.start for rank in step for slot in rank)
     y = drawing.bottom + (CELL[1] if drawing.marks else 0)
-    drawing.add(TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.name}: {span(step) * 1e3:,.0f} ms", align="start")
+    drawing.add(paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.name}: {span(step) * 1e3:,.0f} ms", align="start")
     for stage, slots in enumerate(step):
         y += 1.5 * ROW
-        drawing.add(TEXT, CELL[0], y + ROW / 2, text=f"stage {stage}", align="start", style="muted")
-        drawing.add(LANE, axis.x, y, axis.w, ROW, style="idle")
+        drawing.add(paint.TEXT, CELL[0], y + ROW / 2, text=f"stage {stage}", align="start", style="muted")
+        drawing.add(paint.LANE, axis.x, y, axis.w, ROW, style="idle")
         for slot in slots:
             start, end = slot.start - began, slot.end - began
             left, width = axis.at(start), axis.at(end) - axis.at(start)
             style = "forward" if slot.kind == "F" else "backward"
             text = str(slot.microbatch) if width > CELL[0] else ""
             title = f"{style} of microbatch {slot.microbatch}, {slot.seconds * 1e3:.3g} ms"
-            drawing.add(BAR, left, y, width, ROW, style=style, text=text, title=title, start=start, end=end)
+            drawing.add(paint.BAR, left, y, width, ROW, style=style, text=text, title=title, start=start, end=end)

@@ -11,9 +11,9 @@ from playground.console.text import Prose, bad, good, heading, prose
 from playground.measurement import format_bytes, format_digits, format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.transfers import Link, Volume, volumes
+from playground.see.analyse.volumes import Scaling, Volume, more_ranks, volumes
 from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
-from playground.see.analyse.what_if import Scaling, WhatIfs, more_ranks, what_if
+from playground.see.analyse.what_if import Link, WhatIfs, what_if
 from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
@@ -22,15 +22,8 @@ Text = str | Prose | Table
 def recording_texts(recording: Recording) -> list[Text]:
     """A recording in words and tables."""
     waits = Waits(recording)
-    parts = [
-        summary_texts(waits.timeline),
-        missing_texts(recording),
-        wait_texts(waits),
-        chain_texts(waits),
-        overlap_texts(overlaps(recording)),
-        volume_texts(volumes(recording)),
-        what_if_texts(waits),
-    ]
+    parts = [summary_texts(waits.timeline), missing_texts(recording), wait_texts(waits), chain_texts(waits)]
+    parts += [overlap_texts(overlaps(recording)), volume_texts(volumes(recording)), what_if_texts(waits)]
     return [text for part in parts if part for text in ("", *part)][1:]
 
 
@@ -76,14 +69,9 @@ def wait_texts(waits: Waits) -> list[Text]:
     sums = {lane: seconds_by_cause(its) for lane, its in of_lane.items()}
     causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
     with_lanes = any(lane != MAIN for _, lane in of_lane)
-    table = Table(
-        RANK_COLUMN,
-        *([Column("thread")] if with_lanes else []),
-        Column("waits", right=True),
-        *(Column(cause.replace(" ", "\n", 1), "ms", right=True) for cause in causes),
-        Column("all", "ms", right=True),
-        Column("of run", "%", right=True),
-    )
+    threads = [Column("thread")] if with_lanes else []
+    times = [Column(name, "ms", right=True) for name in (*(cause.replace(" ", "\n", 1) for cause in causes), "all")]
+    table = Table(RANK_COLUMN, *threads, Column("waits", right=True), *times, Column("of run", "%", right=True))
     for (rank, lane), seconds in sums.items():
         cells = [milliseconds(seconds[cause]) for cause in causes]
         whole = sum(seconds.values())
@@ -135,22 +123,13 @@ def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
     kinds: dict[tuple[int, int, int], list[Overlap]] = {}
     for each in found:
         kinds.setdefault((each.sent, each.early, each.rank), []).append(each)
-    seconds = {
-        "compute": lambda each: each.compute,
-        "commu-\nnication": lambda each: each.communication,
-        "overlap,\ntorchtitan": lambda each: each.overlap,
-        "exposed": lambda each: each.exposed,
-    }
-    table = Table(
-        Column("sent", right=True),
-        Column("early", right=True),
-        RANK_COLUMN,
-        Column("steps", right=True),
-        *(Column(name, "ms", right=True) for name in seconds),
-        Column("hidden,\nladder", "%", right=True),
-    )
+    seconds = ("compute", "communication", "overlap", "exposed")
+    names = ("compute", "commu-\nnication", "overlap,\ntorchtitan", "exposed")
+    counts = [Column("sent", right=True), Column("early", right=True), RANK_COLUMN, Column("steps", right=True)]
+    times = [Column(name, "ms", right=True) for name in names]
+    table = Table(*counts, *times, Column("hidden,\nladder", "%", right=True))
     for (sent, early, rank), its in sorted(kinds.items()):
-        medians = [milliseconds(median(map(figure, its))) for figure in seconds.values()]
+        medians = [milliseconds(median(getattr(each, name) for each in its)) for name in seconds]
         hidden = f"{100 * median(each.hidden() for each in its):.0f}"
         table.add(*map(str, (sent, early, rank, len(its))), *medians, hidden)
     return [
@@ -178,9 +157,8 @@ def volume_texts(found: Sequence[Volume]) -> list[Text]:
         sent = f"{sum(shown.sent):,}", f"{shown.expected.bytes:,.0f}"
         table.add(name, format_bytes(nbytes), str(len(group)), str(len(its)), *messages, *sent)
     wrong = sum(not volume.agrees for volume in found)
-    verdict = good("as the closed forms say")
-    if wrong:
-        verdict = bad(f"{wrong} of {plural(len(found), 'call')} not as the closed forms say")
+    said = "as the closed forms say"
+    verdict = bad(f"{wrong} of {plural(len(found), 'call')} not {said}") if wrong else good(said)
     return [prose(heading("Sent"), " by all ranks together: ", verdict), table]
 
 
@@ -222,19 +200,15 @@ def scaling_texts(found: Sequence[Scaling], link: Link) -> list[Text]:
     if not found:
         return []
     sizes = sorted({size for scaling in found for size in scaling.predicted})
-    table = Table(
-        Column("algorithm", wraps=True),
-        Column("tensor", right=True),
-        Column("recorded", "us", right=True),
-        Column("cores", right=True),
-        *(Column(f"{size:,} ranks", "us", right=True) for size in sizes),
-    )
+    recorded = Column("tensor", right=True), Column("recorded", "us", right=True), Column("cores", right=True)
+    predicted = (Column(f"{size:,} ranks", "us", right=True) for size in sizes)
+    table = Table(Column("algorithm", wraps=True), *recorded, *predicted)
     for scaling in found:
         what = (scaling.algorithm, format_bytes(scaling.nbytes), format_digits(1e6 * scaling.recorded))
-        for cores, predicted in (("own", scaling.predicted), ("shared", scaling.shared)):
-            seconds = [predicted.get(size) for size in sizes]
-            if predicted:
-                table.add(*what, cores, *("" if each is None else format_digits(1e6 * each) for each in seconds))
+        for cores, by_size in (("own", scaling.predicted), ("shared", scaling.shared)):
+            if by_size:
+                seconds = (format_digits(1e6 * by_size[size]) if size in by_size else "" for size in sizes)
+                table.add(*what, cores, *seconds)
     note = "" if link.nbytes is None else " As all messages had one size, these are upper bounds."
     about = "  More ranks, by the cost model of `scale`: with a core for each rank, or all on this host's cores."
     return [about + note, table]

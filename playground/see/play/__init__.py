@@ -3,10 +3,6 @@
 The page has a recording as numbers in columns, which are small because repetitions are written once. Times are
 nanoseconds since the first event and units of logical time; starts are differences to the event before on the same
 rank. An event is identified by its place among the events of all ranks, rank by rank.
-
-What every rank holds, and since when, is derived from recorded values alone. `VALUES` and the end of a collective have
-a whole tensor. Inside a collective, a chunk of it is known where it is sent or has been computed. (A received chunk may
-be kept or added to another: it shows when that is sent on.)
 """
 
 from __future__ import annotations
@@ -17,17 +13,18 @@ import html
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf, isfinite, isnan
 from pathlib import Path
 from string import Template
 
-from playground.see.analyse import Ref, Timeline, logical_times, match_messages, ref_of
+from playground.see.analyse import Ref, Timeline, Vector, changes_of, logical_times, match_messages, ref_of
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
 from playground.see.paint import INK, PAPER, STYLES, Drawing
+from playground.see.paint.painters import css_variables
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
-from playground.see.record import COLLECTIVE, RECEIVE, SEND, VALUES, Event, RankRecording, Recording
+from playground.see.record import Event, RankRecording, Recording
 
 MAX_EVENTS = 250_000
 """Events on a page, which then has about 3 MB, and is read in less than a second."""
@@ -47,62 +44,6 @@ def beginning_of(recording: Recording) -> tuple[Recording, int]:
         events = tuple(event if event.end <= until else replace(event, end=inf) for event in shown)
         ranks.append(replace(rank, events=events))
     return replace(recording, ranks=tuple(ranks)), len(starts) - sum(len(rank.events) for rank in ranks)
-
-
-Vector = tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Change:
-    """From the start, or from the end, of this event on, the rank holds these values."""
-
-    event: Event
-    at_end: bool
-    values: Vector
-
-
-def changes_of(rank: RankRecording) -> Iterator[Change]:
-    """The changes of what this rank holds, in the order of time."""
-    parts = parts_of_collectives(rank)
-    held: Vector = ()
-    for event, at_end in moments_with_values(rank):
-        values = event.values or ()
-        if event.number in parts:
-            if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
-                continue
-            values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
-        if values != held:
-            held = values
-            yield Change(event, at_end, held)
-
-
-def moments_with_values(rank: RankRecording) -> list[tuple[Event, bool]]:
-    """Events with values, and whether they have them at their end: all but sends, whose values were there before.
-
-    Of several at the same moment, a collective comes last: it ends around its messages.
-    """
-    found = [
-        (event, event.kind != SEND)
-        for event in rank.events
-        if event.values is not None and (event.kind == SEND or isfinite(event.end))
-    ]
-    return sorted(
-        found,
-        key=lambda each: (each[0].end if each[1] else each[0].start, each[0].kind == COLLECTIVE, each[0].number),
-    )
-
-
-def parts_of_collectives(rank: RankRecording) -> set[int]:
-    """The numbers of events that concern a chunk of a collective's tensor."""
-    inside: set[int] = set()
-    parts: set[int] = set()
-    collectives = {event.number for event in rank.events if event.kind == COLLECTIVE}
-    for event in rank.events:
-        if event.parent in collectives or event.parent in inside:
-            inside.add(event.number)
-            if event.kind not in (COLLECTIVE, VALUES):
-                parts.add(event.number)
-    return parts
 
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
@@ -236,8 +177,7 @@ def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[object, ..
 
 def to_arrows(recording: Recording, places: dict[Ref, int]) -> list[int]:
     """For each message the place of its send, relative to the one before, and that of its receive relative to it."""
-    arrows: list[int] = []
-    last = 0
+    arrows, last = list[int](), 0
     for message in match_messages(recording).matched:
         sent, received = places[ref_of(message.send)], places[ref_of(message.receive)]
         arrows += [sent - last, received - sent]
@@ -269,10 +209,8 @@ def to_numbers(vector: Vector) -> list[float | int | str]:
     """Numbers as JSON, whole ones without a point. NaN and infinity become strings, as JavaScript reads them."""
 
     def to_number(value: float) -> float | int | str:
-        if isnan(value):
-            return "NaN"
         if not isfinite(value):
-            return "Infinity" if value > 0 else "-Infinity"
+            return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
     return [*map(to_number, vector)]
@@ -288,7 +226,8 @@ SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "pl
 
 def render_page(*recordings: Recording) -> str:
     """The page as a file. It loads nothing, and its policy forbids the browser to load anything."""
-    style = colours() + read("page.css")
+    light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
+    style = f":root{{{light};}}\n@media (prefers-color-scheme:dark){{:root{{{dark};}}}}\n" + read("page.css")
     script = '"use strict";\n' + "".join(read(f"script/{name}.js") for name in SCRIPTS)
     return Template(read("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
@@ -308,16 +247,6 @@ def to_json(data: object) -> str:
 def digest(text: str) -> str:
     """The source expression that allows exactly this style sheet or script in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def colours() -> str:
-    """The palette of the figures as CSS variables: `--wait` is the colour of a wait's bar."""
-    palette = {"paper": PAPER, "ink": INK, **STYLES}
-    light, dark = (
-        "".join(f"--{name.replace(' ', '-')}:{getattr(colour, surroundings)};" for name, colour in palette.items())
-        for surroundings in ("light", "dark")
-    )
-    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
 def read(name: str) -> str:

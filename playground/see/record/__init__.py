@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple
 
 from playground.runtime.backends import BACKENDS
@@ -129,7 +130,6 @@ class Recording:
     sources: tuple[Source, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     """Contents of the program's own files, by `Source.file`."""
-    schema: int = SCHEMA
 
     @property
     def size(self) -> int:
@@ -147,15 +147,11 @@ class Recording:
     @property
     def end(self) -> float:
         """The end of the last event that ended."""
-        infinite = float("inf")
-        return max((event.end for event in self.events() if event.end < infinite), default=0.0)
+        return max((event.end for event in self.events() if isfinite(event.end)), default=0.0)
 
     def events(self, *kinds: str) -> Iterator[Event]:
         """The events of these kinds, or all, rank by rank."""
-        for rank in self.ranks:
-            for event in rank.events:
-                if not kinds or event.kind in kinds:
-                    yield event
+        return (event for rank in self.ranks for event in rank.events if not kinds or event.kind in kinds)
 
 
 ARROW = " → "

@@ -40,11 +40,12 @@ class RecordedTransport:
         self.phase = ""
         self.phase_number = NONE
 
-    def attach(self, messages: Messages) -> None:
-        """Attach the messages that it carries."""
+    def attach(self, messages: Messages) -> Messages:
+        """Attach the messages that it carries, and return them."""
         self.messages, flat = messages, messages.flat
         self.first, self.length, self.itemsize = flat.data_ptr(), flat.nbytes, flat.element_size()
         self.note_values()
+        return messages
 
     def offset_of(self, part: torch.Tensor) -> int:
         """The first element of this part of the collective's tensor; -1 if it is not part of it."""
@@ -107,11 +108,10 @@ class RecordedStarted:
 
     def received(self) -> None:
         arrived, self.receives = self.receives, ()
+        together: Sequence[int] = ()
         if self.transport.batched:  # all are waited for together
-            numbers, self.sends = (*arrived, *self.sends), ()
-        else:
-            numbers = (*arrived,)
-        self.wait_for(self.real.received, numbers)
+            together, self.sends = self.sends, ()
+        self.wait_for(self.real.received, (*arrived, *together))
         if arrived:
             self.transport.put_values(arrived, self.arriving)
             self.transport.note_values()
@@ -137,24 +137,22 @@ class RecordedStarted:
         return None
 
 
-@contextlib.contextmanager
-def recorded_algorithms(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """Record our collectives in this block."""
-    hooks = AlgorithmHooks(recorder, groups)
-    with (
-        replaced(collectives, "run_collective", hooks.wrap_run_collective),
-        replaced(collectives, "transport_of", hooks.wrap_transport_of),
-        replaced(collectives, "adder", hooks.wrap_adder),
-        replaced(collectives, "Messages", hooks.wrap_messages),
-    ):
-        yield
-
-
 class AlgorithmHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
         self.recorder, self.groups = recorder, groups
         self.here = threading.local()
         """`transport`: that of this thread's collective."""
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Record our collectives in this block."""
+        with (
+            replaced(collectives, "run_collective", self.wrap_run_collective),
+            replaced(collectives, "transport_of", self.wrap_transport_of),
+            replaced(collectives, "adder", self.wrap_adder),
+            replaced(collectives, "Messages", self.wrap_messages),
+        ):
+            yield
 
     def wrap_run_collective(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record the collective from the call until it is done."""
@@ -194,12 +192,7 @@ class AlgorithmHooks:
         return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
 
     def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:
-        def messages(flat: torch.Tensor, transport: RecordedTransport, op: Any = None) -> Messages:
-            made = real(flat, transport, op)
-            transport.attach(made)
-            return made
-
-        return messages
+        return lambda flat, transport, op=None: transport.attach(real(flat, transport, op))
 
     def wrap_adder(self, real: Callable[[Any], Add]) -> Callable[[Any], Add]:
         """Record each addition."""

@@ -16,8 +16,6 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,14 +45,12 @@ class Groups:
     def ranks_of(self, group: Any) -> Ranks:
         """The group's ranks in the world, in the group's order. None is the whole world."""
         group = group or dist.group.WORLD
-        ranks = self.ranks.get(group)
-        if ranks is None:
+        if group not in self.ranks:
             try:
-                ranks = tuple(dist.get_process_group_ranks(group))
+                self.ranks[group] = tuple(dist.get_process_group_ranks(group))
             except KeyError:  # torch's RPC makes one of all ranks, which torch.distributed does not know
-                ranks = tuple(range(group.size()))
-            self.ranks[group] = ranks
-        return ranks
+                self.ranks[group] = tuple(range(group.size()))
+        return self.ranks[group]
 
     def next_message(self, kind: str, peer: int, ranks: Ranks, tag: int) -> int:
         """The number of the next message of this kind to or from `peer`."""
@@ -105,6 +101,7 @@ def set_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+"""Prefix of the names of torch's files."""
 Pending = tuple[int, Sequence[torch.Tensor]]
 """The number of an event that is not over, and the tensors of its result."""
 
@@ -131,20 +128,13 @@ class IssuedWorks:
 
     def finish(self, future: Any) -> None:
         """Record the end of a work, unless it has been recorded before."""
-        pending = self.issued.pop(future, None)
-        if pending is not None:
+        if (pending := self.issued.pop(future, None)) is not None:
             finish(self.recorder, [pending])
 
     def finish_done(self) -> None:
         """Record the ends of works that are done: the thread that calls their callbacks may be late."""
-        for future in list(self.issued):
-            if future.done():
-                self.finish(future)
-
-
-def is_of_torch(caller: FrameType) -> bool:
-    """Whether the caller is a function of torch's."""
-    return caller.f_code.co_filename.startswith(TORCH)
+        for future in [future for future in list(self.issued) if future.done()]:
+            self.finish(future)
 
 
 class RecordedWork:
@@ -186,66 +176,50 @@ class RecordedWork:
         finish(self.recorder, pending)
 
 
-@dataclass(frozen=True)
-class CollectiveArguments:
-    """Names of a collective's parameters."""
-
-    given: str = "tensor"
-    """The input of a rank: a tensor or a list of them."""
-    left: str = "tensor"
-    """The output; if that is None, as with gather on all ranks but one, the input is taken."""
-    root: str = ""
-    """The root, if it has one."""
-
-
 COLLECTIVES = {
-    "broadcast": CollectiveArguments(root="src"),
-    "all_reduce": CollectiveArguments(),
-    "reduce": CollectiveArguments(root="dst"),
-    "all_gather": CollectiveArguments(left="tensor_list"),
-    "all_gather_into_tensor": CollectiveArguments("input_tensor", "output_tensor"),
-    "all_gather_single": CollectiveArguments("input_tensor", "output_tensor"),
-    "gather": CollectiveArguments(left="gather_list", root="dst"),
-    "scatter": CollectiveArguments(given="scatter_list", root="src"),
-    "reduce_scatter": CollectiveArguments("input_list", "output"),
-    "reduce_scatter_tensor": CollectiveArguments("input", "output"),
-    "reduce_scatter_single": CollectiveArguments("input", "output"),
-    "all_to_all": CollectiveArguments("input_tensor_list", "output_tensor_list"),
-    "all_to_all_single": CollectiveArguments("input", "output"),
-    "barrier": CollectiveArguments("", ""),
-    "monitored_barrier": CollectiveArguments("", ""),
+    "broadcast": ("tensor", "tensor", "src"),
+    "all_reduce": ("tensor", "tensor", ""),
+    "reduce": ("tensor", "tensor", "dst"),
+    "all_gather": ("tensor", "tensor_list", ""),
+    "all_gather_into_tensor": ("input_tensor", "output_tensor", ""),
+    "all_gather_single": ("input_tensor", "output_tensor", ""),
+    "gather": ("tensor", "gather_list", "dst"),
+    "scatter": ("scatter_list", "tensor", "src"),
+    "reduce_scatter": ("input_list", "output", ""),
+    "reduce_scatter_tensor": ("input", "output", ""),
+    "reduce_scatter_single": ("input", "output", ""),
+    "all_to_all": ("input_tensor_list", "output_tensor_list", ""),
+    "all_to_all_single": ("input", "output", ""),
+    "barrier": ("", "", ""),
+    "monitored_barrier": ("", "", ""),
 }
-"""The functions of torch.distributed that are recorded, if this torch has them: two were renamed in 2.14."""
+"""The functions of torch.distributed that are recorded, if this torch has them: two were renamed in 2.14.
 
-
-@contextlib.contextmanager
-def recorded_distributed(recorder: Recorder, groups: Groups) -> Iterator[None]:
-    """Record calls of torch.distributed in this block."""
-    hooks = DistributedHooks(recorder, groups)
-    wraps: dict[str, Wrap] = {
-        "send": hooks.wrap_send,
-        "isend": hooks.wrap_send,
-        "recv": hooks.wrap_receive,
-        "irecv": hooks.wrap_receive,
-        "batch_isend_irecv": hooks.wrap_batch,
-    }
-    for name, arguments in COLLECTIVES.items():
-        if hasattr(dist, name):
-            wraps[name] = functools.partial(hooks.wrap_collective, arguments)
-    with contextlib.ExitStack() as stack:
-        for name, wrap in wraps.items():
-            wrapped = wrap(getattr(dist, name))
-            for module in (dist, dist.distributed_c10d):  # the same in both, as P2POp compares functions
-                stack.enter_context(set_attribute(module, name, wrapped))
-        yield
-        hooks.issued.finish_done()
+Each with the names of the parameters that are the input of a rank, a tensor or a list of them; the output (if that is
+None, as with gather on all ranks but one, the input is taken); and the root, if it has one.
+"""
 
 
 class DistributedHooks:
     def __init__(self, recorder: Recorder, groups: Groups) -> None:
-        self.recorder, self.thread = recorder, recorder.thread
-        self.groups = groups
+        self.recorder, self.groups, self.thread = recorder, groups, recorder.thread
         self.issued = IssuedWorks(recorder)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Record calls of torch.distributed in this block."""
+        wraps: dict[str, Wrap] = {"batch_isend_irecv": self.wrap_batch}
+        wraps |= dict.fromkeys(("send", "isend"), self.wrap_send) | dict.fromkeys(("recv", "irecv"), self.wrap_receive)
+        for name, parameters in COLLECTIVES.items():
+            if hasattr(dist, name):
+                wraps[name] = functools.partial(self.wrap_collective, *parameters)
+        with contextlib.ExitStack() as stack:
+            for name, wrap in wraps.items():
+                wrapped = wrap(getattr(dist, name))
+                for module in (dist, dist.distributed_c10d):  # the same in both, as P2POp compares functions
+                    stack.enter_context(set_attribute(module, name, wrapped))
+            yield
+            self.issued.finish_done()
 
     def wrap_send(self, real: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
@@ -328,7 +302,8 @@ class DistributedHooks:
 
         return batch_isend_irecv
 
-    def wrap_collective(self, arguments: CollectiveArguments, real: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_collective(self, given_by: str, left_in: str, root: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a collective with these parameters: see `COLLECTIVES`."""
         recorder, thread, name = self.recorder, self.thread, real.__name__
         parameters = list(inspect.signature(real).parameters)
         group_at = parameters.index("group")
@@ -339,9 +314,9 @@ class DistributedHooks:
             if self.is_part_or_nothing(group):
                 return real(*args, **kwargs)
             bound = dict(zip(parameters, args, strict=False)) | kwargs
-            given = tensors_in(bound.get(arguments.given))
-            left = tensors_in(bound.get(arguments.left)) or given
-            number = self.begin_collective(name, given or left, group, bound, arguments.root)
+            given = tensors_in(bound.get(given_by))
+            left = tensors_in(bound.get(left_in)) or given
+            number = self.begin_collective(name, given or left, group, bound, root)
             before = values_of_all(given)
             if before is not None:
                 recorder.instant(VALUES, "before", before, parent=number)
@@ -353,7 +328,7 @@ class DistributedHooks:
                 recorder.end(number)
             if result is not None and bound.get("async_op"):
                 recorder.resume(number)
-                if not is_of_torch(sys._getframe(1)):
+                if not sys._getframe(1).f_code.co_filename.startswith(TORCH):
                     return RecordedWork(recorder, result, [(number, left)])
                 self.issued.add(result, (number, left))  # torch may pass the work itself on to C++
                 return result
@@ -396,8 +371,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value or ())
 
 
-@contextlib.contextmanager
-def recorded_agents(recorder: Recorder, groups: Groups) -> Iterator[None]:
+def recorded_agents(recorder: Recorder, groups: Groups) -> contextlib.AbstractContextManager[None]:
     """Record the messages of agents that are made in this block."""
 
     def wrap_init(real: Callable[..., None]) -> Callable[..., None]:
@@ -407,8 +381,7 @@ def recorded_agents(recorder: Recorder, groups: Groups) -> Iterator[None]:
 
         return init
 
-    with replaced(Agent, "__init__", wrap_init):
-        yield
+    return replaced(Agent, "__init__", wrap_init)
 
 
 class RecordedGroup:

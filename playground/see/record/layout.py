@@ -153,8 +153,7 @@ def write_file(path: Path, members: Members) -> None:
 
 def importance(name: str) -> tuple[int, str]:
     """A sort key of members. The end of a file may get lost: first comes what the rest refers to."""
-    kinds = ("json", *FILES)
-    kind = name.rpartition(".")[2]
+    kinds, kind = ("json", *FILES), name.rpartition(".")[2]
     return kinds.index(kind) if kind in kinds else len(kinds), name
 
 
@@ -175,8 +174,7 @@ def read_file(path: Path) -> Members:
 def inflate(file: BinaryIO) -> tuple[bytes, bool]:
     """The inflated rest of the file, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far
     larger than a recording."""
-    unpacker, parts = zlib.decompressobj(), list[bytes]()
-    allowed = ALLOWANCE
+    unpacker, parts, allowed = zlib.decompressobj(), list[bytes](), ALLOWANCE
     while not unpacker.eof and (packed := file.read(BLOCK)):
         allowed += MAX_RATIO * len(packed)
         parts.append(unpacker.decompress(packed, allowed))
@@ -196,8 +194,7 @@ def check_version(what: str, version: int) -> None:
 
 def split(content: bytes) -> dict[str, bytes]:
     """The members; the last one may be incomplete. Raises `ValueError` or `KeyError` if they are damaged."""
-    files: dict[str, bytes] = {}
-    place = 0
+    files, place = dict[str, bytes](), 0
     while (end := content.find(b"\n", place)) >= 0:
         head = expect_dict(parse_json(content[place:end]))
         place = end + 1 + expect_int(head["bytes"], 0)

@@ -17,9 +17,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,8 @@ from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
-from playground.see.record.algorithms import recorded_algorithms
-from playground.see.record.distributed import Groups, recorded_agents, recorded_distributed, replaced
+from playground.see.record.algorithms import AlgorithmHooks
+from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
 from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.run import ClockSample
@@ -76,26 +76,14 @@ NEAR = 1000.0
 resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
 
 
-class Mark(Protocol):
-    """The methods of `torch.cuda.Event` that are used."""
-
-    def query(self) -> bool:
-        """Whether the event has completed."""
-        ...
-
-    def elapsed_time(self, end: Self) -> float:
-        """Milliseconds until `end`. Both must have completed."""
-        ...
-
-
+@dataclass(frozen=True)
 class Gpu:
     """A rank's GPU, and others that its process drives."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        """The rank's own."""
+    device: torch.device
+    """The rank's own."""
 
-    def mark(self, device: torch.device) -> Any:
+    def mark(self, device: torch.device) -> torch.cuda.Event:
         """Record an event after all work that this thread has issued to that device. (In a thread that torch calls back
         in, or that a rank has started, it may not be the current device.)"""
         mark = torch.cuda.Event(enable_timing=True)
@@ -103,12 +91,8 @@ class Gpu:
         return mark
 
 
-@dataclass(frozen=True)
-class Anchor:
-    """A mark, and the time of its completion on the host's clock."""
-
-    mark: Mark
-    nanoseconds: int
+Anchor = tuple[torch.cuda.Event, int]
+"""A mark, and the time of its completion on the host's clock, in nanoseconds."""
 
 
 class DeviceRecorder(Recorder):
@@ -117,8 +101,8 @@ class DeviceRecorder(Recorder):
     def __init__(self, *args: Any, gpu: Gpu, capacity: int = CAPACITY, **kwargs: Any) -> None:
         super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
         self.gpu = gpu
-        self.begun: dict[int, tuple[torch.device, Mark]] = {}
-        self.ended: dict[int, Mark] = {}
+        self.begun: dict[int, tuple[torch.device, torch.cuda.Event]] = {}
+        self.ended: dict[int, torch.cuda.Event] = {}
         """Marks by the number of the event."""
         self.anchors = {gpu.device: self.anchor(gpu.device)}
         """The first anchor of each device."""
@@ -134,19 +118,15 @@ class DeviceRecorder(Recorder):
         return number
 
     def end(self, number: int) -> None:
-        super().end(number)
-        self.mark_end(number)
+        self.end_all([number])
 
     def end_all(self, numbers: Iterable[int]) -> None:
+        """Record and mark the ends. The last mark counts: a call that returned at once ends again with its work."""
         numbers = [*numbers]
         super().end_all(numbers)
         for number in numbers:
-            self.mark_end(number)
-
-    def mark_end(self, number: int) -> None:
-        """Mark the end of an event. The last mark counts: a call that returned at once ends again with its work."""
-        if number in self.begun:
-            self.ended[number] = self.gpu.mark(self.begun[number][0])
+            if number in self.begun:
+                self.ended[number] = self.gpu.mark(self.begun[number][0])
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
@@ -171,25 +151,23 @@ class DeviceRecorder(Recorder):
         while not mark.query():
             if time.monotonic() > deadline:
                 return None
-        return Anchor(mark, self.clock())
+        return mark, self.clock()
 
     def write_device_lane(self) -> None:
         """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
         copy = self.use_reserve()
         for gpu, first in self.anchors.items():
-            if first is not None:
-                for number, start, end in self.times_on(gpu, first):
-                    if not self.make_reserve_room(copy):
-                        return
-                    record = Record(*RECORD.unpack_from(self.target, place_of(number)))
-                    lane = LANE_CODES[DEVICE]
-                    record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
-                    RECORD.pack_into(self.target, place_of(copy), *record)
-                    copy += 1
+            for number, start, end in self.times_on(gpu, first) if first else ():
+                if not self.make_reserve_room(copy):
+                    return
+                record, lane = Record(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
+                record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
+                RECORD.pack_into(self.target, place_of(copy), *record)
+                copy += 1
 
     def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
         """The numbers of the events whose work this GPU has done, and their starts and ends in nanoseconds."""
-        last, near, passed = self.anchor(device), first.mark, 0.0
+        last, (near, began), passed = self.anchor(device), first, 0.0
         found = []
         for number, (its_device, begun) in list(self.begun.items()):
             ended = self.ended.get(number)  # may be recorded on a different stream
@@ -200,10 +178,9 @@ class DeviceRecorder(Recorder):
                 found.append((number, passed + since, begun.elapsed_time(ended)))
         rate = 1e6  # nanoseconds of the host in a millisecond of the GPU
         if last is not None:
-            rate = (last.nanoseconds - first.nanoseconds) / (passed + near.elapsed_time(last.mark))
+            rate = (last[1] - began) / (passed + near.elapsed_time(last[0]))
         for number, start, milliseconds in found:
-            began = first.nanoseconds + round(rate * start)
-            yield number, began, began + round(rate * milliseconds)
+            yield number, began + round(rate * start), began + round(rate * start) + round(rate * milliseconds)
 
 
 FEW_ROUNDS = 10
@@ -251,17 +228,15 @@ def recorded(
 
 def compare(recorder: Recorder, rank: int, ranks: list[int], rounds: int) -> None:
     """Compare the clocks of these ranks with rank 0's, and record the result."""
-    if ranks and (rank == 0 or rank in ranks):
-        sample = compare_clocks(rank, ranks, recorder.clock, rounds)
-        if sample:
-            recorder.tables.write(CLOCK, sample.at, sample.offset, sample.bound)
+    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock, rounds)):
+        recorder.tables.write(CLOCK, *astuple(sample))
 
 
 def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
     """Copy the files of these ranks, which may be on other disks, into rank 0's folder. All ranks must call this."""
     files = {}
     if rank in strangers:
-        present = (folder / file_name(rank, kind) for kind in FILES if (folder / file_name(rank, kind)).exists())
+        present = (file for kind in FILES if (file := folder / file_name(rank, kind)).exists())
         files = {file.name: file.read_bytes() for file in present}
         files = {name: trim(name, content, files) for name, content in files.items()}
     for theirs in all_gather_object(files):
@@ -273,8 +248,7 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
                     print(f"--see: {name} is missing in {folder} ({error.strerror})", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def recorded_steps(recorder: Recorder) -> Iterator[None]:
+def recorded_steps(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
     """Record each step of a lesson in this block as a phase."""
 
     def wrap(real: Any) -> Any:
@@ -284,8 +258,7 @@ def recorded_steps(recorder: Recorder) -> Iterator[None]:
 
         return attempt
 
-    with replaced(steps, "attempt", wrap):
-        yield
+    return replaced(steps, "attempt", wrap)
 
 
 @contextlib.contextmanager
@@ -293,8 +266,8 @@ def installed(recorder: Recorder) -> Iterator[None]:
     """Install all recorders in this block."""
     groups = Groups()
     with (
-        recorded_distributed(recorder, groups),
-        recorded_algorithms(recorder, groups),
+        DistributedHooks(recorder, groups).installed(),
+        AlgorithmHooks(recorder, groups).installed(),
         recorded_agents(recorder, groups),
         recorded_steps(recorder),
         recorded_devices(recorder),

@@ -20,26 +20,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from playground.runtime.remote import ROOT
-from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT
-from playground.see.record.layout import (
-    ENDED,
-    EVENTS,
-    GROUP,
-    HEADER,
-    LANE_CODES,
-    MAGIC,
-    MAX_VALUES,
-    NAME,
-    NONE,
-    RECORD,
-    SHAPE,
-    SOURCE,
-    SPAN,
-    START,
-    TABLES,
-    VALUES,
-    file_name,
-)
+from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT, layout
+from playground.see.record.layout import HEADER, LANE_CODES, MAX_VALUES, NONE, RECORD, SPAN, file_name, place_of
 
 MAX_THINGS = 2**16
 """Maximum number of things in a table: records have two bytes for the number of a name."""
@@ -140,22 +122,17 @@ class Sources:
             numbers = known[id(code)] if id(code) in known else self.add_code(code)
             if numbers is not None:
                 number = numbers.get(frame.f_lasti)
-                return self.add(code, frame) if number is None else number
+                if number is None:
+                    path = os.path.abspath(code.co_filename)
+                    number = self.table[self.name_of(code), frame.f_lineno, code.co_name, path]
+                    numbers[frame.f_lasti] = number
+                return number
             frame = frame.f_back
-        return -1
+        return NONE
 
     def add_code(self, code: CodeType) -> dict[int, int] | None:
         self.codes.append(code)
-        numbers: dict[int, int] | None = {} if self.name_of(code) else None
-        self.numbers[id(code)] = numbers
-        return numbers
-
-    def add(self, code: CodeType, frame: FrameType) -> int:
-        number = self.table[self.name_of(code), frame.f_lineno, code.co_name, os.path.abspath(code.co_filename)]
-        numbers = self.numbers[id(code)]
-        assert numbers is not None
-        numbers[frame.f_lasti] = number
-        return number
+        return self.numbers.setdefault(id(code), {} if self.name_of(code) else None)
 
     def name_of(self, code: CodeType) -> str:
         """The unique name of its file: relative to the package's folder or to the working folder, or its path. Empty if
@@ -189,11 +166,8 @@ class Nowhere:
 
 
 class MappedFile:
-    """A new file of zeros, mapped into memory.
-
-    Writing to a part of a mapped file for which the disk has no room ends the process by SIGBUS: nothing may be written
-    beyond `allocated`.
-    """
+    """A new file of zeros, mapped into memory. Writing to a part of a mapped file for which the disk has no room ends
+    the process by SIGBUS: nothing may be written beyond `allocated`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -267,14 +241,6 @@ class Recorder:
     read.
     """
 
-    target: Any
-    value_target: Any
-    """The memory of events and of values."""
-    octets: Any
-    words: Any
-    halves: Any
-    """The memory of events, in units of 1, 8 and 4 bytes."""
-
     def __init__(
         self,
         folder: Path,
@@ -298,28 +264,14 @@ class Recorder:
         self.is_full = False
         self.files: list[MappedFile] = []
         self.write_nowhere()
-        self.tables = Tables(folder / file_name(rank, TABLES), self.give_up)
-        self.names, self.shapes = Table(self.tables, NAME), Table(self.tables, SHAPE)
-        self.groups, self.sources = Table(self.tables, GROUP), Sources(Table(self.tables, SOURCE))
+        self.tables = Tables(folder / file_name(rank, layout.TABLES), self.give_up)
+        self.names, self.shapes = Table(self.tables, layout.NAME), Table(self.tables, layout.SHAPE)
+        self.groups, self.sources = Table(self.tables, layout.GROUP), Sources(Table(self.tables, layout.SOURCE))
         try:
-            self.map_files(folder, rank, capacity, reserve, value_capacity)
+            self.map_files(capacity, reserve, value_capacity)
         except OSError as error:
             self.give_up(str(error.strerror))
-        self.tables.write(START, {"time": time.time(), "clock": clock(), **about})
-
-    def map_files(self, folder: Path, rank: int, capacity: int, reserve: int, value_capacity: int) -> None:
-        """Create the files, and write to them from now on. Raises `OSError`."""
-        room = capacity + reserve
-        events_size = HEADER.size + RECORD.size * (room + 1)
-        for kind, size in ((EVENTS, events_size), (VALUES, 8 * value_capacity)):
-            self.files.append(MappedFile(folder / file_name(rank, kind), size))
-        events, values = self.files
-        events.allocate(0, HEADER.size)
-        events.allocate(RECORD.size * (room + 1), RECORD.size)
-        self.max_capacity, self.max_value_capacity, self.unread = capacity, value_capacity, room
-        self.target, self.value_target, self.octets = events.memory, values.memory, memoryview(events.memory)
-        self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
-        HEADER.pack_into(self.target, 0, MAGIC, room, 0, 0)
+        self.tables.write(layout.START, {"time": time.time(), "clock": clock(), **about})
 
     def write_nowhere(self) -> None:
         """Discard whatever is recorded from now on."""
@@ -328,8 +280,25 @@ class Recorder:
         self.max_capacity = self.max_value_capacity = 0
         self.unread = 0
         """The number given to events for which there is no room."""
-        self.target, self.value_target = bytearray(HEADER.size + RECORD.size), bytearray(8)
-        self.words = self.halves = self.octets = Nowhere()
+        self.target: Any = bytearray(HEADER.size + RECORD.size)
+        self.value_target: Any = bytearray(8)
+        """The memory of events and of values."""
+        self.octets: Any = Nowhere()
+        self.words = self.halves = self.octets
+        """The memory of events, in units of 1, 8 and 4 bytes."""
+
+    def map_files(self, capacity: int, reserve: int, value_capacity: int) -> None:
+        """Create the files, and write to them from now on. Raises `OSError`."""
+        room = capacity + reserve
+        for kind, size in ((layout.EVENTS, place_of(room + 1)), (layout.VALUES, 8 * value_capacity)):
+            self.files.append(MappedFile(self.folder / file_name(self.rank, kind), size))
+        events, values = self.files
+        events.allocate(0, HEADER.size)
+        events.allocate(place_of(room), RECORD.size)
+        self.max_capacity, self.max_value_capacity, self.unread = capacity, value_capacity, room
+        self.target, self.value_target, self.octets = events.memory, values.memory, memoryview(events.memory)
+        self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
+        HEADER.pack_into(self.target, 0, layout.MAGIC, room, 0, 0)
 
     def begin(
         self,
@@ -443,10 +412,8 @@ class Recorder:
     def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
         """Record an event that takes no time."""
         number, words = self.begin(kind, name, **what), self.words
-        word = WORDS * (number + 1)
-        words[word + END] = words[word]
-        if values is not None:
-            self.put_values(number, values)
+        words[WORDS * (number + 1) + END] = words[WORDS * (number + 1)]
+        self.put_values(number, values)
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
         """Record the values of an event's tensor, if there is room for them."""
@@ -515,17 +482,15 @@ class Recorder:
         finally:
             self.close(number)
 
-    @contextlib.contextmanager
-    def working_for(self, device: Any) -> Iterator[None]:
+    def working_for(self, device: Any) -> contextlib.AbstractContextManager[Any]:
         """Record this thread's block as a phase with the name of the device that it works for."""
-        with self.span(PHASE, str(device)):
-            yield
+        return self.span(PHASE, str(device))
 
     def stop(self) -> None:
         """Mark the end of the recording, and close its files."""
         while self.thread.parent != NONE:
             self.close(self.thread.parent)
-        self.tables.write(ENDED, self.clock())
+        self.tables.write(layout.ENDED, self.clock())
         self.let_go()
 
     def let_go(self) -> None:

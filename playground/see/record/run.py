@@ -26,17 +26,7 @@ from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, Source, layout
-from playground.see.record.layout import (
-    HEADER,
-    RECORD,
-    Members,
-    Record,
-    check_version,
-    file_name,
-    read_folder,
-    read_members,
-    write_file,
-)
+from playground.see.record.layout import HEADER, NONE, RECORD, Members, Record, file_name
 
 DRIFT = 1e-4
 """Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
@@ -78,7 +68,6 @@ class Clock:
         return bound + DRIFT * max((end - sample.at for sample in self.samples), default=0)
 
 
-INFINITE = float("inf")
 SECOND = 1e9
 """Nanoseconds."""
 YEAR_10000 = 253_402_300_800
@@ -164,27 +153,12 @@ class EventReader:
         """Seconds from the start of the recording to a time on the rank's own clock."""
         return (self.clock.to_rank_0(time) - self.began) / SECOND
 
-    def read(self, content: bytes, values: bytes) -> tuple[list[Event], int]:
-        """The complete events, in the order of their starts, and the number of dropped ones.
+    def events(self, records: Sequence[Record], values: bytes) -> Iterator[Event]:
+        """The complete events, in the order of their starts.
 
-        Raises `UsageError`, `ValueError`, `IndexError` or `struct.error` for what no rank writes.
+        Raises `ValueError` or `IndexError` for what no rank writes.
         """
-        if len(content) < HEADER.size:
-            return [], 0
-        magic, capacity, dropped, _ = HEADER.unpack_from(content)
-        if magic != layout.MAGIC:
-            raise UsageError(f"the events of rank {self.rank} are none: record the run again")
-        end = min(HEADER.size + capacity * RECORD.size, len(content) // RECORD.size * RECORD.size)
-        return list(self.events(content[HEADER.size : end], values)), expect_int(dropped, 0)
-
-    def last_start(self, content: bytes) -> int:
-        """The start of the last event on the rank's own clock; 0 if there is none."""
-        whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
-        return max((Record._make(fields).start for fields in RECORD.iter_unpack(whole)), default=0)
-
-    def events(self, records: bytes, values: bytes) -> Iterator[Event]:
-        all_records = map(Record._make, RECORD.iter_unpack(records))
-        found = [(place, record) for place, record in enumerate(all_records) if record.kind]
+        found = [(place, record) for place, record in enumerate(records) if record.kind]
         check_records(found)
         found.sort(key=lambda each: (each[1].start, each[0]))
         numbers = {place: number for number, (place, _) in enumerate(found)}
@@ -198,7 +172,7 @@ class EventReader:
                 kind=KINDS[record.kind - 1],
                 name=self.tables.names[record.name],
                 start=self.seconds(record.start),
-                end=self.seconds(max(record.start, record.end)) if record.end else INFINITE,
+                end=self.seconds(max(record.start, record.end)) if record.end else float("inf"),
                 lane=layout.LANES[record.lane],
                 parent=numbers.get(record.parent),
                 peer=optional(record.peer),
@@ -209,7 +183,7 @@ class EventReader:
                 tag=record.tag,
                 offset=optional(record.offset),
                 awaits=tuple(awaits.get(place, ())),
-                source=None if record.source == layout.NONE else self.sources[record.source],
+                source=None if record.source == NONE else self.sources[record.source],
                 values=read_values(record.values, values),
             )
 
@@ -219,7 +193,7 @@ def check_records(records: Sequence[tuple[int, Record]]) -> None:
     depths: dict[int, int] = {}
     for place, record in records:
         depth = 0
-        if record.parent != layout.NONE:
+        if record.parent != NONE:
             if not 0 <= record.parent < place:
                 raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
             depth = depths.get(record.parent, 0) + 1
@@ -227,13 +201,13 @@ def check_records(records: Sequence[tuple[int, Record]]) -> None:
                 raise ValueError(f"event {place} lies in more than {MAX_DEPTH} others")
         depths[place] = depth
         least = min(record.peer, record.message, record.offset, record.source)
-        if least < layout.NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
+        if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")
 
 
 def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
     """The values of an event; None if they were not recorded, or are missing."""
-    if span == layout.NONE:
+    if span == NONE:
         return None
     first, count = divmod(span, layout.SPAN)
     content = memoryview(values)[8 * first : 8 * (first + count)]
@@ -241,7 +215,7 @@ def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
 
 
 def optional(number: int) -> int | None:
-    return None if number == layout.NONE else number
+    return None if number == NONE else number
 
 
 TEXT = "text/"
@@ -255,7 +229,7 @@ def read_recording(path: str | Path) -> Recording:
     not a recording, is damaged or has another version, or if its ranks have different clocks that were never compared;
     `OSError` if it cannot be read.
     """
-    return merge(read_members(Path(path)), path)
+    return merge(layout.read_members(Path(path)), path)
 
 
 @contextlib.contextmanager
@@ -272,14 +246,14 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
     files = members.files
     with refused_if_damaged(name):
         run = expect_dict(parse_json(files.get(layout.RUN, b"{}")))
-        check_version("this", expect_int(run.get("schema", SCHEMA)))
+        layout.check_version("this", expect_int(run.get("schema", SCHEMA)))
         present = [int(name[1]) for name in map(layout.RANK_FILE.fullmatch, files) if name and name[2] == layout.TABLES]
         size = expect_int(run.get("size", max(present, default=-1) + 1), 0, layout.MAX_RANKS)
         ranks = [read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)]
         require_compared(ranks)
         sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
         versions = expect_dict(run.get("versions", {}))
-        texts = {each.removeprefix(TEXT): text for each, text in files.items() if each.startswith(TEXT)}
+        texts = {each: text.decode(errors="replace") for each, text in files.items() if each.startswith(TEXT)}
         return Recording(
             command=tuple(map(expect_text, expect_list(run.get("command", [])))),
             backend=expect_text(run.get("backend", "")),
@@ -287,7 +261,7 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
             began=next(rank.about.time for rank in ranks if rank.about),
             ranks=merge_ranks(ranks, sources, members),
             sources=tuple(sources),
-            texts={each: text.decode(errors="replace") for each, text in texts.items()},
+            texts={each.removeprefix(TEXT): text for each, text in texts.items()},
         )
 
 
@@ -297,28 +271,35 @@ def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members:
     clocks = [Clock(tuple(rank.samples), bool(rank.about and rank.about.host_id == host)) for rank in ranks]
     began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
     numbers = {source: number for number, source in enumerate(sources)}
-    readers = [
+    readers = (
         EventReader(number, rank, [numbers[source] for source, _ in rank.sources], clock, began)
         for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
-    ]
+    )
     return tuple(read_rank(reader, members) for reader in readers)
 
 
 def read_rank(reader: EventReader, members: Members) -> RankRecording:
-    """One rank's recording."""
+    """One rank's recording. Raises `UsageError`, and errors of damaged recordings, for what no rank writes."""
     rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
     if about is None:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
-    records, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
-    events, dropped = reader.read(records, values)
+    content, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
+    magic, capacity, dropped, _ = (
+        HEADER.unpack_from(content) if len(content) >= HEADER.size else (layout.MAGIC, 0, 0, 0)
+    )
+    if magic != layout.MAGIC:
+        raise UsageError(f"the events of rank {rank} are none: record the run again")
+    whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
+    records = [Record._make(fields) for fields in RECORD.iter_unpack(whole)]
+    last = ended or max((record.start for record in records), default=0)
     return RankRecording(
         rank=rank,
         host=about.host,
         device=about.device,
-        events=tuple(events),
-        dropped=dropped,
+        events=tuple(reader.events(records[: expect_int(capacity, 0)], values)),
+        dropped=expect_int(dropped, 0),
         is_cut_off=members.is_cut_off or ended is None,
-        clock_bound=reader.clock.bound(ended or reader.last_start(records)) / SECOND,
+        clock_bound=reader.clock.bound(last) / SECOND,
         cores=about.cores,
     )
 
@@ -329,11 +310,10 @@ def require_compared(ranks: Sequence[RankTables]) -> None:
         raise UsageError("the recording ends before its first rank begins: record the run again")
     first = ranks[0].about
     for number, rank in enumerate(ranks):
-        if first and rank.about and rank.about.host_id != first.host_id and not rank.samples:
-            raise UsageError(
-                f"the clock of rank {number} on {rank.about.host} was never compared with that of rank 0 on "
-                f"{first.host}, so that their times do not belong together: record the run again"
-            )
+        about = rank.about
+        if first and about and about.host_id != first.host_id and not rank.samples:
+            clock = f"the clock of rank {number} on {about.host} was never compared with that of rank 0 on {first.host}"
+            raise UsageError(f"{clock}, so that their times do not belong together: record the run again")
 
 
 RECORDED = remote("playground.see.record.rank:recorded")
@@ -372,33 +352,25 @@ def record_run(
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
     """The description of a run before it begins: the content of run.json."""
-    versions = {
-        **{name: version(name) for name in ("playground", "torch")},
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
+    versions = {name: version(name) for name in ("playground", "torch")} | {"python": platform.python_version()}
+    versions["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
     run = {"schema": SCHEMA, "command": list(command), "backend": backend, "size": size, "versions": versions}
     return json.dumps(run)
 
 
 def collect(folder: Path) -> Members:
     """The ranks' files, with the program's files that they refer to. Raises `UsageError` for damaged ones."""
-    members = read_folder(folder)
-    paths: dict[str, Path] = {}
+    members = layout.read_folder(folder)
     with refused_if_damaged(folder):
-        for name in members.files:
-            if name.endswith(layout.TABLES):
-                paths |= {source.file: Path(path) for source, path in read_tables(members.files[name]).sources}
-    texts = {
-        f"{TEXT}{file}": path.read_bytes()
-        for file, path in sorted(paths.items())
-        if path.is_file() and path.stat().st_size <= MAX_TEXT
-    }
+        ranks = [read_tables(content) for name, content in members.files.items() if name.endswith(layout.TABLES)]
+    paths = {source.file: Path(path) for rank in ranks for source, path in rank.sources}
+    there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
+    texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
     return Members({**members.files, **texts})
 
 
 def pack(folder: Path, file: Path) -> Recording:
     """Make one file of the ranks' files in their folder. Returns the recording."""
     members = collect(folder)
-    write_file(file, members)
+    layout.write_file(file, members)
     return merge(members, folder)

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.see.record.algorithms import RecordedCollectiveWork
-from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced
+from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced, set_attribute
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
 from playground.training import device_work, gradients
@@ -52,8 +52,7 @@ class BucketHooks:
     def during_backward(self, number: int) -> Iterator[None]:
         """In this block, collectives in autograd's threads are buckets of this backward pass."""
         backwards = self.recorder.backwards
-        if not backwards:
-            self.left = 0
+        self.left = self.left if backwards else 0
         backwards.append(number)
         try:
             yield
@@ -65,16 +64,15 @@ class BucketHooks:
         """Begin the next bucket."""
         recorder, name, ranks = self.recorder, f"bucket {self.left}", self.groups.ranks_of(None)
         self.left += 1
-        source, around = recorder.sources.find(), recorder.around()
-        return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, source=source, parent=around)
+        where = {"source": recorder.sources.find(), "parent": recorder.around()}
+        return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, **where)
 
     def wrap_start(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record `Bucket.start`, which starts its all-reduce."""
 
         @functools.wraps(real)
         def start(bucket: Any, all_reduce: Any) -> Any:
-            number = self.begin(bucket.flat)
-            self.recorder.open(number)
+            number = self.recorder.open(self.begin(bucket.flat))
             work = real(bucket, all_reduce)
             self.recorder.leave(number)
             if isinstance(work, RecordedCollectiveWork):
@@ -101,11 +99,10 @@ class BucketHooks:
 
     def listen(self, group: Any) -> None:
         """Record calls in C++, as by DistributedDataParallel. (Older versions of torch have no hooks for them.)"""
-        if group in self.listened_to or not hasattr(group, "register_pre_hook"):
-            return
-        self.listened_to.append(group)
-        group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
-        group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
+            self.listened_to.append(group)
+            group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
+            group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -117,27 +114,25 @@ class BucketHooks:
         self.listened_to.clear()
 
     def before_call(self, group: Any, call: Any) -> None:
-        recorder = self.recorder
-        if recorder.thread.is_inside or call.name.name not in CALLED:
+        recorder, name = self.recorder, call.name.name
+        if recorder.thread.is_inside or name not in CALLED:
             return  # part of a recorded function, or a message of our algorithms
         tensors, around = call.input_tensors, recorder.around()
-        if around in recorder.backwards and call.name.name == "ALLREDUCE" and tensors[0].is_floating_point():
+        if around in recorder.backwards and name == "ALLREDUCE" and tensors[0].is_floating_point():
             number = self.begin(tensors[0])
         else:
-            name, nbytes, ranks = CALLED[call.name.name], sum(map(bytes_of, tensors)), self.groups.ranks_of(group)
+            nbytes, ranks = sum(map(bytes_of, tensors)), self.groups.ranks_of(group)
             shape, root = tensors[0].shape if len(tensors) == 1 else (), NONE if call.root < 0 else ranks[call.root]
             source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
-            number = recorder.begin(COLLECTIVE, name, nbytes, shape, ranks, root, source=source, parent=around)
+            number = recorder.begin(COLLECTIVE, CALLED[name], nbytes, shape, ranks, root, source=source, parent=around)
         self.under_way[id(group), call.op_id] = number
 
     def after_call(self, group: Any, call: Any) -> None:
         """The call has been issued; its event ends with its future."""
         number = self.under_way.pop((id(group), call.op_id), None)
-        if number is None:
-            return
-        if call.work is None:
+        if number is not None and call.work is None:
             self.recorder.end(number)
-        else:
+        elif number is not None:
             self.issued.add(call.work, (number, ()))
 
 
@@ -155,27 +150,20 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
         source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
         numbers = []
         for device, tensor in tensors:
-            name, nbytes = name_of_move(part, str(device), str(target)), bytes_of(tensor)
-            number = recorder.begin(MOVE, name, nbytes, tensor.shape, source=source, start=now, parent=around)
-            numbers.append(number)
+            what = MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape
+            numbers.append(recorder.begin(*what, source=source, start=now, parent=around))
         try:
             yield
         finally:
             recorder.end_all(numbers)
 
-    def wrap_working_for(real: Callable[..., Any]) -> Callable[..., Any]:
+    def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Record it as a phase with the name of the device. The main thread works for all devices."""
+        is_main = recorder.thread.lane == LANE_CODES[MAIN]
+        return really_working_for(device) if is_main else recorder.working_for(device)
 
-        def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
-            is_main = recorder.thread.lane == LANE_CODES[MAIN]
-            return real(device) if is_main else recorder.working_for(device)
-
-        return working_for
-
-    with (
-        replaced(device_work, "moving", lambda real: moving),
-        replaced(device_work, "working_for", wrap_working_for),
-    ):
+    really_working_for = device_work.working_for
+    with set_attribute(device_work, "moving", moving), set_attribute(device_work, "working_for", working_for):
         yield
 
 
@@ -202,10 +190,8 @@ class TrainingHooks:
             replaced(Bucket, "start", self.buckets.wrap_start),
             replaced(gradients, "average_together", self.buckets.wrap_average_together),
         ):
-            self.handles += [
-                register_optimizer_step_pre_hook(self.before_step),
-                register_optimizer_step_post_hook(self.after_step),
-            ]
+            self.handles.append(register_optimizer_step_pre_hook(self.before_step))
+            self.handles.append(register_optimizer_step_post_hook(self.after_step))
             try:
                 yield
             finally:
@@ -267,11 +253,11 @@ class TrainingHooks:
             number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
             here.step, here.gradients = recorder.open(number), False
 
-    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before_step(self, *called: Any) -> None:
         source = self.recorder.sources.find()
         self.here.optimizer = self.recorder.open(self.recorder.begin(COMPUTE, "step", source=source))
 
-    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(self, *called: Any) -> None:
         self.recorder.close(self.here.optimizer)
         if getattr(self.here, "step", None) is not None:
             self.recorder.close(self.here.step)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
 from playground.see.analyse import match_messages
-from playground.see.analyse.transfers import volumes
+from playground.see.analyse.volumes import volumes
 from playground.see.analyse.waits import Blamer, Waits
 from playground.see.analyse.what_if import Replay
 from playground.see.record import COLLECTIVE, Recording
@@ -58,7 +58,7 @@ def test_the_rank_and_the_line_of_a_straggler_are_blamed() -> None:
     in_last = [wait for wait in waits.all if wait.event.start >= begun[wait.event.rank]]
     longest = max(in_last, key=lambda wait: wait.late)
     chain = Blamer(waits).blame(longest)
-    assert chain.rank == STRAGGLER
+    assert (chain.busy or chain.waits[-1].event).rank == STRAGGLER
     assert chain.busy is not None
     source = waits.timeline.source(chain.busy.event)
     assert source is not None

@@ -9,7 +9,7 @@ from drawn_programs import few
 from hypothesis import given, strategies as st
 from recordings import ELEMENT, Begin, Call, End, Receive, Send, Wait, play, recording_of, ring
 
-from playground.see.analyse.transfers import ranks_per_host_of, volumes
+from playground.see.analyse.volumes import ranks_per_host_of, volumes
 from playground.see.record import COLLECTIVE, SEND, Recording
 
 

@@ -7,9 +7,9 @@ from drawn_programs import few, recordings
 from hypothesis import given, strategies as st
 from recordings import ALPHA, BETA, Compute, Receive, Send, Wait, play, ring, training
 
-from playground.see.analyse.transfers import fit_link
+from playground.see.analyse.volumes import more_ranks
 from playground.see.analyse.waits import Waits
-from playground.see.analyse.what_if import Change, Replay, Straggler, more_ranks, what_if
+from playground.see.analyse.what_if import Change, Replay, Straggler, fit_link, what_if
 from playground.see.record import Recording
 
 

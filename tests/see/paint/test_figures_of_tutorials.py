@@ -12,7 +12,7 @@ import pytest
 
 from playground.runtime.remote import ROOT
 from playground.see.analyse import ref_of
-from playground.see.atlas import ALL, FIGURES, RUNS, all_files, chapter_files
+from playground.see.command import ALL, FIGURES, RUNS, all_files, chapter_files
 from playground.see.paint import ARROW, BAR, BOX, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
@@ -56,6 +56,7 @@ def by_speed(names: Any) -> list[Any]:
 def test_there_are_21_and_every_run_is_used() -> None:
     assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
     assert {figure.run for figure in ALL.values()} == RUNS.keys()
+    assert all(figure.draw.__doc__ == f"{name}: {figure.shows}." for name, figure in ALL.items())
     assert len({*all_files(Path())}) == len({figure.path for figure in FIGURES.values()}) == 21
 
 

@@ -16,8 +16,9 @@ from hypothesis import given, settings, strategies as st
 from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, ring
 
 from playground.runtime import UsageError
+from playground.see.analyse import changes_of
 from playground.see.files import write_page
-from playground.see.play import MAX_NUMBERS, changes_of, render_page, to_columns, to_json, to_numbers
+from playground.see.play import MAX_NUMBERS, render_page, to_columns, to_json, to_numbers
 from playground.see.record import COLLECTIVE, VALUES, Recording
 
 

@@ -14,9 +14,8 @@ from browser import MISSING, Browser, browser
 from recordings import on_gpus, ring, training
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse import Timeline, match_messages, ref_of, to_logical_time
+from playground.see.analyse import Timeline, changes_of, match_messages, ref_of, to_logical_time
 from playground.see.files import write_page
-from playground.see.play import changes_of
 from playground.see.record import COLLECTIVE, COMPUTE, Recording
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World

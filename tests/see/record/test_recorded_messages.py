@@ -18,7 +18,7 @@ from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.runtime.backends import BACKENDS
 from playground.see.analyse import match_messages
-from playground.see.analyse.transfers import volumes
+from playground.see.analyse.volumes import volumes
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
 from playground.see.record.distributed import DistributedHooks, Groups
 from playground.see.record.recorder import Recorder

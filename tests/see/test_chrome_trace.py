@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from recordings import Receive, Send, Wait, play, ring, training
 
-from playground.see.paint.chrome import rows_of, to_chrome
+from playground.see.files import rows_of, to_chrome
 from playground.see.record import Recording
 
 

@@ -16,7 +16,7 @@ import pytest
 from browser import MISSING, Browser, browser
 from recordings import ring
 
-from playground.see.paint.chrome import to_chrome
+from playground.see.files import to_chrome
 
 COUNT = """
 const answer = async () => (await ctx.engine.query(`select count(*) as c from ${arguments[0]}`)).iter({c: 0}).c;
