@@ -49,34 +49,39 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
     with segment.lock:
         arena = segment.arenas.get(flat.untyped_storage().data_ptr())
         if arena is None or not add_in_place(segment, flat, op, *arena):
-            add_in_slots(segment, flat, op)
+            way = add_whole if flat.nbytes <= SLOT else add_by_slots
+            if not way(segment, flat, op):  # some tensors lay in shared memory, not all: now all ranks do the same
+                way(segment, flat, op)
 
 
-def add_in_slots(segment: Segment, flat: torch.Tensor, op: Any) -> None:
-    """All-reduce of tensors that lie anywhere."""
-    add, rank, size = ADDS[op], segment.rank, segment.size
-    if flat.nbytes <= SLOT:
-        slots = segment.slots(segment.half, flat.dtype, flat.numel())
-        slots[rank].copy_(flat)
-        if agree(segment, "all_reduce", flat, op):
-            add(slots[0], slots[1], out=flat)
-            for slot in slots[2:]:
-                add(flat, slot, out=flat)
-            return
-    elif agree(segment, "all_reduce", flat, op):
-        for piece in flat.split(SLOT // flat.itemsize):
-            if size == 2:
-                slots = segment.slots(segment.half, flat.dtype, piece.numel())
-                slots[rank].copy_(piece)
-                segment.meet()
-                first, second = (piece, slots[1]) if rank == 0 else (slots[0], piece)
-                add(first, second, out=piece)
-            else:
-                shares = piece.tensor_split(size)
-                reduce_shares(segment, shares, op)
-                gather_shares(segment, shares)
-        return
-    add_in_slots(segment, flat, op)  # some tensor lay in shared memory, not all: once more, and now they are the same
+def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
+    """All-reduce of tensors that fit into a slot. False if one of them lies in shared memory."""
+    add, slots = ADDS[op], segment.slots(segment.half, flat.dtype, flat.numel())
+    slots[segment.rank].copy_(flat)
+    if not agree(segment, "all_reduce", flat, op):  # where they meet: from now on each sees all slots
+        return False
+    add(slots[0], slots[1], out=flat)
+    for slot in slots[2:]:
+        add(flat, slot, out=flat)
+    return True
+
+
+def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
+    """All-reduce of larger tensors, slot by slot. False if one of them lies in shared memory."""
+    if not agree(segment, "all_reduce", flat, op):
+        return False
+    for piece in flat.split(SLOT // flat.itemsize):
+        if segment.size == 2:
+            slots = segment.slots(segment.half, flat.dtype, piece.numel())
+            slots[segment.rank].copy_(piece)
+            segment.meet()
+            first, second = (piece, slots[1]) if segment.rank == 0 else (slots[0], piece)
+            ADDS[op](first, second, out=piece)
+        else:
+            shares = piece.tensor_split(segment.size)
+            reduce_shares(segment, shares, op)
+            gather_shares(segment, shares)
+    return True
 
 
 def add_in_place(segment: Segment, flat: torch.Tensor, op: Any, number: int, tensors: list[torch.Tensor]) -> bool:
