@@ -48,14 +48,13 @@ def run_cell(source: str, names: dict[str, Any]) -> list[Any]:
         file, _, text = source.removeprefix(WRITE_FILE).partition("\n")
         Path(file).write_text(text)
         return []
-    *lines, last = ast.parse(source).body
+    lines = ast.parse(source).body
+    end = lines[-1]
+    last = end.value if isinstance(end, ast.Expr) else ast.Constant(None)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(ast.Module(lines, []), "<cell>", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
-        else:
-            value = exec(compile(ast.Module([last], []), "<cell>", "exec"), names)
+        exec(compile(ast.Module(lines[:-1] if isinstance(end, ast.Expr) else lines, []), "<cell>", "exec"), names)
+        value = eval(compile(ast.Expression(ast.fix_missing_locations(last)), "<cell>", "eval"), names)
     outputs = [nbformat.v4.new_output("stream", text=output.getvalue())]
     if value is not None:
         pictures = {"image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
