@@ -426,8 +426,6 @@ def stop_the_server(rank: int, size: int, fails: bool) -> int:
 
 def test_a_fork_server_that_is_stopped_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
-    monkeypatch.setattr(server, "_server", [])  # the session's, which has imported much, serves the next tests
-    monkeypatch.setattr(server, "PRELOADED", server.PRELOADED[:2])
     seen = Restarts()
     end_worlds()
     try:
