@@ -1,5 +1,7 @@
 # make demo: install into .venv and train. make test: install, lint, test. A second call installs nothing.
 PYTHON ?= python3
+# pytest rewrites every test module, and keeps what it has written: to do so in each session takes a tenth of a minute.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # The tests that need a GPU, on two simulated ones.
 SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest

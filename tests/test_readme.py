@@ -58,14 +58,15 @@ HEAVIER = (
     "bert", "bert --only same-losses", "bert --only utilisation", "bert --only averaging",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "data-parallel --devices 3 --steps 1",
-    "prove", "ladder", "ladder --bucket-cap-mb 25", "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
+    "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
+    "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --only buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async --over rpc",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
     "parameter-server -n 4 --mode async --steps 2000",
-    "pipeline", "pipeline --schedule gpipe --microbatches 32", "pipeline -n 4 --schedule 1f1b --microbatches 2",
-    "pipeline -n 4 --data-parallel 2",
+    "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
+    "pipeline -n 4 --schedule 1f1b --microbatches 2", "pipeline -n 4 --data-parallel 2",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test, is in the suite."""
 EXACT = ("p2p", "collectives", "allreduce")

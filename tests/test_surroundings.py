@@ -131,13 +131,28 @@ def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
+@pytest.mark.stress
 def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() -> None:
     done = pytest_session("tests/runtime/test_faults.py::test_ctrl_c_at_any_moment[0.3]", PLAYGROUND_TEST_LIMIT="60")
     assert (done.returncode, done.stdout.splitlines()[-1][:9]) == (0, "1 passed "), done.stdout
 
 
-def test_a_test_that_waits_for_what_never_comes_fails(tmp_path: Path) -> None:
-    (tmp_path / "test_waiting.py").write_text("import threading\ndef test_waiting(): threading.Event().wait()")
-    done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests:tests/support", PLAYGROUND_TEST_LIMIT="0.1")
-    assert "Failed: no end within 0.1 s" in done.stdout
+IN_A_SESSION = """
+import subprocess, sys, threading
+
+SIGNALS = "from signal import *; print(*(getsignal(number) == SIG_IGN for number in (SIGINT, SIGHUP)))"
+
+def test_signals():
+    assert subprocess.check_output([sys.executable, "-c", SIGNALS], text=True) == "False False\\n"
+
+def test_waiting():
+    threading.Event().wait()
+"""
+
+
+def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_comes_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_in_a_session.py").write_text(IN_A_SESSION)
+    done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests:tests/support", PLAYGROUND_TEST_LIMIT="3")
+    assert "Failed: no end within 3 s" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed "), done.stdout
     assert done.returncode == 1

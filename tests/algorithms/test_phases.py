@@ -55,7 +55,7 @@ def compare_all_gather(rank: int, size: int, cases: list[Any]) -> list[bool]:
     return outcomes
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("size", [1, 2, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (4, 5))])
 @pytest.mark.parametrize("compare", [compare_reduce_scatter, compare_all_gather])
 def test_each_phase_of_the_ring_is_a_collective(compare: Callable[..., Any], size: int, world: Worlds) -> None:
     """Reduce-scatter is `dist.reduce_scatter_tensor`, all-gather is `dist.all_gather_into_tensor`."""

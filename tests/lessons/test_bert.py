@@ -57,7 +57,7 @@ def train_exactly(world: Run, settings: BertSettings) -> Training:
     return results[0]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 3, *(pytest.param(more, marks=pytest.mark.stress) for more in (2, 4))])
 def test_all_ways_are_one_training(workers: int, settings: BertSettings, world: Run) -> None:
     alone = train_exactly(world, settings.on("data-parallel", 1))
     trainings = [train_exactly(world, settings.on(way, workers)) for way in WAYS]

@@ -118,7 +118,7 @@ def by_itself(rank: int, size: int, folder: Path, steps: int, samples: int, batc
     ("size", "words"),
     [
         (1, ()),
-        (2, ()),
+        pytest.param(2, (), marks=pytest.mark.stress),
         (3, ("--all-reduce", "tutorial-ring")),
         pytest.param(3, ("--all-reduce", "ring"), marks=pytest.mark.stress),
     ],

@@ -156,9 +156,17 @@ if __name__ == "__main__":
 """
 
 
-def test_the_tutorial_s_program_runs_as_it_stands(tmp_path: Path) -> None:
-    """With a port of its own, that is: the default is taken where two tests run at once."""
-    (tmp_path / "tutorial.py").write_text(SPAWNED)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.stress)])
+def test_the_tutorial_s_program_runs_as_it_stands(method: str, tmp_path: Path) -> None:
+    """With a port of its own, that is: the default is taken where two tests run at once. Forked processes need not
+    import torch, which takes each of those that are spawned two seconds."""
+    program = SPAWNED
+    if method == "fork":
+        forked = (('"spawn"', '"fork"'), ("mp.spawn(", "mp.start_processes("), ("=3)", '=3, start_method="fork")'))
+        for spawned, instead in forked:
+            assert program.count(spawned) == 1
+            program = program.replace(spawned, instead)
+    (tmp_path / "tutorial.py").write_text(program)
     place = {**os.environ, "MASTER_PORT": str(free_port()), "PYTHONUNBUFFERED": ""}  # a line is then one write
     shown = subprocess.run([sys.executable, tmp_path / "tutorial.py"], env=place, capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")

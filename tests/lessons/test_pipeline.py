@@ -89,7 +89,10 @@ def pipelined(rank: int, size: int, replicas: int, each: int) -> dict[tuple[str,
     return found
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(
+    ("stages", "replicas"),
+    [(1, 1), (3, 1), (2, 2), *(pytest.param(*grid, marks=pytest.mark.stress) for grid in ((2, 1), (4, 1), (1, 3)))],
+)
 def test_gradients_are_those_of_one_process(stages: int, replicas: int, world: Worlds) -> None:
     by_rank = world(stages * replicas).run(pipelined, replicas, 2)
     for rank, found in enumerate(by_rank):

@@ -63,7 +63,7 @@ def test_the_table_is_what_the_proof_goes_through() -> None:
 @pytest.mark.parametrize(
     ("size", "steps", "batch_size"),
     [
-        (1, 3, 24), (2, 3, 24), (3, 2, 32), (4, 2, 30),
+        (1, 3, 24), (2, 3, 24), (3, 2, 32), pytest.param(4, 2, 30, marks=pytest.mark.stress),
         pytest.param(4, 8, 24, marks=pytest.mark.stress), pytest.param(8, 2, 30, marks=pytest.mark.stress),
     ],
 )  # fmt: skip
@@ -172,7 +172,7 @@ def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, BreakResu
     return lesson.break_it(rank, size, settings)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.stress), 3])
 def test_each_break_breaks_and_is_what_it_is_said_to_be(size: int, world: Worlds, digits_folder: Path) -> None:
     results = world(size).run(breaks, settings_for(digits_folder, batch_size=16, steps=5))
     assert all(result == results[0] for result in results)

@@ -10,17 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import ENOUGH, is_first_epoch, session_ends, session_members, wait_until_begun
+from programs import ForkedProgram
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Fork = Callable[..., ForkedProgram]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
 MEASURING = ("bench", "-n", "3", "-b", "1M", "-e", "1M", "--algorithm", "backend", "--iterations", "100000")
 """Goes on for minutes, too, and starts in half the time: the optimizer of PyTorch imports its compiler."""
 
 
-def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
+def wait_for_ranks(process: subprocess.Popen[str] | ForkedProgram, count: int) -> list[int]:
     """The ranks of a run: what the fork server has forked, as soon as they are `count` and meet each other."""
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
@@ -60,8 +63,7 @@ def links(folder: Path) -> Iterator[str]:
                 yield os.readlink(link)
 
 
-def first_epoch(process: subprocess.Popen[str]) -> None:
-    assert process.stdout
+def first_epoch(process: ForkedProgram) -> None:
     for line in process.stdout:
         if is_first_epoch(line):
             return
@@ -69,12 +71,14 @@ def first_epoch(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("moment", [0.3, pytest.param(1.5, marks=pytest.mark.stress), "training"])
-def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, data_dir: Path) -> None:
-    process = start_cli(*TRAINING, data_dir)
+def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, fork_program: Fork, data_dir: Path) -> None:
+    process: Any
     if isinstance(moment, float):
+        process = start_cli(*TRAINING, data_dir)
         time.sleep(moment)
         wait_until_begun(process)  # on a busy machine it takes longer
     else:
+        process = fork_program("playground", *TRAINING, data_dir)
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
     _, err = process.communicate(timeout=ENOUGH)
@@ -162,8 +166,8 @@ def test_a_signal_while_torch_is_imported(
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.stress), (signal.SIGKILL, -9)]
 )
-def test_the_death_of_the_parent_takes_all_along(number: int, code: int, start_cli: Start) -> None:
-    process = start_cli(*MEASURING)
+def test_the_death_of_the_parent_takes_all_along(number: int, code: int, fork_program: Fork) -> None:
+    process = fork_program("playground", *MEASURING)
     wait_for_ranks(process, 3)
     process.send_signal(number)
     assert process.wait(timeout=ENOUGH) == code
@@ -181,8 +185,8 @@ def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(start_cli: Sta
     assert session_ends(process.pid)
 
 
-def test_a_killed_fork_server_ends_the_run(start_cli: Start) -> None:
-    process = start_cli(*MEASURING)
+def test_a_killed_fork_server_ends_the_run(fork_program: Fork) -> None:
+    process = fork_program("playground", *MEASURING)
     os.kill(parent_of(wait_for_ranks(process, 3)[0]), signal.SIGKILL)
     _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 1

@@ -189,6 +189,7 @@ def test_a_server_that_is_stopped_while_it_is_asked_is_named(begin: Begin, monke
 
 def test_a_server_that_was_stopped_before_is_replaced(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
+    monkeypatch.setattr(server, "PRELOADED", [])
     client = begin()
     stop(client)
     process = server.ForkedProcess(target=os._exit, args=(7,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,15 +63,15 @@ def test_a_mark_that_is_a_link_removes_nothing(place: Path) -> None:
 
 
 def test_a_killed_command_leaves_nothing_for_longer_than_until_the_next(
-    place: Path, start_cli: Callable[..., Any], data_dir: Path
+    place: Path, fork_program: Callable[..., Any], data_dir: Path
 ) -> None:
     words = ("elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600)
-    killed = start_cli(*words, "--epochs", 1000)
+    killed = fork_program("playground", *words, "--epochs", 1000)
     assert any("elastic" in line for line in killed.stdout)
-    killed.kill()
+    killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=ENOUGH)
     assert [each.name[:19] for each in place.iterdir()] == ["playground-elastic-"]
-    following = start_cli(*words, "--kills", 1)
+    following = fork_program("playground", *words, "--kills", 1)
     following.communicate(timeout=ENOUGH)
     assert following.returncode == 0
     assert list(place.iterdir()) == []

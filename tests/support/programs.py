@@ -1,20 +1,26 @@
-"""Programs in processes that the session's fork server forks: each finds torch imported, and costs a tenth of a start.
+"""Programs in processes that the session's fork server forks: each finds torch imported, as its own fork server does,
+and costs a tenth of a start.
 
 For tests of what a program does once it runs. A test of its start takes a process of its own (`start_cli`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
+import socket
 import sys
+import tempfile
 import threading
+from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from playground.runtime.launcher import server
+from playground.runtime.launcher.fork_server import LAUNCHER_ONLY
 
 
 class ForkedProgram:
@@ -32,6 +38,9 @@ class ForkedProgram:
     @property
     def returncode(self) -> int | None:
         return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -78,9 +87,50 @@ def run_module(
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.environ.clear()
     os.environ.update(environ)
+    tempfile.tempdir = None  # it was the session's
     for number, pipe in enumerate((stdout, stderr), 1):
         with pipe:
             os.dup2(pipe.fileno(), number)
     sys.stdout, sys.stderr = map(open_to_write, (1, 2))
     sys.argv = [module, *words]
+    if module == "playground" and "RANK" not in environ:  # it starts ranks
+        server.spawn = fork_server(line)  # type: ignore[assignment]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
+    """What does once, in the place of `server.spawn`, what that does: the process that becomes this program's fork
+    server is forked now, before the program has changed anything, and has torch imported."""
+    spawn, (ours, theirs) = server.spawn, socket.socketpair()
+    if not (pid := os.fork()):
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_ONLY)
+        for inherited in (line, ours):
+            inherited.close()
+        serve_when_asked(theirs)
+    theirs.close()
+
+    def tell_it(words: list[str], stdin: int, kept: int) -> int:
+        server.spawn = spawn
+        with ours:
+            socket.send_fds(ours, [json.dumps([words[-1], kept, dict(os.environ)]).encode()], [stdin, kept])
+        return pid
+
+    return tell_it
+
+
+def serve_when_asked(asked: socket.socket) -> NoReturn:
+    """Run the code of a fork server's command line, with its descriptors, if it arrives before the program ends."""
+    try:
+        with asked:
+            message, descriptors, *_ = socket.recv_fds(asked, 2**20, 2)
+        if message:
+            code, kept, environ = json.loads(message)
+            os.environ.clear()
+            os.environ.update(environ)
+            for descriptor, number in zip(descriptors, (0, kept), strict=True):
+                if descriptor != number:
+                    os.dup2(descriptor, number, inheritable=number == 0)
+                    os.close(descriptor)
+            exec(code, {})
+    finally:
+        os._exit(0)

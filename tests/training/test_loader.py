@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,9 +136,12 @@ def test_no_worker_outlives_the_launcher(number: int, code: int, fork_program: F
     assert session_ends(program.pid)
 
 
-def test_workers_leave_nothing_when_their_group_is_killed(fork_program: Fork, data_dir: Path, tmp_path: Path) -> None:
+def test_workers_leave_nothing_when_their_group_is_killed(
+    start_cli: Callable[..., subprocess.Popen[str]], data_dir: Path, tmp_path: Path
+) -> None:
     """Nor does torch: no folder for code that nothing compiles."""
-    program = fork_program("playground", *TRAINING, "--data-dir", data_dir, TMPDIR=str(tmp_path))
+    program = start_cli(*TRAINING, "--data-dir", data_dir, TMPDIR=str(tmp_path))
+    assert program.stdout
     assert any(map(is_first_epoch, program.stdout))
     assert [each.name.split("-")[0] for each in tmp_path.iterdir()] == ["pymp"] * 4
     os.killpg(program.pid, signal.SIGKILL)

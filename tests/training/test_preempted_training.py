@@ -235,9 +235,9 @@ def test_the_command(number: signal.Signals, words: list[Any], run_cli: Run, tmp
 
 
 def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
-    words: list[Any], start_cli: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
-    process = start_cli(*words, "--loader", "per-sample", "--loader-workers", 1, "--snapshot-every", 1)
+    process = fork_program("playground", *words, "--loader", "per-sample", "--loader-workers", 1, "--snapshot-every", 1)
     wait_for_a_snapshot(tmp_path / "snapshots")
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=ENOUGH)
