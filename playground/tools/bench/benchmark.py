@@ -31,7 +31,7 @@ from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.meeting.connections import address_towards
 from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import COLLECTIVES, DTYPES, OPS, REDUCTION, BenchSettings
+from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
 TRIAL = 0.006
@@ -127,7 +127,9 @@ class Workload:
         self.output_pieces = list(self.output.split(count)) if self.output.numel() else []
 
     def call(self, algorithm: str) -> Callable[[], object]:
-        """A call that does it once."""
+        """A call that does it once; of the memory, one that moves as many bytes as an all-reduce in it must."""
+        if algorithm == MEMORY:
+            return copy(self.input.nbytes)
         if algorithm == BACKEND:
             return partial(BACKEND_CALLS[self.spec.name], self)
         ours = load_algorithm(self.spec.name, algorithm)
@@ -235,6 +237,9 @@ class Wire:
     description: str
     transfer: Callable[[int], Callable[[], object]]
     """Given a number of bytes, a call that moves them once. A rank with no end of the wire does nothing."""
+    memory_limits: bool = False
+    """Whether the ranks are on one host, where an all-reduce need not use the wire. Then its memory is the limit: every
+    input is read once and every output written once, as when all ranks copy their tensors at once."""
 
 
 @contextlib.contextmanager
@@ -252,7 +257,8 @@ def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
     if several:  # this host's address on the way to rank 0's; where ranks met at a file, that of its own name
         where, address = "from host to host", address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname())
     with contextlib.closing(connect(rank, peer, address)) as end:
-        yield Wire(f"TCP {where} between ranks 0 and {peer}, both ways at once", partial(both_ways, end))
+        what = f"TCP {where} between ranks 0 and {peer}, both ways at once"
+        yield Wire(what, partial(both_ways, end), memory_limits=not several)
 
 
 def connect(rank: int, peer: int, address: str) -> socket.socket:
@@ -310,7 +316,7 @@ def exchange(end: socket.socket, to_send: memoryview, to_fill: memoryview) -> No
 
 
 def copy(nbytes: int) -> Callable[[], object]:
-    """A call that copies `nbytes` within the memory of this rank's GPU."""
+    """A call that copies `nbytes` within the memory of this rank's device."""
     source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
     target = torch.zeros_like(source)
     return lambda: target.copy_(source)
@@ -326,6 +332,8 @@ class Point:
         self.count = settings.count(collective, nbytes, size)
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
         self.algorithms = settings.algorithms_of(collective)
+        if wire and wire.memory_limits and collective == "all_reduce":
+            self.algorithms += (MEMORY,)
         self.wrong: dict[str, int] = {}
         """Wrong elements of each algorithm's results, on all ranks together."""
         self.trials: list[Trials] = []
@@ -342,7 +350,7 @@ class Point:
         if not self.trials:
             for algorithm, call in calls.items():
                 report(checking=True)
-                total = torch.tensor(workload.count_wrong(call), device=device())
+                total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
         for buffer in (workload.input, workload.output):

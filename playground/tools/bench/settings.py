@@ -99,6 +99,8 @@ def geometric_range(begin: int, end: int, factor: int) -> tuple[int, ...]:
 
 ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)]))
 """Every algorithm of any collective."""
+MEMORY = "memory"
+"""A row beside the algorithms of all_reduce, with --limit on the CPUs of one host: what its memory takes at least."""
 DEFAULT_COLLECTIVES = ("all_reduce",)
 DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
 """Algorithms by collective, the backend's alone for the others. The program's default, and ours that is best: the ring
@@ -215,7 +217,7 @@ class BenchSettings:
         needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
         all_to_all = "all_reduce" in self.collectives and "all-to-all" in self.algorithms_of("all_reduce")
         tensors = 2 + size if all_to_all else 4
-        return self.sizes[-1] * local_size * (tensors + 2 * self.limit)
+        return self.sizes[-1] * local_size * (tensors + 4 * self.limit)
 
     @property
     def document(self) -> dict[str, object]:
