@@ -178,7 +178,7 @@ def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> N
     assert [type(size) for size in sizes] == [SizeResult] * 4
     assert [size.wire.size for size in sizes] == [64, 128] * 2
     assert [size.complete for size in sizes] == [False, False, True, True]
-    assert [row.trials for size in sizes for row in size.rows] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [row.trials for size in sizes for row in size.rows] == [1] * 6 + [2] * 6
     steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
     assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
     assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)
@@ -267,14 +267,15 @@ def test_text_csv_and_plot(run_cli: Run, tmp_path: Path) -> None:
     assert "all_reduce: sum of float32" in lines
     [units] = [line for line in lines if line.startswith("  algorithm")]
     assert units.split() == ["algorithm", "(B)", "(us)", "(GB/s)", "#wrong", "(rank:", "%)", "(%)"]
-    rows = [line.split() for line in lines[lines.index(units) + 1 :][:4]]
-    assert [row[:2] for row in rows] == [[name, size] for size in ("64", "4096") for name in ("backend", "auto")]
-    assert lines[-2].startswith("Average busbw (GB/s), all_reduce: backend ")
+    rows = [line.split() for line in lines[lines.index(units) + 1 :][:6]]
+    names = "backend", "auto", "memory"
+    assert [row[:2] for row in rows] == [[name, size] for size in ("64", "4096") for name in names]
+    assert any(line.startswith("Average busbw (GB/s), all_reduce: backend ") for line in lines[-3:-1])
     assert lines[-1] == "Measured: all_reduce from 64 B to 4 KiB; of all results, every element is right."
     with (tmp_path / "rows.csv").open(newline="") as file:
         saved = list(csv.DictReader(file))
-    assert [(row["algorithm"], row["size"], row["wrong"]) for row in saved[:2]] == [
-        (algorithm, "64", "0") for algorithm in ("backend", "auto")
+    assert [(row["algorithm"], row["size"], row["wrong"]) for row in saved[:3]] == [
+        (algorithm, "64", "0") for algorithm in names
     ]
     assert all(float(row["limit_percent"]) > 0 for row in saved)
     assert all(0 <= int(row["slowest_rank"]) < 2 for row in saved)
@@ -287,6 +288,7 @@ def test_the_limit_between_hosts(run_cli: Run, monkeypatch: pytest.MonkeyPatch) 
     assert document["limit"]["what"] == "TCP from host to host between ranks 0 and 2, both ways at once"
     assert [row["size"] for row in document["limit"]["rows"]] == [64]
     assert document["limit"]["rows"][0]["busbw"] > 0
+    assert {row["algorithm"] for row in document["rows"]} == {"backend", "auto"}  # whose memory would be the limit?
 
 
 def test_hosts_that_cannot_be_simulated(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
