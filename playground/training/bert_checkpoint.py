@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,7 +104,9 @@ def read_pickled(file: Path) -> dict[str, torch.Tensor]:
     """With `weights_only`: a file that holds anything but tensors is refused."""
     try:
         check_inflated_size(file)
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch tells that it checks what is sparse
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a pickle is a program: what it raises is for whoever wrote it to choose
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(f"{file} is damaged, or holds more than tensors ({first_line}): fetch it again") from None

@@ -61,7 +61,9 @@ def test_an_algorithm_without_a_step_is_described_by_itself(monkeypatch: pytest.
     spec = AllReduceSpec("another", "S", "1", "this test", place="auto:auto")
     monkeypatch.setitem(ours, "another", spec)
     monkeypatch.setitem(TRACEABLE, "another", ("all_reduce", "another"))
-    assert summary_of("another").startswith("The algorithm that is fastest for this size, group and hosts")
+    assert summary_of("another").startswith(
+        "Memory that the ranks share, if they do; else the algorithm that is fastest"
+    )
     assert summary_of("ring").startswith("In N chunks: a reduce-scatter")
 
 

@@ -389,9 +389,9 @@ def find_modules_as_here() -> list[str]:
     return [folder or start for folder in sys.path if folder or start]
 
 
-def describe_program(name: str) -> dict[str, Any]:
+def describe_program(name: str) -> dict[str, object]:
     """What `multiprocessing.spawn` needs in a new process to find this program's modules, the script among them."""
-    program: dict[str, Any] = {
+    program: dict[str, object] = {
         "name": name,
         "authkey": process.current_process().authkey,
         "sys_path": find_modules_as_here(),
@@ -404,6 +404,6 @@ def describe_program(name: str) -> dict[str, Any]:
     script = sys.modules["__main__"]
     if script.__spec__ is not None:
         program["init_main_from_name"] = script.__spec__.name
-    elif os.path.isfile(path := os.path.join(program["orig_dir"] or "", getattr(script, "__file__", None) or "")):
+    elif os.path.isfile(path := os.path.join(str(program["orig_dir"] or ""), getattr(script, "__file__", None) or "")):
         program["init_main_from_path"] = os.path.normpath(path)  # not so: a notebook, a prompt, a script on stdin
     return program
