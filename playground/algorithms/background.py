@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 _thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collective")
-_last: Future[None] = Future()
-_last.set_result(None)
+_last: Future[None] | None = None
+"""The latest call in the thread, until somebody has waited for it."""
 
 
 class Work:
@@ -50,5 +50,7 @@ def start(call: Callable[[], None], in_thread: bool) -> Work:
 
 def finish() -> None:
     """Wait until nothing that was started is under way."""
-    if not _last.done():  # asked first, as every synchronous collective comes by here
-        wait([_last])
+    global _last
+    if last := _last:  # asked first, as every synchronous collective comes by here
+        wait([last])
+        _last = None if _last is last else _last

@@ -50,7 +50,7 @@ class AllReduce:
         if transport.size == 1:
             return
         real = as_real(tensor)
-        flat = real.contiguous().view(-1)
+        flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
         with torch.no_grad():
             self.algorithm(flat, adder(op), Messages(flat, transport, op))
             if op == Op.AVG:

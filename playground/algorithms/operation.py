@@ -26,6 +26,7 @@ ADDS: dict[Any, Callable[..., torch.Tensor]] = {
 BITWISE = (Op.BAND, Op.BOR, Op.BXOR)
 
 
+@functools.cache
 def adder(op: Any) -> Add:
     """The function that adds in place, for a kind of operation."""
     add = ADDS[op]

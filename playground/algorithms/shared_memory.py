@@ -15,6 +15,8 @@ Source: DeepSpeed's all-reduce for CPUs, https://github.com/deepspeedai/DeepSpee
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +27,11 @@ from playground.runtime.shared_memory import SLOT, Segment
 if TYPE_CHECKING:
     from playground.algorithms.messages import Messages
 
+SMALL = 128 * 1024
+"""Bytes up to which more than two ranks add all of it each, with one meeting. Beyond, each adds a share."""
 BLOCK = 128 * 1024
 """Bytes of each tensor that are added at a time where they lie."""
+Meet = Callable[[], "bool | None"]
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "step")
 OPS = tuple(ADDS)
 DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
@@ -49,7 +54,7 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
     with segment.lock:
         arena = segment.arenas.get(flat.untyped_storage().data_ptr())
         if arena is None or not add_in_place(segment, flat, op, *arena):
-            way = add_whole if flat.nbytes <= SLOT else add_by_slots
+            way = add_whole if flat.nbytes <= (SLOT if segment.size == 2 else SMALL) else add_by_slots
             if not way(segment, flat, op):  # some tensors lay in shared memory, not all: now all ranks do the same
                 way(segment, flat, op)
 
@@ -68,19 +73,21 @@ def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
 
 def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
     """All-reduce of larger tensors, slot by slot. False if one of them lies in shared memory."""
-    if not agree(segment, "all_reduce", flat, op):
-        return False
+    meet: Meet = partial(agree, segment, "all_reduce", flat, op)  # the first time
     for piece in flat.split(SLOT // flat.itemsize):
         if segment.size == 2:
             slots = segment.slots(segment.half, flat.dtype, piece.numel())
             slots[segment.rank].copy_(piece)
-            segment.meet()
+            if meet() is False:
+                return False
             first, second = (piece, slots[1]) if segment.rank == 0 else (slots[0], piece)
             ADDS[op](first, second, out=piece)
         else:
             shares = piece.tensor_split(segment.size)
-            reduce_shares(segment, shares, op)
+            if not reduce_shares(segment, shares, op, meet):
+                return False
             gather_shares(segment, shares)
+        meet = segment.meet
     return True
 
 
@@ -114,7 +121,7 @@ def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
         shares = flat.tensor_split(segment.size)
         step = SLOT // flat.itemsize // segment.size
         for start in range(0, shares[0].numel(), step):
-            reduce_shares(segment, [share[start : start + step] for share in shares], op)
+            reduce_shares(segment, [share[start : start + step] for share in shares], op, segment.meet)
 
 
 def all_gather(segment: Segment, flat: torch.Tensor) -> None:
@@ -140,15 +147,17 @@ def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
                 piece.copy_(slot)
 
 
-def reduce_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Tensor, ...], op: Any) -> None:
-    """Add up this rank's share, where all shares together fit into a slot."""
+def reduce_shares(segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Meet) -> bool:
+    """Add up this rank's share, where all shares together fit into a slot. False, and nothing added, if `meet` says
+    so."""
     add, rank = ADDS[op], segment.rank
     slots = segment.slots(segment.half, shares[0].dtype, sum(share.numel() for share in shares))
     lengths = [share.numel() for share in shares]
     for other, (there, share) in enumerate(zip(slots[rank].split(lengths), shares, strict=True)):
         if other != rank or rank > 1:
             there.copy_(share)
-    segment.meet()
+    if meet() is False:
+        return False
     start = sum(lengths[:rank])
     mine, parts = shares[rank], [slot[start : start + lengths[rank]] for slot in slots]
     if rank <= 1:
@@ -156,9 +165,10 @@ def reduce_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Ten
     add(parts[0], parts[1], out=mine)
     for part in parts[2:]:
         add(mine, part, out=mine)
+    return True
 
 
-def gather_shares(segment: Segment, shares: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> None:
+def gather_shares(segment: Segment, shares: Sequence[torch.Tensor]) -> None:
     """Copy out the other ranks' shares, each of which fits into a slot."""
     slots = segment.slots(segment.half, shares[0].dtype, shares[0].numel())
     slots[segment.rank][: shares[segment.rank].numel()].copy_(shares[segment.rank])
