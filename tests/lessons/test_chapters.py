@@ -189,20 +189,26 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("ladder", "one message at the end does as well as two that overlap"): lambda tables: (
         tables[0]["flat"][0] <= 1.02 * tables[0]["overlapped"][0]
     ),
+    (
+        "ladder",
+        "`shared-step` averages there too, so nothing of it is `exposed`, and is the fastest rung",
+    ): lambda tables: (
+        tables[0]["shared-step"][3] < 0.1 and tables[0]["shared-step"][0] == min(row[0] for row in tables[0].values())
+    ),
     ("ladder", "`parameters` costs what `flat` does after each step"): lambda tables: near(
         tables[0]["parameters"][3], tables[0]["flat"][3], 0.1
     ),
     ("ladder", "`hierarchical` gains nothing on one host"): lambda tables: all(
         rungs["hierarchical"][0] >= rungs["flat"][0] for rungs in tables
     ),
-    ("ladder", "`overlapped` takes 98 ms and `bucketed` 124"): lambda tables: (
-        (round(tables[1]["overlapped"][0]), round(tables[1]["bucketed"][0])) == (98, 124)
+    ("ladder", "`overlapped` takes 110 ms and `bucketed` 143"): lambda tables: (
+        (round(tables[1]["overlapped"][0]), round(tables[1]["bucketed"][0])) == (110, 143)
     ),
     ("ladder", "`per-parameter` does as well as `overlapped`"): lambda tables: (
         tables[1]["per-parameter"][0] <= 1.05 * tables[1]["overlapped"][0]
     ),
-    ("ladder", "`sparse-embeddings` is 1.79 times as fast as DDP"): lambda tables: (
-        round(tables[1]["ddp"][0] / tables[1]["sparse-embeddings"][0], 2) == read_figures("ladder")[2][0] == 1.79
+    ("ladder", "`sparse-embeddings` is 1.90 times as fast as DDP"): lambda tables: (
+        round(tables[1]["ddp"][0] / tables[1]["sparse-embeddings"][0], 2) == read_figures("ladder")[4][0] == 1.9
     ),
     ("ddp", "loss and accuracy are the same to the last digit"): lambda tables: all(
         tables[0][epoch][:3] == read_tables("sgd")[0][epoch][:3] for epoch in ("1", "2")
