@@ -1,15 +1,16 @@
 """Collectives in the memory that the ranks of one host share: nothing is sent, so no ring is needed.
 
-    up to a slot                    copy in | add all slots                                          one meeting
-    more, two ranks: by slots       copy in | add the other's                                        one per slot
-    more, N ranks: by slots         copy in | add my share, copy it in | copy out the other shares   two per slot
-    tensors that lie there          | add my share, write it into all tensors |                      two
+    small tensors             copy in | add all slots                                          one meeting
+    others, two ranks         copy in | add the other's slot                                   one per piece
+    others, N ranks           copy in | add my share, copy it in | copy out the other shares   two per slot
+    tensors that lie there    | add my share, write it into all tensors |                      two
 
 `|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same bits.
 
 In a ring, sums must travel: each rank sends 2 (N - 1) / N * S bytes. Here they lie where all can read them, and the
 limit is the memory. To sum in place, every input is read once and every output written once, by whichever core: at B
-bytes per second, loads and stores counted, this takes at least 2 N S / B seconds. (`bench --limit` measures B.)
+bytes per second, loads and stores counted, this takes at least 2 N S / B seconds: about what `bench --limit` shows, all
+ranks copying S bytes at once.
 Source: DeepSpeed's all-reduce for CPUs, https://github.com/deepspeedai/DeepSpeed/pull/5391
 """
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from playground.algorithms.messages import Messages
 
 SMALL = 128 * 1024
-"""Bytes up to which more than two ranks add all of it each, with one meeting. Beyond, each adds a share."""
+"""Bytes up to which each rank adds all slots, with one meeting."""
+PIECE = 512 * 1024
+"""Bytes that two ranks copy in before they meet: still in the nearest cache when they are added."""
 BLOCK = 128 * 1024
 """Bytes of each tensor that are added at a time where they lie."""
 Meet = Callable[[], "bool | None"]
@@ -54,7 +57,7 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
     with segment.lock:
         arena = segment.arenas.get(flat.untyped_storage().data_ptr())
         if arena is None or not add_in_place(segment, flat, op, *arena):
-            way = add_whole if flat.nbytes <= (SLOT if segment.size == 2 else SMALL) else add_by_slots
+            way = add_whole if flat.nbytes <= SMALL else add_by_slots
             if not way(segment, flat, op):  # some tensors lay in shared memory, not all: now all ranks do the same
                 way(segment, flat, op)
 
@@ -74,7 +77,7 @@ def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
 def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
     """All-reduce of larger tensors, slot by slot. False if one of them lies in shared memory."""
     meet: Meet = partial(agree, segment, "all_reduce", flat, op)  # the first time
-    for piece in flat.split(SLOT // flat.itemsize):
+    for piece in flat.split((PIECE if segment.size == 2 else SLOT) // flat.itemsize):
         if segment.size == 2:
             slots = segment.slots(segment.half, flat.dtype, piece.numel())
             slots[segment.rank].copy_(piece)
