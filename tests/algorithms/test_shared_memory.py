@@ -19,6 +19,7 @@ import torch.distributed as dist
 from drawn_tensors import agree, any_tensor, bits_of, data_for, few
 from forked_ranks import run_forked
 from hypothesis import given, strategies as st
+from ranks import needs_shm
 
 from playground.algorithms import load_all_reduce, shared_memory
 from playground.algorithms.process_group import ProcessGroupTransport, _segments
@@ -71,6 +72,7 @@ def fold(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
     return total
 
 
+@needs_shm
 @pytest.mark.parametrize("size", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.stress)])
 def test_the_backend_is_right_for_every_tensor(size: int, world: Worlds) -> None:
     @few
@@ -106,6 +108,7 @@ def large(rank: int, size: int, numel: int) -> dict[str, bool]:
     }
 
 
+@needs_shm
 @pytest.mark.parametrize("size", [2, 3])
 def test_tensors_of_many_slots(size: int, world: Worlds) -> None:
     results = world(size, backend="shm").run(large, 3 * SLOT // 8 + 7)
@@ -149,6 +152,7 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made[calls[rank]]()
 
 
+@needs_shm
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
@@ -213,6 +217,7 @@ def in_a_child(rank: int, size: int) -> str:
     return str(ours.recv()) if ours.poll() else "nothing"
 
 
+@needs_shm
 def test_a_forked_child_has_no_part_in_it(world: Worlds) -> None:
     assert all("was forked from a rank" in said for said in world(2, backend="shm", fresh=True).run(in_a_child))
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import free_port
+from ranks import needs_shm
 
 from playground import launch
 from playground.lessons import LESSONS
@@ -66,7 +67,9 @@ def refused(step: str, results: tuple[Any, ...]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (4, "gloo"), (5, "gloo"), (3, "shm")])
+@pytest.mark.parametrize(
+    ("size", "backend"), [(2, "gloo"), (4, "gloo"), (5, "gloo"), pytest.param(3, "shm", marks=needs_shm)]
+)
 def test_point_to_point_in_any_world(size: int, backend: str, world: Worlds) -> None:
     by_rank = world(size, backend=backend).run(run_steps, steps_of("p2p"))
     if backend == "shm":  # on which nobody learns who has sent
@@ -86,7 +89,15 @@ def test_point_to_point_in_any_world(size: int, backend: str, world: Worlds) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "backend"), [(1, "gloo"), (2, "gloo"), (3, "gloo"), (8, "gloo"), (1, "shm"), (3, "shm")]
+    ("size", "backend"),
+    [
+        (1, "gloo"),
+        (2, "gloo"),
+        (3, "gloo"),
+        (8, "gloo"),
+        pytest.param(1, "shm", marks=needs_shm),
+        pytest.param(3, "shm", marks=needs_shm),
+    ],
 )
 def test_collectives_in_any_world(size: int, backend: str, world: Worlds) -> None:
     steps = list(LESSONS["collectives"].steps)

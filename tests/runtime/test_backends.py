@@ -6,6 +6,7 @@ import ctypes
 import errno
 import importlib.metadata
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,17 @@ def test_backends_by_name_and_by_device() -> None:
 )
 def test_refusals_of_torch_2_6_to_2_15_are_recognised(backend: str, words: str) -> None:
     assert BACKENDS[backend].refusal(RuntimeError(f"{words}\nException raised from somewhere")) == words
+
+
+def test_shm_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shm = BACKENDS["shm"]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.14.1+cu130")
+    with pytest.raises(UsageError, match=re.escape("needs torch 2.15, and here is 2.14.1+cu130: --all-reduce shared")):
+        shm.check(2)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.15.0")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    with pytest.raises(UsageError, match="is not installed yet: pip install -e "):
+        shm.check(2)
 
 
 @pytest.mark.parametrize("error", [ValueError(""), RuntimeError("NCCL error: unhandled system error"), KeyError("x")])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,8 +19,13 @@ from torch import nn
 from playground.algorithms import load_all_reduce
 from playground.runtime import device, report
 from playground.runtime.backends import BACKENDS
+from playground.runtime.backends.gloo import FIRST_TORCH
 from playground.training.batch_norm import convert_sync_batchnorm
 from playground.training.replicas import flat
+
+needs_shm = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < FIRST_TORCH, reason="this torch has no backends in Python"
+)
 
 
 def go_wrong(rank: int, size: int, how: str, culprit: int) -> None:

@@ -11,9 +11,8 @@ import traceback
 from typing import Any
 
 from playground.runtime.backends.backend import Backend
-from playground.runtime.backends.gloo import Gloo
+from playground.runtime.backends.gloo import Gloo, Shm
 from playground.runtime.backends.nccl import Nccl
-from playground.runtime.backends.shm import Shm
 from playground.runtime.flags import check_choice
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl(), Shm())}

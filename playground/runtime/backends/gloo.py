@@ -1,6 +1,6 @@
-"""gloo: TCP between CPUs, on any machine.
+"""gloo: TCP between CPUs, on any machine; and shm, which is gloo but for what ranks of one host do in shared memory.
 
-Source: https://github.com/pytorch/gloo
+Source: https://github.com/pytorch/gloo; shm: playground/algorithms/backend.py
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ import os
 import re
 
 from playground.runtime.backends.backend import Backend
+from playground.runtime.errors import UsageError
 
 MISSING_RANK = re.compile(r"[Ww]ait timeout after (\d+)ms, keys: .*/(\d+)")
+
+FIRST_TORCH = (2, 15)
+"""The first version in which a backend can be written in Python."""
 
 
 class Gloo(Backend):
@@ -29,3 +33,21 @@ class Gloo(Backend):
         if missing := MISSING_RANK.search(str(error)):
             return f"rank {missing[2]} came to the meeting, but did not connect within {float(missing[1]) / 1000:g} s"
         return super().explain_init_failure(error)
+
+
+class Shm(Gloo):
+    name = "shm"
+    summary = "CPUs of one host, by the memory they share"
+
+    def check(self, local_ranks: int, joined: bool = False) -> str:
+        from importlib.metadata import entry_points, version  # which take longer to import than this package
+
+        found = version("torch")
+        if tuple(map(int, found.split(".")[:2])) < FIRST_TORCH:
+            raise UsageError(
+                f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is {found}: "
+                "--all-reduce shared-memory does without"
+            )
+        if not entry_points(group="torch.distributed.backends", name=self.name):
+            raise UsageError(f"--backend {self.name} is not installed yet: pip install -e . once more")
+        return super().check(local_ranks, joined)
