@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.nn.functional as F
 
 from playground.training.sync import GradSync

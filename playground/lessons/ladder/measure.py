@@ -26,7 +26,6 @@ from random import Random
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F

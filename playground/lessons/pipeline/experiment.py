@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
