@@ -8,7 +8,6 @@ others. `scale` shows what a cluster would choose.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from playground.algorithms.binary_tree import binary_tree
@@ -57,13 +56,10 @@ def auto(flat: torch.Tensor, add: Add, messages: Messages) -> None:
 def shared_memory(flat: torch.Tensor, add: Add, messages: Messages) -> None:
     """Each rank copies its tensor into memory that all of them share, and all add: nothing is sent. The ranks that
     share none do as `auto` does, and say why, once."""
+    from playground.algorithms.shared_memory import say_why_not
+
     segment = messages.segment
     excuse = segment if isinstance(segment, str) else "ranks are on several hosts" * messages.hosts.several
-    if excuse and messages.rank == 0 and excuse not in _excuses:
-        _excuses.add(excuse)
-        print(f"the ranks share no memory ({excuse}): they send messages", file=sys.stderr)
+    if excuse:
+        say_why_not(excuse, messages.rank)
     auto(flat, add, messages)
-
-
-_excuses: set[str] = set()
-"""Those that have been said."""

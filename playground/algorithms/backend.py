@@ -11,10 +11,10 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backen
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, _create_work_from_future
 
 from playground.algorithms import shared_memory
-from playground.algorithms.collectives import as_real
+from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
-from playground.algorithms.process_group import host_digest
+from playground.runtime.host import digest, host_id
 from playground.runtime.shared_memory import Segment, open_segment
 
 INLINE = 256 * 1024
@@ -69,11 +69,11 @@ class SharedMemory(Backend):
         if not self.found and self.size() == 1:
             self.found = "there is one"
         elif not self.found:
-            hosts = Hosts.from_ids(self.exchange([host_digest()]))
+            hosts = Hosts.from_ids(self.exchange([digest(host_id())]))
             why = "ranks are on several hosts" * hosts.several
             self.found = why or open_segment(self.rank(), hosts.members, self.exchange, self.timeout.total_seconds())
-            if isinstance(self.found, str) and self.rank() == 0:
-                print(f"the ranks share no memory ({self.found}): they send messages", file=sys.stderr)
+            if isinstance(self.found, str):
+                shared_memory.say_why_not(self.found, self.rank())
         if isinstance(self.found, str):
             return None
         self.found.require_own_process()
@@ -90,59 +90,31 @@ class SharedMemory(Backend):
         op, segment = kind(opts.reduceOp), self.segment()
         if segment is None or not is_ours(tensors, op):
             return self.gloo.allreduce(tensors, opts)
-
-        def call() -> None:
-            real = as_real(tensors[0])
-            flat = real.contiguous().view(-1)
-            shared_memory.all_reduce(segment, flat, op)
-            if op == Op.AVG:
-                flat /= self.size()
-            if flat.data_ptr() != real.data_ptr():
-                real.copy_(flat.view(real.shape))
-
-        return self.start(call, tensors, opts)
+        reduce = partial(shared_memory.all_reduce, segment, op=op)
+        return self.start(partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         segment = self.segment()
         if segment is None or not is_ours(tensors):
             return self.gloo.broadcast(tensors, opts)
-
-        def call() -> None:
-            real = as_real(tensors[0])
-            flat = real.contiguous().view(-1)
-            shared_memory.broadcast(segment, flat, opts.rootRank)
-            if flat.data_ptr() != real.data_ptr():
-                real.copy_(flat.view(real.shape))
-
-        return self.start(call, tensors, opts)
+        broadcast = partial(shared_memory.broadcast, segment, root=opts.rootRank)
+        return self.start(partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         segment = self.segment()
         whole = output.numel() == self.size() * input.numel() and output.dtype == input.dtype
         if segment is None or not is_ours([output]) or not whole or not output.is_contiguous():
             return self.gloo._allgather_base(output, input, opts)
-
-        def call() -> None:
-            flat = as_real(output).view(-1)
-            flat.tensor_split(self.size())[self.rank()].copy_(as_real(input).reshape(-1))
-            shared_memory.all_gather(segment, flat)
-
-        return self.start(call, [output], opts)
+        gather = partial(shared_memory.all_gather, segment)
+        return self.start(partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op, segment = kind(opts.reduceOp), self.segment()
         whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
         if segment is None or not is_ours([input], op) or not whole:
             return self.gloo._reduce_scatter_base(output, input, opts)
-
-        def call() -> None:
-            flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
-            shared_memory.reduce_scatter(segment, flat, op)
-            share, real = flat.tensor_split(self.size())[self.rank()], as_real(output)
-            if op == Op.AVG:
-                share /= self.size()
-            real.copy_(share.view(real.shape))
-
+        reduce = partial(shared_memory.reduce_scatter, segment, op=op)
+        call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
         return self.start(call, [output], opts)
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
@@ -155,8 +127,7 @@ class SharedMemory(Backend):
         begun: torch.futures.Future[Any] = torch.futures.Future()
 
         def run(_: object) -> list[torch.Tensor]:
-            with torch.no_grad():
-                call()
+            call()
             return tensors
 
         idle = self.last is None or self.last.done()

@@ -49,14 +49,11 @@ class AllReduce:
         """Do it, here and now."""
         if transport.size == 1:
             return
-        real = as_real(tensor)
-        flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
-        with torch.no_grad():
+
+        def reduce(flat: torch.Tensor) -> None:
             self.algorithm(flat, adder(op), Messages(flat, transport, op))
-            if op == Op.AVG:
-                flat /= transport.size
-            if flat.data_ptr() != real.data_ptr():
-                real.copy_(flat.view(real.shape))
+
+        all_reduce_by(reduce, tensor, op, transport.size)
 
 
 class ReduceScatter:
@@ -83,13 +80,11 @@ class ReduceScatter:
 
     def run(self, output: torch.Tensor, input: torch.Tensor, op: Any, transport: Transport) -> None:
         """Do it, here and now."""
-        with torch.no_grad():
-            flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
+
+        def reduce(flat: torch.Tensor) -> None:
             self.algorithm(flat, adder(op), Messages(flat, transport, op))
-            share, real = flat.tensor_split(transport.size)[transport.rank], as_real(output)
-            if op == Op.AVG:
-                share /= transport.size
-            real.copy_(share.view(real.shape))
+
+        reduce_scatter_by(reduce, output, input, op, transport.rank, transport.size)
 
 
 class AllGather:
@@ -113,13 +108,56 @@ class AllGather:
 
     def run(self, output: torch.Tensor, input: torch.Tensor, transport: Transport) -> None:
         """Do it, here and now."""
-        with torch.no_grad():
-            real = as_real(output)
-            flat = real.contiguous().view(-1)
-            flat.tensor_split(transport.size)[transport.rank].copy_(as_real(input).reshape(-1))
+
+        def gather(flat: torch.Tensor) -> None:
             self.algorithm(flat, Messages(flat, transport))
-            if flat.data_ptr() != real.data_ptr():
-                real.copy_(flat.view(real.shape))
+
+        all_gather_by(gather, output, input, transport.rank, transport.size)
+
+
+OnFlat = Callable[[torch.Tensor], object]
+"""Does something with a flat, contiguous tensor of real numbers, in place."""
+
+
+def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
+    """Do it with any tensor."""
+    real = as_real(tensor)
+    flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
+    with torch.no_grad():
+        do(flat)
+        if flat.data_ptr() != real.data_ptr():
+            real.copy_(flat.view(real.shape))
+
+
+def all_reduce_by(reduce: OnFlat, tensor: torch.Tensor, op: Any, size: int) -> None:
+    """All-reduce of any tensor over `size` ranks, by one that adds flat tensors where `op` is AVG."""
+
+    def average(flat: torch.Tensor) -> None:
+        reduce(flat)
+        flat /= size
+
+    on_flat(average if op == Op.AVG else reduce, tensor)
+
+
+def reduce_scatter_by(reduce: OnFlat, output: torch.Tensor, input: torch.Tensor, op: Any, rank: int, size: int) -> None:
+    """The same for a reduce-scatter, which leaves the share of this rank where it is in a flat tensor."""
+    with torch.no_grad():
+        flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
+        reduce(flat)
+        share, real = flat.tensor_split(size)[rank], as_real(output)
+        if op == Op.AVG:
+            share /= size
+        real.copy_(share.view(real.shape))
+
+
+def all_gather_by(gather: OnFlat, output: torch.Tensor, input: torch.Tensor, rank: int, size: int) -> None:
+    """The same for an all-gather, which finds the share of this rank where it is in a flat tensor."""
+
+    def put_and_gather(flat: torch.Tensor) -> None:
+        flat.tensor_split(size)[rank].copy_(as_real(input).reshape(-1))
+        gather(flat)
+
+    on_flat(put_and_gather, output)
 
 
 def run_collective(

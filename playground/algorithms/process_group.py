@@ -7,7 +7,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,13 +18,11 @@ import torch.distributed as dist
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.transport import Addressed, Transport
 from playground.runtime.backends import Backend, backend_of
-from playground.runtime.host import host_id
+from playground.runtime.host import digest, host_id
 from playground.runtime.shared_memory import Segment, open_segment
 
 TAG = 2017
 """Tag of our messages: none is taken for a message of the user's between the same two ranks."""
-DIGEST_SIZE = 8
-"""Bytes of the number that stands for a host."""
 _backends: WeakKeyDictionary[Any, Backend] = WeakKeyDictionary()
 """Backends of the groups seen so far: asking torch would take a microsecond at every collective."""
 _hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
@@ -91,13 +88,7 @@ class ProcessGroupTransport:
 
 def exchange_hosts(transport: Transport, device: torch.device) -> Hosts:
     """Which ranks of the transport's group share a host. All of them must call this at the same point."""
-    return Hosts.from_ids(exchange(transport, device, [host_digest()]))
-
-
-def host_digest() -> int:
-    """A number for this rank's host."""
-    digest = hashlib.blake2b(host_id().encode(), digest_size=DIGEST_SIZE).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    return Hosts.from_ids(exchange(transport, device, [digest(host_id())]))
 
 
 def exchange(transport: Transport, device: torch.device, values: Sequence[int]) -> list[tuple[int, ...]]:

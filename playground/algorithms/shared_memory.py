@@ -16,6 +16,7 @@ Source: DeepSpeed's all-reduce for CPUs, https://github.com/deepspeedai/DeepSpee
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,10 +35,19 @@ PIECE = 512 * 1024
 """Bytes that two ranks copy in before they meet: still in the nearest cache when they are added."""
 BLOCK = 128 * 1024
 """Bytes of each tensor that are added at a time where they lie."""
-Meet = Callable[[], "bool | None"]
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "step")
 OPS = tuple(ADDS)
 DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
+
+
+_said: set[str] = set()
+
+
+def say_why_not(excuse: str, rank: int) -> None:
+    """Have the first rank say why all send messages, once for each excuse."""
+    if rank == 0 and excuse not in _said:
+        _said.add(excuse)
+        print(f"the ranks share no memory ({excuse}): they send messages", file=sys.stderr)
 
 
 def share_memory(flat: torch.Tensor, messages: Messages) -> bool:
@@ -54,66 +64,68 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
+    way = add_whole if flat.nbytes <= SMALL else add_by_slots
     with segment.lock:
         arena = segment.arenas.get(flat.untyped_storage().data_ptr())
-        if arena is None or not add_in_place(segment, flat, op, *arena):
-            way = add_whole if flat.nbytes <= SMALL else add_by_slots
-            if not way(segment, flat, op):  # some tensors lay in shared memory, not all: now all ranks do the same
+        try:
+            if arena is None:
                 way(segment, flat, op)
+            else:
+                add_in_place(segment, flat, op, *arena)
+        except InDifferentPlaces:  # on all ranks
+            way(segment, flat, op)
 
 
-def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
-    """All-reduce of tensors that fit into a slot. False if one of them lies in shared memory."""
-    add, slots = ADDS[op], segment.slots(segment.half, flat.dtype, flat.numel())
+class InDifferentPlaces(Exception):
+    """All ranks call the same, but not all with tensors of the same allocation. Nothing has been added."""
+
+
+def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> None:
+    """All-reduce of small tensors."""
+    slots = segment.slots(segment.half, flat.dtype, flat.numel())
     slots[segment.rank].copy_(flat)
-    if not agree(segment, "all_reduce", flat, op):  # where they meet: from now on each sees all slots
-        return False
-    add(slots[0], slots[1], out=flat)
-    for slot in slots[2:]:
-        add(flat, slot, out=flat)
-    return True
+    agree(segment, "all_reduce", flat, op)  # where they meet: from now on each sees all slots
+    add_all(ADDS[op], slots, out=flat)
 
 
-def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> bool:
-    """All-reduce of larger tensors, slot by slot. False if one of them lies in shared memory."""
-    meet: Meet = partial(agree, segment, "all_reduce", flat, op)  # the first time
+def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> None:
+    """All-reduce of larger tensors, slot by slot."""
+    meet: Callable[[], None] = partial(agree, segment, "all_reduce", flat, op)  # the first time
     for piece in flat.split((PIECE if segment.size == 2 else SLOT) // flat.itemsize):
         if segment.size == 2:
             slots = segment.slots(segment.half, flat.dtype, piece.numel())
             slots[segment.rank].copy_(piece)
-            if meet() is False:
-                return False
-            first, second = (piece, slots[1]) if segment.rank == 0 else (slots[0], piece)
-            ADDS[op](first, second, out=piece)
+            meet()
+            add_all(ADDS[op], (piece, slots[1]) if segment.rank == 0 else (slots[0], piece), out=piece)
         else:
             shares = piece.tensor_split(segment.size)
-            if not reduce_shares(segment, shares, op, meet):
-                return False
+            reduce_shares(segment, shares, op, meet)
             gather_shares(segment, shares)
         meet = segment.meet
-    return True
 
 
-def add_in_place(segment: Segment, flat: torch.Tensor, op: Any, number: int, tensors: list[torch.Tensor]) -> bool:
+def add_in_place(segment: Segment, flat: torch.Tensor, op: Any, number: int, tensors: list[torch.Tensor]) -> None:
     """All-reduce of tensors that lie in allocation `number`, `tensors` being all of it. Each rank adds up its share,
-    block by block, and writes each block into all tensors while it is in the cache. False if only some lie there."""
-    add, rank, start = ADDS[op], segment.rank, flat.storage_offset()
-    if not agree(segment, "all_reduce", flat, op, place=number << 40 | start):
-        return False
-    length = flat.numel()
-    begin, end = length * rank // segment.size, length * (rank + 1) // segment.size
+    block by block, and writes each block into all tensors while it is in the cache."""
+    start = flat.storage_offset()
+    agree(segment, "all_reduce", flat, op, place=number << 40 | start)
+    begin, end = segment.share_of(flat.numel())
     step = BLOCK // flat.itemsize
     for first in range(start + begin, start + end, step):
-        last = min(first + step, start + end)
-        parts = [tensor[first:last] for tensor in tensors]
-        total = add(parts[0], parts[1], out=parts[rank] if segment.size == 2 else None)
-        for part in parts[2:]:
-            add(total, part, out=total)
+        parts = [tensor[first : min(first + step, start + end)] for tensor in tensors]
+        total = parts[segment.rank] if segment.size == 2 else torch.empty_like(parts[0])
+        add_all(ADDS[op], parts, out=total)
         for part in parts:
             if part is not total:
                 part.copy_(total)
     segment.meet()
-    return True
+
+
+def add_all(add: Callable[..., object], parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Add two parts or more, in their order, into `out`, which may be one of the first two."""
+    add(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        add(out, part, out=out)
 
 
 def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
@@ -150,25 +162,20 @@ def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
                 piece.copy_(slot)
 
 
-def reduce_shares(segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Meet) -> bool:
-    """Add up this rank's share, where all shares together fit into a slot. False, and nothing added, if `meet` says
-    so."""
-    add, rank = ADDS[op], segment.rank
+def reduce_shares(segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Callable[[], None]) -> None:
+    """Add up this rank's share, where all shares together fit into a slot."""
+    rank = segment.rank
     slots = segment.slots(segment.half, shares[0].dtype, sum(share.numel() for share in shares))
     lengths = [share.numel() for share in shares]
     for other, (there, share) in enumerate(zip(slots[rank].split(lengths), shares, strict=True)):
         if other != rank or rank > 1:
             there.copy_(share)
-    if meet() is False:
-        return False
+    meet()
     start = sum(lengths[:rank])
     mine, parts = shares[rank], [slot[start : start + lengths[rank]] for slot in slots]
     if rank <= 1:
         parts[rank] = mine  # which is read before it is written
-    add(parts[0], parts[1], out=mine)
-    for part in parts[2:]:
-        add(mine, part, out=mine)
-    return True
+    add_all(ADDS[op], parts, out=mine)
 
 
 def gather_shares(segment: Segment, shares: Sequence[torch.Tensor]) -> None:
@@ -181,15 +188,15 @@ def gather_shares(segment: Segment, shares: Sequence[torch.Tensor]) -> None:
             share.copy_(slot[: share.numel()])
 
 
-def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0, place: int = 0) -> bool:
-    """Meet, and raise `RuntimeError` unless all ranks call the same. Returns whether `place` is the same too."""
+def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0, place: int = 0) -> None:
+    """Meet. Raises `RuntimeError` unless all ranks call the same, and `InDifferentPlaces` if only `place` differs."""
     code = CALLS.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
     calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24, place))
     if len(calls) == 1:
-        return True
+        return
     other = next((rank for rank, call in enumerate(calls) if call[:2] != calls[segment.rank][:2]), None)
     if other is None:
-        return False
+        raise InDifferentPlaces
     segment.give_up()
     told = [f"{segment.name(rank)} called {describe(*calls[rank][:2])}" for rank in sorted((segment.rank, other))]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")

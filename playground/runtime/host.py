@@ -53,6 +53,13 @@ def namespace_id(kind: str) -> str:
     )
 
 
+def digest(identity: str) -> int:
+    """A number of 64 bits that stands for an identity, where numbers alone are exchanged."""
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little", signed=True)
+
+
 @functools.cache
 def cores() -> int:
     """CPU cores this process may use when it first asks (its affinity mask, not what the machine has)."""

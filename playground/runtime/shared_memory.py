@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import itertools
 import mmap
 import os
@@ -31,7 +30,7 @@ import torch
 
 from playground.runtime import host
 from playground.runtime.forks import call_in_children
-from playground.runtime.host import namespace_id
+from playground.runtime.host import digest, namespace_id
 
 SLOT = 1 << 20
 """Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes twice as long."""
@@ -235,6 +234,10 @@ class Segment:
             self.give_up()
             raise RuntimeError(f"{LOST}: the process of {self.name(late)} has ended")
 
+    def share_of(self, elements: int) -> tuple[int, int]:
+        """The first of so many elements in this rank's share of them, and the one behind its last."""
+        return elements * self.rank // self.size, elements * (self.rank + 1) // self.size
+
     def name(self, rank: int) -> str:
         """A rank, by its number in the group."""
         return f"rank {self.members[rank]}"
@@ -277,7 +280,7 @@ class Layout:
 
 
 segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-"""Of this process."""
+"""This process's, as long as somebody has them."""
 
 
 def give_up_all() -> None:
@@ -335,6 +338,7 @@ def share(
 
     `observe` is called with the numbers of the processes of all that exchange.
     """
+    own_namespace = digest(namespace_id("pid"))
     memory, reason, descriptor, nonce = None, "", -1, secrets.randbits(62)
     with contextlib.ExitStack() as files:
         try:
@@ -347,11 +351,11 @@ def share(
                 prepare(memory)
         except (OSError, AttributeError, ValueError) as error:
             memory, reason, descriptor = None, str(error), -1
-        told = exchange([os.getpid(), descriptor, nonce, pid_namespace()])
+        told = exchange([os.getpid(), descriptor, nonce, own_namespace])
         pid, descriptor, nonce, namespace = told[members[0]]
         try:
             if not reason and memory is None:
-                memory = attach(pid, descriptor, nonce, size, same=namespace == pid_namespace())
+                memory = attach(pid, descriptor, nonce, size, same=namespace == own_namespace)
             observe([each[0] for each in told])
         except (OSError, AttributeError, ValueError) as error:
             memory, reason = None, reason or str(error)
@@ -373,11 +377,3 @@ def attach(pid: int, descriptor: int, nonce: int, size: int, *, same: bool) -> m
     if int.from_bytes(memory[:8], "little") != nonce:
         raise ValueError("what lies there is not the ranks' memory")
     return memory
-
-
-@functools.cache
-def pid_namespace() -> int:
-    """A number for this process's machine, or its container: the same where process numbers mean the same."""
-    import hashlib
-
-    return int.from_bytes(hashlib.blake2b(namespace_id("pid").encode(), digest_size=7).digest(), "little")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms.process_group import ProcessGroupTransport
-from playground.algorithms.shared_memory import BLOCK, agree
+from playground.algorithms.shared_memory import BLOCK, add_all, agree
 from playground.runtime.shared_memory import Segment
 from playground.training.gradients import AllReduce
 from playground.training.overlap import Bucket, OverlappedAverage, new_flat, views_of
@@ -69,10 +69,9 @@ class SharedStep(FlatStep):
     step sums them. Where the ranks share no memory it is `FlatStep`."""
 
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-        group = dist.group.WORLD
-        segment = ProcessGroupTransport(group).segment(next(model.parameters()).device)
-        whole = isinstance(segment, Segment) and 1 < segment.size == dist.get_world_size()
-        self.segment = segment if whole and isinstance(segment, Segment) else None
+        segment = ProcessGroupTransport(dist.group.WORLD).segment(next(model.parameters()).device)
+        size = dist.get_world_size()
+        self.segment = segment if isinstance(segment, Segment) and 1 < segment.size == size else None
         self.of_all: list[list[torch.Tensor]] = []
         """For each bucket the flat gradients of all ranks."""
         super().__init__(model, all_reduce)
@@ -91,12 +90,9 @@ class SharedStep(FlatStep):
         return self.segment.allocate(sum(param.numel() for param in params), params[0].dtype, tensors=1)[0]
 
     def new_momentum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(len(range(*self.share(values))))
-
-    def share(self, values: torch.Tensor) -> tuple[int, int]:
-        """The first element of this rank's share of a flat tensor, and the one behind the last."""
-        rank, size = (self.segment.rank, self.segment.size) if self.segment else (0, 1)
-        return values.numel() * rank // size, values.numel() * (rank + 1) // size
+        if not self.segment:
+            return super().new_momentum(values)
+        return values.new_zeros(len(range(*self.segment.share_of(values.numel()))))
 
     def start(self, bucket: Bucket) -> Any:
         return Done() if self.segment else super().start(bucket)
@@ -107,15 +103,14 @@ class SharedStep(FlatStep):
             return super().step(lr, momentum)
         agree(self.segment, "step", self.values[0])
         for gradients, values, buffer in zip(self.of_all, self.values, self.momenta, strict=True):
-            begin, end = self.share(values)
+            begin, end = self.segment.share_of(values.numel())
             block = BLOCK // values.itemsize
             space = values.new_empty(block)
             for first in range(begin, end, block):
                 last = min(first + block, end)
                 parts = [gradient[first:last] for gradient in gradients]
-                total = torch.add(parts[0], parts[1], out=space[: last - first])
-                for part in parts[2:]:
-                    total += part
+                total = space[: last - first]
+                add_all(torch.add, parts, out=total)
                 momenta = buffer[first - begin : last - begin].mul_(momentum).add_(total)
                 values[first:last].add_(momenta, alpha=-lr)
         self.segment.meet()

@@ -26,13 +26,12 @@ def with_ddp(rank: int, size: int, settings: TrainingSettings, kills: Sequence[K
     return prepare_and_train(settings, lambda model, settings: Mortal(sync_with_ddp(model, settings), rank, kills))
 
 
-class Mortal(GradSync):
-    """Does what `sync` does, until its rank is killed. Nothing warns the rank, and nothing is tidied up."""
+class CountedSteps(GradSync):
+    """Does what `sync` does, and counts the steps."""
 
-    def __init__(self, sync: GradSync, rank: int, kills: Sequence[Kill]) -> None:
+    def __init__(self, sync: GradSync) -> None:
         super().__init__(sync.model)
-        self.sync, self.rank, self.steps = sync, rank, 0
-        self.next_kill = kills[restart_count()] if restart_count() < len(kills) else None
+        self.sync, self.steps = sync, 0
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         return self.sync.no_sync()
@@ -51,5 +50,17 @@ class Mortal(GradSync):
     def after_step(self, last: bool) -> None:
         self.sync.after_step(last)
         self.steps += 1
+
+
+class Mortal(CountedSteps):
+    """Does what `sync` does, until its rank is killed. Nothing warns the rank, and nothing is tidied up."""
+
+    def __init__(self, sync: GradSync, rank: int, kills: Sequence[Kill]) -> None:
+        super().__init__(sync)
+        self.rank = rank
+        self.next_kill = kills[restart_count()] if restart_count() < len(kills) else None
+
+    def after_step(self, last: bool) -> None:
+        super().after_step(last)
         if self.next_kill == Kill(self.rank, self.steps):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from mortals import CountedSteps
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
 
@@ -48,26 +49,15 @@ def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
     )  # fmt: skip
 
 
-class Asked(GradSync):
+class Asked(CountedSteps):
     """Does what `sync` does; in one step it waits until this rank is asked to end."""
 
     def __init__(self, sync: GradSync, at: int, asks: bool) -> None:
-        super().__init__(sync.model)
-        self.sync, self.at, self.asks, self.steps = sync, at, asks, 0
-
-    def no_sync(self) -> Any:
-        return self.sync.no_sync()
-
-    def after_backward(self) -> None:
-        self.sync.after_backward()
-
-    def go_on_from(self, step: int) -> None:
-        self.sync.go_on_from(step)
-        self.steps = step
+        super().__init__(sync)
+        self.at, self.asks = at, asks
 
     def after_step(self, last: bool) -> None:
-        self.sync.after_step(last)
-        self.steps += 1
+        super().after_step(last)
         if self.steps == self.at:
             report(ask=self.asks)
             while not preempted():

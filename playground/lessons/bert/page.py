@@ -297,7 +297,7 @@ class Defaults(NamedTuple):
 
 
 SCRATCH, PRETRAINED, GENERATED = Defaults(), Defaults(128, 3e-5, 512), Defaults(max_length=32)
-"""Of the others, the tutorials' for pretrained weights, and those for generated sentences, which are short."""
+"""For weights from scratch; the tutorials' for pretrained ones; and for generated sentences, which are short."""
 WORKERS_AT_LEAST = 2
 """One device gets as many cores as each of two, so that the two can be twice as fast."""
 CAP = 5
