@@ -1,0 +1,82 @@
+"""What each rank has done last, in memory that outlives it: why a run stands still can be told without having recorded
+it.
+
+`box` is that memory, `hooks` write to it in a rank, `diagnosis` tells from the boxes of all ranks who waits for whom.
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
+"""Kinds of operations."""
+NEW_GROUP, BACKWARD = "new_group", "DDP's backward"
+"""Names of two collectives that are not functions of torch.distributed that move tensors: each is counted by itself.
+All ranks of the world take part in the first; DistributedDataParallel averages its gradients in the second."""
+CALLED, ISSUED, AWAITED, DONE = "called", "issued", "awaited", "done"
+"""Where an operation is: its call has not returned; it has, with a `Work`; somebody waits for that; it is over."""
+IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the program", "finished", "stopped", "dead"
+"""What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone."""
+
+Channel = tuple[str, tuple[int, ...], int | None, int]
+"""What operations are counted by: for a message its kind, group, peer and tag; for a collective "collective" (or
+`NEW_GROUP`, `BACKWARD`), its group, None and 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An operation of one rank."""
+
+    kind: str
+    name: str
+    """As torch.distributed calls it: all_reduce, send, isend is send, recv, …"""
+    index: int
+    """Its place among the rank's operations of the same channel, from 0 on: operations with the same place meet."""
+    group: tuple[int, ...]
+    """Ranks of the world that take part, in the group's order."""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    """As torch prints it, without "torch.": float32."""
+    peer: int | None = None
+    """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
+    tag: int = 0
+    reduces: str = ""
+    """The reduction, if it has one: SUM, …"""
+    line: str = ""
+    """Where the program calls it: "train.py:12 in step"."""
+    state: str = DONE
+    issued: float = 0.0
+    done: float = 0.0
+    """Seconds on the host's monotonic clock; `done` is 0 while it is not."""
+    may_give_up: bool = False
+    """Whether it has a time limit of its own, after which the program may go on."""
+
+    @property
+    def channel(self) -> Channel:
+        if self.kind == COLLECTIVE:
+            return (self.name if self.name in (NEW_GROUP, BACKWARD) else COLLECTIVE, self.group, None, 0)
+        return self.kind, self.group, self.peer, self.tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """A rank at one moment."""
+
+    rank: int
+    doing: str
+    operations: tuple[Operation, ...] = ()
+    """The latest ones, in the order in which they were called."""
+    waits_for: Operation | None = None
+    """The operation that its main thread is in, with `IN_OPERATION`."""
+    counts: Mapping[Channel, int] = field(default_factory=dict)
+    """How many operations it has called so far, by channel. Complete, unlike `operations`."""
+    line: str = ""
+    """Where the program stands, if known."""
+    since: float = 0.0
+    """Seconds since its last progress: since the operation it is in was called, or the last one was over."""
+    has_other_threads: bool = False
+    """Whether other threads of the program may call operations, too."""
+    end: str = ""
+    """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""
