@@ -1,6 +1,7 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
     lessons/      the path, a folder for each chapter, from hello to pipeline
+    exercises/    exercises that check themselves, a folder each
     tools/        commands beside the path: bench, scale, snapshots, chaos
     see/          a recorded run: record, analyse, paint and play it; the figures of the tutorials
     remote/       remote calls by send and recv

@@ -16,6 +16,7 @@ from playground import tools
 from playground.console import session, terminal
 from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
+from playground.exercises import EXERCISES
 from playground.lessons import LESSONS, PATH
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError
@@ -26,7 +27,7 @@ from playground.runtime.untrusted import printable
 from playground.see import SEE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
-COMMANDS = [*LESSONS, *TOOLS]
+COMMANDS = [*LESSONS, *EXERCISES, *TOOLS]
 CHAPTERS = {
     **{lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH},
     **{tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in TOOLS.values()},
@@ -35,6 +36,7 @@ CHAPTERS = {
 READ, READS = "read", "show the chapter of a lesson or a tool, tutorials, or the glossary"
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
+    "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},
     "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()} | {READ: READS},
 }
 """The purpose of each command, under the titles of --help."""
@@ -90,8 +92,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == READ:
             return read
-        if cmd_name in TOOLS:
-            return TOOLS[cmd_name].command.load()
+        if tool := {**TOOLS, **EXERCISES}.get(cmd_name):
+            return tool.command.load()
         if lesson := LESSONS.get(cmd_name):
             return lesson.command.load() if lesson.command else steps_command(lesson)
         return None

@@ -77,6 +77,7 @@ ALLOWED = {
     "console": {"training", "survival", "algorithms", "runtime"},
     "lessons": {"console", "training", "survival", "algorithms", "measurement", "remote", "runtime"},
     "tools": {"console", "training", "survival", "algorithms", "measurement", "runtime"},
+    "exercises": {"tools", "console", "training", "survival", "algorithms", "runtime"},
     "see.record": {"training", "algorithms", "remote", "runtime"},
     "see.analyse": {"see.record", "algorithms"},
     "see.paint": {
@@ -102,7 +103,7 @@ ALLOWED = {
         "survival",
         "runtime",
     },
-    "app": {"see", "tools", "lessons", "console", "runtime"},
+    "app": {"see", "exercises", "tools", "lessons", "console", "runtime"},
     "": {"console", "runtime"},
     "__main__": {"app"},
 }

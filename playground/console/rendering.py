@@ -124,6 +124,11 @@ def natural_widths(table: Table) -> list[int]:
 
 def render_chapter(file: Path, width: int) -> str:
     """A chapter as lines of at most `width` columns, and of `WIDEST`."""
+    return render_markdown(to_plain(file.read_text(encoding="utf-8"), file.parent), width)
+
+
+def render_markdown(text: str, width: int) -> str:
+    """Markdown as lines of at most `width` columns, and of `WIDEST`."""
     from rich.markdown import CodeBlock, Markdown
     from rich.syntax import Syntax
 
@@ -139,7 +144,7 @@ def render_chapter(file: Path, width: int) -> str:
 
     console = new_console(min(WIDEST, width), None)
     with console.capture() as captured:
-        console.print(Chapter(to_plain(file.read_text(encoding="utf-8"), file.parent), hyperlinks=False))
+        console.print(Chapter(text, hyperlinks=False))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

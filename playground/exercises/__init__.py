@@ -1,0 +1,40 @@
+"""Exercises that check themselves: `exercise` hands out a stub, `check` runs what was written on real ranks.
+
+    exercise    what an exercise is, and the list of them
+    cases       inputs and what must come out of them
+    rank        in a rank: the solution is run and watched
+    verdict     the failure in words, and the mistake by name
+    work        the learner's folder: files, and what has passed
+    page        the commands exercise, check, hint and solution
+
+In a notebook, `check(function)` prints the verdict on a function of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from playground.runtime.remote import remote
+from playground.tools import Tool
+
+if TYPE_CHECKING:
+    from playground.exercises.verdict import Verdict
+
+EXERCISES = {
+    name: Tool(name=name, purpose=purpose, command=remote(f"playground.exercises.page:{name}"))
+    for name, purpose in (
+        ("exercise", "list the exercises; hand out one: a file to be completed"),
+        ("check", "run solutions on worlds of several sizes, and say what is wrong with them"),
+        ("hint", "show the next hint for an exercise: the idea, the place, nearly the code"),
+        ("solution", "show the reference solution of an exercise that has passed"),
+    )
+}
+
+
+def check(function: Callable[..., object]) -> Verdict:
+    """Judge the function of an exercise, defined in a notebook or in a file, and print the verdict. Raises
+    `UsageError` if there is no exercise of its name."""
+    from playground.exercises.work import check_function
+
+    return check_function(function)

@@ -1,0 +1,83 @@
+"""What a judge gives a solution, and what must come of it. Importing it does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from playground.exercises.exercise import Leaf
+
+if TYPE_CHECKING:
+    import torch
+
+ANYTHING = object()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the solution, `function(rank, size, *args)`, on one rank. What is compared is plain data and tensors,
+    in lists, tuples and dictionaries."""
+
+    about: str
+    """Its size and dtype, for example."""
+    args: tuple[Any, ...]
+    returns: object = ANYTHING
+    """What it must return."""
+    held: object = ()
+    """What else is looked at after the call: an argument, say, or a function that returns it."""
+    expected: object = ()
+    """What `held` must be then."""
+    is_coded: bool = True
+    """Whether each digit of a number says how often that rank's share is in it."""
+    sends: Sequence[tuple[int, int]] | None = None
+    """What this rank is to send, as (receiver, elements) in any order; messages without elements do not count."""
+    most: int | None = None
+    """Elements that it may send in all."""
+    delay: float = 0.0
+    """Seconds that this rank comes late."""
+
+
+def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """10^r in every element of rank r; int64 by default."""
+    import torch
+
+    return torch.full((elements,), 10**rank, dtype=dtype or torch.int64)
+
+
+def coded(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ."""
+    import torch
+
+    return ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
+
+
+def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
+    """Descriptions of inputs, and what makes that of a rank: of several dtypes, and of these numbers of elements. In
+    the first all elements are the same, which is the easiest to read."""
+    import torch
+
+    types = (torch.int64, torch.float32, torch.float64, torch.int32)
+    for place, elements in enumerate(sizes or (6, 6, 1, 7, 1000, 0)):
+        dtype = types[place % len(types)]
+        about = f"{elements} element{'s' * (elements != 1)}, {str(dtype).removeprefix('torch.')}"
+        yield about, partial(coded if place else digits, elements=elements, dtype=dtype)
+
+
+def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
+    """The leaves of a value, in order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        yield Leaf(where, kind, tuple(value.shape), tuple(value.detach().flatten().tolist()))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from flatten(item, f"{where}.{name}".removeprefix("."))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from flatten(item, f"{where}[{place}]")
+    else:
+        is_plain = value is None or isinstance(value, (bool, int, float, str))
+        yield Leaf(where, type(value).__name__, (), (value if is_plain else repr(value)[:80],))

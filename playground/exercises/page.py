@@ -1,0 +1,213 @@
+"""The commands exercise, check, hint and solution."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from playground.console import terminal
+from playground.console.paths import FilePath
+from playground.console.session import to_document
+from playground.console.tables import Column, Table, numbers
+from playground.exercises import EXERCISES
+from playground.exercises.exercise import PASS, Exercise, exercises, find_exercise
+from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
+from playground.exercises.work import Work, check_file, count_mistakes, list_solutions
+from playground.runtime.errors import UsageError
+from playground.runtime.launcher import server
+from playground.runtime.launcher.kept import keep_worlds
+from playground.runtime.untrusted import printable
+
+POLL = 0.3
+"""Seconds between two looks at the files that are watched."""
+
+
+class Named(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no type arguments here
+    """The name of an exercise."""
+
+    name = "NAME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Exercise:
+        return value if isinstance(value, Exercise) else find_exercise(str(value))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        return [click.shell_completion.CompletionItem(name) for name in exercises() if name.startswith(incomplete)]
+
+
+named = click.argument("name", type=Named())
+
+
+@click.command("exercise", short_help=EXERCISES["exercise"].purpose)
+@click.argument("name", type=Named(), required=False)
+@click.option("--reset", is_flag=True, help="Begin again; a file that is there gets another name.")
+def exercise(name: Exercise | None, reset: bool) -> None:
+    """List the exercises and how far you are; with NAME, write the file to be completed into this folder and show the
+    task."""
+    if name is None:
+        if reset:
+            raise UsageError("--reset begins one exercise again: name it")
+        show_map(Work(Path.cwd()))
+        return
+    told = Work(Path.cwd()).begin(name, reset)
+    show_markdown(name.task)
+    terminal.say("", told)
+
+
+def show_map(work: Work) -> None:
+    table = Table(*numbers("n"), "exercise", Column("", wraps=True), "state", *numbers("hints"))
+    following = None
+    for each in exercises().values():
+        state = work.state(each)
+        following = following or (None if state == "passed" else each)
+        known = work.of(each)
+        table.add(each.number, each.name, each.title.partition(": ")[2], state, known.hints or None)
+    end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
+    terminal.say(table, "", end)
+
+
+def show_markdown(text: str) -> None:
+    from playground.console.rendering import render_markdown
+
+    click.echo(render_markdown(text, terminal.width()), nl=False)
+
+
+@click.command("check", short_help=EXERCISES["check"].purpose)
+@click.argument("files", metavar="[FILE]...", type=FilePath(), nargs=-1)
+@click.option("--watch", is_flag=True, help="Check again whenever a file is saved, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
+@click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
+@click.option("--class", "students", type=FilePath(), metavar="DIR", help="Check the folders of all students in DIR.")
+@click.option("--csv", "as_csv", is_flag=True, help="With --class: print comma-separated values.")
+def check(
+    files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, students: Path | None,
+    as_csv: bool,
+) -> None:  # fmt: skip
+    """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. They are run as
+    programs of yours: this is no sandbox.
+
+    Exit codes: 0, all passed; 1, one did not; 2, there is no verdict on one.
+    """
+    if as_csv and not students:
+        raise UsageError("--csv is for the table of --class DIR: add it, or leave --csv out")
+    if students and (files or watch or as_json):
+        raise UsageError("--class DIR checks what is in DIR: leave FILE, --watch and --json out")
+    if watch and as_json:
+        raise UsageError("--watch has no end and --json prints one document: leave one of them out")
+    server.preload(JUDGE.module)
+    server.warm_up()
+    keep_worlds()
+    if students:
+        show_class(students, size, seed, as_csv)
+        return
+    files = files or tuple(list_solutions(Path.cwd()))
+    if not files:
+        raise UsageError("there is no solution in this folder: python -m playground exercise lists what there is to do")
+    for file in files:
+        if size and file.stem.replace("_", "-") in exercises():
+            check_world(find_exercise(file.name), size)
+    verdicts = check_all(files, size, seed, say=not as_json)
+    if as_json:
+        click.echo(to_document({"verdicts": verdicts}))
+    while watch:
+        seen = read_all(files)
+        click.echo("Watching; Ctrl-C ends.", err=True)
+        while (now := read_all(files)) == seen:
+            time.sleep(POLL)
+        check_all([file for file in files if now[file] != seen[file]], size, seed, say=True)
+    raise click.exceptions.Exit(max(verdict.exit_code for verdict in verdicts))
+
+
+def check_world(each: Exercise, size: int) -> None:
+    if size not in each.worlds:
+        sizes = ", ".join(map(str, sorted(each.worlds)))
+        raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
+
+
+def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
+    verdicts = []
+    for file in files:
+        verdict = check_file(file, size, seed)
+        verdicts.append(verdict)
+        if say:
+            lines = tell_lines(verdict)
+            if verdict.world and verdict.status != PASS and (more := next_steps(verdict, file)):
+                lines.append(more)
+            terminal.say(*map(printable, lines))
+    return verdicts
+
+
+def next_steps(verdict: Verdict, file: Path) -> str:
+    """What to do after a failure."""
+    each = find_exercise(verdict.exercise)
+    used = Work(file.absolute().parent).of(each).hints
+    hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"
+    seed = f" --seed {verdict.seed}" if verdict.seed else ""
+    return f"Next: {hint}   Again: check {file.name} -n {verdict.world}{seed}"
+
+
+def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
+    """The contents of the files; nothing of one that is being replaced."""
+    return {file: file.read_bytes() if file.is_file() else b"" for file in files}
+
+
+def show_class(folder: Path, size: int | None, seed: int, as_csv: bool) -> None:
+    """A table of students and exercises, and the mistakes by frequency. Each student has a folder in `folder`."""
+    if not folder.is_dir():
+        raise UsageError(f"--class {folder}: there is no such folder")
+    students = sorted(each for each in folder.iterdir() if list_solutions(each))
+    if not students:
+        raise UsageError(f"--class {folder}: no folder in it has a solution, such as {next(iter(exercises()))}.py")
+    verdicts = {}
+    for student in students:
+        made = check_all(list_solutions(student), size, seed, say=False)
+        verdicts[student.name] = {verdict.exercise: verdict for verdict in made}
+    names = [name for name in exercises() if any(name in each for each in verdicts.values())]
+    rows = [
+        [student, *(summarise(each[name]) if name in each else "" for name in names)]
+        for student, each in verdicts.items()
+    ]
+    if as_csv:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([["student", *names], *rows])
+        click.echo(text.getvalue(), nl=False)
+        return
+    table = Table("student", *(Column(name, wraps=True) for name in names), rows=rows)
+    mistakes = [f"{times} of {all_} ({name}): {mistake}" for times, all_, name, mistake in count_mistakes(verdicts)]
+    terminal.say(table, *([""] if mistakes else []), *map(printable, mistakes))
+
+
+def summarise(verdict: Verdict) -> str:
+    """The verdict in a cell of a table."""
+    return verdict.mistake or (verdict.words if verdict.words == NOT_WRITTEN else verdict.status)
+
+
+@click.command("hint", short_help=EXERCISES["hint"].purpose)
+@named
+def hint(name: Exercise) -> None:
+    """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
+    work = Work(Path.cwd())
+    shown = min(work.of(name).hints + 1, len(name.hints))
+    work.note(name, hints=shown)
+    for number, text in enumerate(name.hints[:shown], 1):
+        show_markdown(f"{number} of {len(name.hints)}: {text}")
+
+
+@click.command("solution", short_help=EXERCISES["solution"].purpose)
+@named
+@click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
+def solution(name: Exercise, give_up: bool) -> None:
+    """Show the reference solution of an exercise, after yours has passed."""
+    work = Work(Path.cwd())
+    if not work.of(name).version:
+        if not give_up:
+            raise UsageError(f"{name.name} has not passed here: check {name.file} first, or add --give-up")
+        work.note(name, gave_up=True)
+    click.echo(name.solution, nl=False)

@@ -1,0 +1,357 @@
+"""In a rank: run a solution on the cases of its judge, and report to the parent what it does.
+
+What the solution calls of torch.distributed is recorded, and made as unforgiving as the documentation: a tensor that is
+being received holds `POISON` until `wait()`, and one that is being sent may not change before.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import importlib
+import io
+import linecache
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from playground.exercises.cases import ANYTHING, Case, flatten
+from playground.exercises.exercise import MESSAGES, Exercise, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, POISON, RETURNED, SILENCE, Source, find_difference
+from playground.runtime.rank.rank import report
+
+COLLECTIVES = (
+    "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
+    "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
+)  # fmt: skip
+MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
+"""Calls of torch.distributed and characters printed in one case, of which the first are shown."""
+
+
+def stop(words: str, line: int) -> NoReturn:
+    """End the check. The parent ends this process: nothing the solution catches can hold it up."""
+    report(stopped=words, line=line)
+    threading.Event().wait()
+    raise SystemExit
+
+
+class Printed(io.TextIOBase):
+    """Takes what a solution prints."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.text, self.length = record, io.StringIO(), 0
+
+    def write(self, text: str) -> int:
+        self.length += len(text)
+        if self.text.tell() < SHOWN:
+            self.text.write(text[:SHOWN])
+        if self.length > MAX_PRINTED:
+            stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", self.record.line())
+        return len(text)
+
+
+@dataclass
+class Record:
+    """What the solution in `file` does in one case."""
+
+    file: str
+    size: int
+    allowed: tuple[str, ...]
+    depth: int = 1
+    """0 while the solution itself runs: other calls are the judge's, or torch's own."""
+    calls: int = 0
+    waits: bool = False
+    """Whether it is in an operation."""
+    started: float = 0.0
+    """When the solution was called."""
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.calls, self.sent, self.received = 0, list[tuple[int, int]](), [0] * self.size
+        self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
+        self.printed = Printed(self)
+
+    def line(self, frame: FrameType | None = None) -> int:
+        """The line of the solution that is running; 0 if none is."""
+        frame = frame or sys._getframe(1)
+        while frame and frame.f_code.co_filename != self.file:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
+
+    @contextlib.contextmanager
+    def within(self, name: str, peer: int | None = None) -> Iterator[int]:
+        """In an operation. If it never ends, the parent knows where this rank is. Returns the line of its call."""
+        line = self.line()
+        self.calls += 1
+        if self.calls > MAX_CALLS:
+            stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
+        if name in (*MESSAGES, *COLLECTIVES) and name not in self.allowed:
+            self.problem("short cut", f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
+        report(at=(name, peer, line))
+        self.depth += 1
+        self.waits = True
+        try:
+            yield line
+        finally:
+            self.depth -= 1
+            self.waits = False
+
+    def problem(self, name: str, words: str, line: int) -> None:
+        self.problems.append((name, words, line))
+
+
+@dataclass(eq=False)
+class Request:
+    """A message in flight, as torch's `Work`."""
+
+    record: Record
+    work: Any
+    kind: str
+    peer: int | None
+    line: int
+    tensor: torch.Tensor
+    copy: torch.Tensor
+    """What is being sent, or received."""
+    held: torch.Tensor
+    """What `tensor` has to hold until the message is over."""
+    over: bool = field(default=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def wait(self, *args: Any) -> Any:
+        with self.record.within(f"wait() for {self.kind}", self.peer):
+            result = self.work.wait(*args)
+        self.finish()
+        return result
+
+    def is_completed(self) -> bool:
+        completed = self.work.is_completed()
+        if completed:
+            self.finish()
+        return bool(completed)
+
+    def finish(self) -> None:
+        if self.over:
+            return
+        self.over = True
+        record = self.record
+        record.pending.remove(self)
+        if not torch.equal(self.tensor, self.held):
+            words = f"the tensor of this {self.kind} changed before wait()"
+            record.problem("written before wait", words, self.line)
+        if self.kind == "irecv":
+            self.tensor.data.copy_(self.copy)
+            record.received[self.work._source_rank() if self.peer is None else self.peer] += 1
+
+
+def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | None:
+    """The rank in the world of `peer`, or of `group_peer` in the group. None: anyone."""
+    return peer if group_peer is None else dist.get_global_rank(group or dist.group.WORLD, group_peer)
+
+
+def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
+    """Functions to take the places of those of torch.distributed."""
+    real = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES) if hasattr(dist, name)}
+
+    def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
+        peer = world_rank(group, dst, group_dst)
+        record.sent.append((peer or 0, tensor.numel()))
+        with record.within("send", peer):
+            return real["send"](tensor, dst, group, tag, group_dst)
+
+    def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
+        peer = world_rank(group, src, group_src)
+        with record.within("recv", peer):
+            sender = real["recv"](tensor, src, group, tag, group_src)
+        record.received[sender if peer is None else peer] += 1
+        return sender
+
+    def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
+        peer = world_rank(group, dst, group_dst)
+        with record.within("isend", peer) as line:
+            copy = tensor.detach().clone() if tensor.is_contiguous() else tensor
+            work = real["isend"](copy, dst, group, tag, group_dst)
+        record.sent.append((peer or 0, tensor.numel()))
+        record.pending.append(Request(record, work, "isend", peer, line, tensor, copy, copy))
+        return record.pending[-1]
+
+    def irecv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
+        peer = world_rank(group, src, group_src)
+        with record.within("irecv", peer) as line:
+            copy = torch.empty_like(tensor) if tensor.is_contiguous() else tensor
+            work = real["irecv"](copy, src, group, tag, group_src)
+        held = tensor.data.fill_(POISON).clone()
+        record.pending.append(Request(record, work, "irecv", peer, line, tensor, copy, held))
+        return record.pending[-1]
+
+    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+        with record.within("batch_isend_irecv"):
+            pass
+        return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        with record.within(name):
+            return real[name](*args, **kwargs)
+
+    def unless_nested(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real[name])
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            return (real[name] if record.depth else function)(*args, **kwargs)
+
+        return recorded
+
+    functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv)}
+    return {name: unless_nested(name, function) for name, function in functions.items()}
+
+
+@contextlib.contextmanager
+def patched(record: Record) -> Iterator[None]:
+    """Record what the solution does, and keep it from asking for a keyboard."""
+
+    def refuse(name: str) -> Callable[..., NoReturn]:
+        return lambda *args, **kwargs: stop(
+            f"{name}() needs a keyboard, and ranks have none: take it out", record.line()
+        )
+
+    places: list[tuple[Any, str, Any]] = [
+        (builtins, "input", refuse("input")), (sys, "breakpointhook", refuse("breakpoint")),
+        *((module, name, function) for name, function in record_messages(record).items()
+          for module in (dist, dist.distributed_c10d)),
+    ]  # fmt: skip
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in kept:
+            setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def supervised(record: Record) -> Iterator[None]:
+    """While this rank is not in an operation, it gives signs of life, and after the deadline the check ends. So silence
+    means that all ranks wait for each other."""
+    main, over = threading.get_ident(), threading.Event()
+
+    def supervise() -> None:
+        while not over.wait(SILENCE / 4):
+            if record.depth == 0 and not record.waits and time.monotonic() > record.started + DEADLINE:
+                stop(f"{ENDLESS}: no result within {DEADLINE:g} s", record.line(sys._current_frames()[main]))
+            if not record.waits:
+                report(alive=True)
+
+    thread = threading.Thread(target=supervise, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def solving(record: Record) -> Iterator[None]:
+    """The solution runs. What it raises ends the check."""
+    record.depth, record.started = 0, time.monotonic()
+    try:
+        with contextlib.redirect_stdout(record.printed), contextlib.redirect_stderr(record.printed):
+            yield
+    except BaseException as error:
+        record.depth = 1
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == record.file]
+        words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        printed, is_stub = record.printed.text.getvalue(), isinstance(error, NotImplementedError)
+        report(raised=words, line=(lines or [0])[-1] or 0, is_stub=is_stub, printed=printed)
+        threading.Event().wait()
+    finally:
+        record.depth = 1
+
+
+def import_source(source: Source) -> ModuleType:
+    """The module that `source` is, under its name."""
+    module = ModuleType(source.name)
+    module.__file__ = source.file
+    sys.modules[source.name] = module
+    linecache.cache[source.file] = (len(source.text), None, source.text.splitlines(keepends=True), source.file)
+    exec(compile(source.text, source.file, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise, seed: int, only: int | None) -> None:
+    """Run the last of `sources` on the cases of the exercise (`only`: on that one), until all ranks know that one
+    failed. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
+    solution = sources[-1]
+    record = Record(solution.file, size, exercise.operations)
+    kept = dict(sys.modules)
+    cases: Callable[[int, int, int], Iterator[Case]] = importlib.import_module(exercise.module).cases
+    try:
+        with patched(record), supervised(record):
+            group = dist.new_group()  # the solution's collectives may differ between ranks
+            with solving(record):
+                functions = [import_source(source) for source in sources][-1]
+            function = getattr(functions, exercise.function)
+            for place, case in enumerate(cases(rank, size, seed)):
+                if only in (None, place) and not run_case(rank, size, place, case, function, record, group):
+                    return
+    finally:
+        for name in sys.modules.keys() - kept.keys():
+            if getattr(sys.modules[name], "__file__", None) in {source.file for source in sources}:
+                del sys.modules[name]
+
+
+def run_case(
+    rank: int, size: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
+) -> bool:
+    """Run one case and report it; whether all ranks may go on to the next."""
+    record.begin()
+    torch.manual_seed(place)
+    report(case=place, about=case.about)
+    time.sleep(case.delay)
+    with solving(record):
+        returned = function(rank, size, *case.args)
+    for request in record.pending:
+        record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
+    held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
+    if case.returns is not ANYTHING:
+        held, expected = [returned, *held], [case.returns, *expected]
+    observation = Observation(
+        about=case.about,
+        held=tuple(leaf for each in held for leaf in flatten(each)),
+        expected=tuple(leaf for each in expected for leaf in flatten(each)),
+        is_coded=case.is_coded,
+        sent=tuple(record.sent),
+        received=tuple(record.received),
+        due=None if case.sends is None else tuple(case.sends),
+        most=case.most,
+        problems=tuple(dict.fromkeys(record.problems)),
+        printed=record.printed.text.getvalue(),
+    )
+    report(case=place, observed=observation)
+    balance = torch.zeros(size * size + 1, dtype=torch.int64)
+    for receiver, _ in record.sent:
+        balance[rank * size + receiver] += 1
+    for sender, number in enumerate(record.received):
+        balance[sender * size + rank] -= number
+    balance[-1] = len(record.problems) + bool(find_difference(observation.held, observation.expected))
+    report(at=RETURNED)
+    record.waits = True
+    dist.all_reduce(balance, group=group)
+    record.waits = False
+    if balance[:-1].any() or record.pending:
+        raise RuntimeError("messages are left over: this world cannot run anything else")
+    return not balance[-1]

@@ -1,0 +1,416 @@
+"""The verdict on a solution: it is run on worlds of several sizes, and the first failure is put into words.
+
+A failure is compared with those of the exercise's catalogued mistakes, each run in the same world on the same case.
+Not a sandbox: a solution may do whatever its user may. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from playground.exercises.exercise import (
+    BLOCKED,
+    DEADLOCK,
+    ERROR,
+    FAIL,
+    LOOP,
+    PASS,
+    Exercise,
+    Leaf,
+    Observation,
+    exercises,
+    normalise,
+)
+from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
+from playground.runtime.launcher.launch import launch
+from playground.runtime.rank.rank import Event
+from playground.runtime.remote import remote
+
+JUDGE = remote("playground.exercises.rank:judge")
+DEADLINE = 5.0
+"""Seconds that one case may take."""
+SILENCE = 1.5
+"""Seconds without a sign of life after which ranks wait for each other. A rank that computes gives signs of life."""
+ENDLESS = "runs without end"
+RETURNED = ("has returned", None, 0)
+"""In the place of an operation, its peer and its line."""
+POISON = -7777
+"""In every element of a tensor into which a message is being received."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module that ranks are to have."""
+
+    name: str
+    text: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    exercise: str
+    file: str
+    status: str
+    words: str = ""
+    """The failure in one line, without its mistake."""
+    mistake: str = ""
+    says: str = ""
+    """What goes wrong with that mistake."""
+    passed: tuple[int, ...] = ()
+    """Sizes of the worlds that passed."""
+    world: int | None = None
+    case: str = ""
+    rank: int | None = None
+    where: str = ""
+    """The tensor or value that differs, where there are several: grad[0]."""
+    index: int | None = None
+    """Of the first element that differs, in the flattened tensor."""
+    held: object = None
+    expected: object = None
+    line: int = 0
+    seed: int = 0
+    ranks: tuple[str, ...] = ()
+    """Where each rank stands, if they wait for each other."""
+    printed: str = ""
+    """What the solution printed in this case, on the rank that is named."""
+
+    @property
+    def exit_code(self) -> int:
+        return {PASS: 0, BLOCKED: 2}.get(self.status, 1)
+
+
+@dataclass(frozen=True)
+class Difference:
+    where: str
+    index: int | None
+    held: object
+    expected: object
+    words: str
+
+
+def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Difference | None:
+    """The first difference that is more than rounding."""
+    for mine, due in zip(held, expected, strict=False):
+        if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
+            words = f"{describe(mine)}; should be {describe(due)}"
+            return Difference(due.where, None, describe(mine), describe(due), words)
+        for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
+            if not is_close(value, wanted):
+                words = f"holds {show(value)}, should be {show(wanted)}"
+                return Difference(due.where, index if due.shape else None, value, wanted, words)
+    if len(held) != len(expected):
+        return Difference("", None, len(held), len(expected), f"{len(held)} values; {len(expected)} are due")
+    return None
+
+
+def is_close(value: object, wanted: object) -> bool:
+    if isinstance(value, float) and isinstance(wanted, float):
+        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6)
+    return value == wanted
+
+
+def describe(leaf: Leaf) -> str:
+    if leaf.kind == "NoneType":
+        return "nothing (None)"
+    shape = f" of shape {leaf.shape}" * bool(leaf.shape)
+    return f"{leaf.kind}{shape}{f' at {leaf.where}' * bool(leaf.where)}"
+
+
+def show(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)[:60]
+
+
+def explain_digits(held: object, expected: object) -> str:
+    """Whose share is missing, or in it twice, where each digit is a rank's. Empty if that is not the difference."""
+    values = [int(each) for each in (held, expected) if isinstance(each, (int, float)) and each == each // 1 >= 0]
+    if len(values) < 2:
+        return ""
+    pairs = dict(enumerate(zip(*(map(int, f"{value:020}"[::-1]) for value in values), strict=True)))
+    wrong = {rank: pair for rank, pair in pairs.items() if pair[0] != pair[1]}
+    missing, twice, foreign = (
+        [rank for rank, pair in wrong.items() if rule(*pair)]
+        for rule in (lambda has, due: not has, lambda has, due: due and has == 2 * due, lambda has, due: not due)
+    )
+    if foreign and len(missing) + len(foreign) == len(wrong):
+        others = f", {name_ranks(missing)} is missing" if missing else ""
+        return f"{name_ranks(foreign)} is in it{others}"
+    if missing == list(wrong):
+        return f"{name_ranks(missing)} is missing"
+    return f"{name_ranks(twice)} is in it twice" if twice == list(wrong) else ""
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}'s share"
+    return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
+
+
+ASK_FOR_SIZES = "do tensors that meet in a message or a collective have the same size?"
+
+
+class Ended(Exception):
+    """A rank has reported what ends the check."""
+
+
+@dataclass
+class Attempt:
+    """What ranks reported."""
+
+    size: int
+    status: str = FAIL
+    rank: int | None = None
+    words: str = ""
+    line: int = 0
+    printed: str = ""
+    case: int = -1
+    abouts: dict[int, str] = field(default_factory=dict)
+    observed: dict[int, dict[int, Observation]] = field(default_factory=dict)
+    """By case and rank."""
+    at: dict[int, tuple[str, int | None, int]] = field(default_factory=dict)
+    """The operation, its peer and its line that each rank called last."""
+
+    def take(self, rank: int, event: Event) -> None:
+        """A report."""
+        if "at" in event:
+            self.at[rank] = event["at"]
+        elif "observed" in event:
+            self.observed.setdefault(event["case"], {})[rank] = event["observed"]
+        elif "case" in event:
+            self.case = max(self.case, event["case"])
+            self.abouts[event["case"]] = event["about"]
+            self.at[rank] = ("computes", None, 0)
+        elif "alive" not in event:
+            self.rank, self.line, self.printed = rank, event.get("line", 0), event.get("printed", "")
+            if "stopped" in event:
+                self.status, self.words = LOOP if ENDLESS in event["stopped"] else ERROR, event["stopped"]
+            else:
+                self.status, self.words = ERROR, event["raised"]
+                if event["is_stub"]:
+                    self.status, self.words = FAIL, "not written yet"
+            raise Ended
+
+    def blame(self, error: PlaygroundError) -> None:
+        """Take what ended the world. A failure that was observed comes first: after it messages may be left over."""
+        if isinstance(error, RankFailed) and not error.traceback:
+            self.status, self.rank, self.words = ERROR, error.rank, f"{error.reason}; {ASK_FOR_SIZES}"
+        elif not any(True for _ in self.failures()):
+            self.status, self.words = BLOCKED, error.headline
+
+    def failures(self) -> Iterator[tuple[int, int, Observation]]:
+        """The failing observations: cases in order, wrong values before wrong messages. With their cases and ranks."""
+        for case, by_rank in sorted(self.observed.items()):
+            ranked = [(case, rank, seen) for rank, seen in sorted(by_rank.items())]
+            if len(ranked) == self.size:
+                yield from (each for each in ranked if find_difference(each[2].held, each[2].expected))
+                yield from (each for each in ranked if describe_messages(each[2]) or each[2].problems)
+                yield from (each for each in ranked if self.unreceived(case, each[1]))
+
+    def unreceived(self, case: int, sender: int) -> str:
+        """The message of this rank that its receiver has not taken."""
+        by_rank = self.observed[case]
+        for receiver in range(self.size):
+            sent = sum(to == receiver for to, _ in by_rank[sender].sent)
+            if sent != by_rank[receiver].received[sender]:
+                return f"sent {sent} to rank {receiver}, which received {by_rank[receiver].received[sender]}"
+        return ""
+
+
+def describe_messages(seen: Observation) -> str:
+    """What is wrong with the messages that a rank sent. Empty if nothing is."""
+    sent, total = full_messages(seen.sent), sum(elements for _, elements in seen.sent)
+    if seen.most is not None and total > seen.most:
+        return f"sent {count(total, 'element')}; {seen.most} are enough"
+    if seen.due is None or sent == full_messages(seen.due):
+        return ""
+    due = full_messages(seen.due)
+    if len(sent) != len(due):
+        return f"sent {count(len(sent), 'message')}; {len(due)} {'is' if len(due) == 1 else 'are'} due"
+    has, wanted = next(pair for pair in zip(sent, due, strict=True) if pair[0] != pair[1])
+    return f"sent {count(has[1], 'element')} to rank {has[0]}; {wanted[1]} to rank {wanted[0]} are due"
+
+
+def full_messages(messages: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those with elements, whatever their order."""
+    return sorted(message for message in messages if message[1])
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def attempt(exercise: Exercise, sources: Sequence[Source], size: int, seed: int, only: int | None = None) -> Attempt:
+    """Run the last of the sources in a world of this size."""
+    made = Attempt(size)
+    try:
+        launch(JUDGE, size, args=(tuple(sources), exercise, seed, only), timeout=SILENCE, on_report=made.take)
+    except Ended:
+        pass
+    except RankTimeout:
+        made.status = DEADLOCK
+    except PlaygroundError as error:
+        made.blame(error)
+    else:
+        made.status = FAIL if any(True for _ in made.failures()) else PASS
+    return made
+
+
+def check_source(
+    exercise: Exercise, source: Source, before: Sequence[Source] = (), world: int | None = None, seed: int = 0
+) -> Verdict:
+    """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`: the modules that it
+    may import."""
+    source = replace(source, name=exercise.function, text=normalise(source.text))
+    verdict = Verdict(exercise=exercise.name, file=source.file, status=PASS, seed=seed)
+    if words := find_fault(exercise, source.text):
+        return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
+    passed: list[int] = []
+    for size in (world,) if world else exercise.worlds:
+        made = attempt(exercise, [*before, source], size, seed)
+        if made.status != PASS:
+            failed = replace(verdict, world=size, passed=tuple(passed), status=made.status)
+            return name_mistake(exercise, source, before, made, tell(made, failed))
+        passed.append(size)
+    return replace(verdict, passed=tuple(passed))
+
+
+def tell(made: Attempt, verdict: Verdict) -> Verdict:
+    """The verdict on what ranks reported."""
+    if made.status == DEADLOCK:
+        ranks = tuple(f"rank {rank}: {place(made.at.get(rank))}" for rank in range(made.size))
+        names = {name.removeprefix("wait() for i") for name, _, _ in made.at.values()}
+        mistake = SAME_FIRST.get("".join(names), "")
+        return replace(verdict, case=made.abouts.get(made.case, ""), mistake=mistake, ranks=ranks)
+    if made.rank is not None or made.status == BLOCKED:
+        case = made.abouts.get(made.case, "")
+        about = {"rank": made.rank, "line": made.line, "printed": made.printed}
+        return replace(verdict, words=made.words, case=case, **about)  # type: ignore[arg-type]
+    case_number, rank, seen = next(made.failures())
+    verdict = replace(verdict, case=seen.about, rank=rank, printed=seen.printed)
+    if seen.problems:
+        name, words, line = seen.problems[0]
+        return replace(verdict, mistake=name, words=words, line=line)
+    if found := find_difference(seen.held, seen.expected):
+        why = explain_digits(found.held, found.expected) if seen.is_coded else ""
+        verdict = replace(verdict, where=found.where, index=found.index)
+        verdict = replace(verdict, held=found.held, expected=found.expected)
+        mistake = "read before wait" if found.held == POISON else ""
+        return replace(verdict, mistake=mistake, words=f"{found.words}{': ' * bool(why)}{why}")
+    return replace(verdict, words=describe_messages(seen) or made.unreceived(case_number, rank))
+
+
+SAME_FIRST = {"send": "all send first", "recv": "all receive first"}
+"""Deadlocks that are recognised in any exercise, by the operation in which all ranks are."""
+
+
+def place(at: tuple[str, int | None, int] | None) -> str:
+    name, peer, line = at or RETURNED
+    if not line:
+        return name
+    direction = "to" if "send" in name else "from"
+    return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
+
+
+def name_mistake(
+    exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt, verdict: Verdict
+) -> Verdict:
+    """The verdict with the name of the catalogued mistake that does the same."""
+    if verdict.mistake == "short cut" or made.case < 0 or made.status not in (FAIL, DEADLOCK, ERROR):
+        return verdict
+    case = next(made.failures())[0] if made.status == FAIL and made.rank is None else made.case
+    for mistake in exercise.mistakes:
+        if mistake.name == verdict.mistake:
+            return replace(verdict, says=mistake.says)
+        if mistake.status == made.status and mistake.name not in SAME_FIRST.values():
+            wrong = replace(source, text=mistake.apply(exercise.solution))
+            if is_alike(made, attempt(exercise, [*before, wrong], made.size, verdict.seed, case), case):
+                return replace(verdict, mistake=mistake.name, says=mistake.says)
+    return verdict
+
+
+def is_alike(made: Attempt, other: Attempt, case: int) -> bool:
+    """Whether the ranks of two worlds did the same in this case."""
+    if made.status != other.status:
+        return False
+    if made.status == DEADLOCK:
+        return {rank: at[:2] for rank, at in made.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
+    if made.rank is not None:
+        return made.words.partition(":")[0] == other.words.partition(":")[0]
+    mine, theirs = made.observed[case], other.observed.get(case, {})
+    if mine.keys() != theirs.keys() or any(find_difference(mine[rank].held, theirs[rank].held) for rank in mine):
+        return False
+    if any({name for name, *_ in mine[rank].problems} != {name for name, *_ in theirs[rank].problems} for rank in mine):
+        return False
+    return any(find_difference(seen.held, seen.expected) for seen in mine.values()) or all(
+        full_messages(mine[rank].sent) == full_messages(theirs[rank].sent) for rank in mine
+    )
+
+
+NOT_WRITTEN = "not written yet"
+
+
+def find_fault(exercise: Exercise, text: str) -> str:
+    """What is wrong with a file before it is run, in one line. Empty if nothing is."""
+    if not text.strip():
+        return f"the file is empty: exercise {exercise.name} --reset writes the stub again"
+    if text == exercise.stub:
+        return NOT_WRITTEN
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+        return f"{line}{error.msg if isinstance(error, SyntaxError) else error}"
+    for node in ast.walk(tree):
+        for name in imported_names(node):
+            if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
+                return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if exercise.function not in defined:
+        others = [f"{name}, of another exercise" for name in defined if name.replace("_", "-") in exercises()]
+        has = f", but {others[0]}: is the file's name right?" if others else f": define {exercise.function}"
+        return f"there is no function {exercise.function} in it{has}"
+    for node in tree.body:
+        called = ast.unparse(node.value.func) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else ""
+        if called.rpartition(".")[2] in ("launch", "spawn"):
+            return f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
+    return ""
+
+
+def imported_names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+
+
+def is_library(name: str) -> bool:
+    """Whether a file of this name would be imported in the place of somebody else's."""
+    return name in sys.stdlib_module_names or name in ("torch", "numpy", "playground", "pytest", "click", "rich")
+
+
+def tell_lines(verdict: Verdict) -> list[str]:
+    """The verdict as lines of text."""
+    file = verdict.file.rpartition("/")[2]
+    sizes = ", ".join(map(str, verdict.passed))
+    if verdict.status == PASS:
+        return [f"{file}  passed on {sizes} rank{'s' * (verdict.passed != (1,))}"]
+    if verdict.world is None or verdict.words == NOT_WRITTEN:
+        return [f"{file}  {verdict.words}"]
+    passed = f"{sizes} rank{'s' * (verdict.passed != (1,))} ok, " if sizes else ""
+    world = f"{verdict.world} rank{'s' * (verdict.world != 1)}"
+    ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(verdict.status, "fail")
+    lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
+    if verdict.mistake:
+        lines.append(f"  {verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}")
+    if verdict.words:
+        element = " of ".join(filter(None, [f"element {verdict.index}" * (verdict.index is not None), verdict.where]))
+        rank = f"rank {verdict.rank}" * (verdict.rank is not None)
+        where = ", ".join(filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)]))
+        lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")
+    lines += [f"  {line}" for line in verdict.ranks]
+    lines += [f"  printed: {line}" for line in verdict.printed.splitlines()[:3]]
+    return lines

@@ -1,0 +1,188 @@
+"""The learner's folder: solutions, and beside them `exercises.json` with what has passed. Does not import torch.
+
+Whatever that file has lost, `check` finds out again. Solutions are read once, and never overwritten.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+
+from playground.exercises.exercise import BLOCKED, ERROR, PASS, Exercise, digest, exercises, find_exercise
+from playground.exercises.verdict import Source, Verdict, check_source, is_library, tell_lines
+from playground.runtime.errors import UsageError
+from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json, printable
+
+PROGRESS = "exercises.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What is known of one exercise."""
+
+    version: int = 0
+    """Of the exercise, when a solution passed; 0 if none has."""
+    digest: str = ""
+    """Of that solution."""
+    hints: int = 0
+    """How many were shown."""
+    gave_up: bool = False
+    """Whether the solution was shown before."""
+
+
+class Work:
+    """The solutions in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.progress: dict[str, Progress] = {}
+        try:
+            found = expect_dict(parse_json((folder / PROGRESS).read_bytes()))
+            self.progress = {name: read_progress(value) for name, value in found.items()}
+        except (OSError, ValueError):  # none yet, or damaged: a check finds out again what passes
+            return
+
+    def of(self, exercise: Exercise) -> Progress:
+        return self.progress.get(exercise.name, Progress())
+
+    def note(self, exercise: Exercise, **changes: object) -> None:
+        """Change what is known of an exercise. Raises `UsageError` if the folder cannot be written."""
+        self.progress[exercise.name] = replace(self.of(exercise), **changes)  # type: ignore[arg-type]
+        file = self.folder / PROGRESS
+        content = json.dumps({name: asdict(each) for name, each in sorted(self.progress.items())}, indent=1)
+        try:
+            new = file.with_suffix(f".{os.getpid()}.new")
+            new.write_text(f"{content}\n", encoding="utf-8")
+            new.replace(file)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be written ({error.strerror}): work in a folder of your own") from None
+
+    def state(self, exercise: Exercise) -> str:
+        """How far the learner is with it, in a few words."""
+        known, file = self.of(exercise), self.folder / exercise.file
+        if not file.is_file():
+            return "passed, file gone" if known.version else ""
+        if not known.version:
+            return "begun"
+        if known.version != exercise.version:
+            return f"passed v{known.version}, check again"
+        return "passed" if self.has_passed(exercise) else "changed since it passed"
+
+    def has_passed(self, exercise: Exercise) -> bool:
+        """Whether the file as it is now has passed the exercise as it is now."""
+        known, file = self.of(exercise), self.folder / exercise.file
+        is_current = known.version == exercise.version and file.is_file()
+        return is_current and digest(read_text(file)) == known.digest
+
+    def begin(self, exercise: Exercise, reset: bool) -> str:
+        """Write the stub, unless there is a file; with `reset` that file gets another name. Says what was done."""
+        file = self.folder / exercise.file
+        words = ""
+        if file.exists():
+            if not reset:
+                return f"{file.name} is here already and stays as it is: check it, or begin again with --reset."
+            number = 1
+            while (kept := file.with_suffix(f".{number}.py")).exists():
+                number += 1
+            file.rename(kept)
+            words = f"What was in it is in {kept.name} now. "
+        try:
+            with file.open("x", encoding="utf-8") as stub:
+                stub.write(exercise.stub)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be written ({error.strerror}): work in a folder of your own") from None
+        return f"{words}Complete {file.name}, then: python -m playground check {file.name}"
+
+    def sources_before(self, exercise: Exercise) -> list[Source]:
+        """What the exercise builds on: the learner's own file if it has passed, else the reference."""
+        sources = []
+        for name in exercise.builds_on:
+            other = exercises()[name]
+            is_own, file = self.has_passed(other), self.folder / other.file
+            text = read_text(file) if is_own else other.solution
+            before = [source for source in self.sources_before(other) if source not in sources]
+            sources += [*before, Source(other.function, text, str(file) if is_own else f"<{other.file}>")]
+        return sources
+
+    def check(self, file: Path, text: str, world: int | None, seed: int) -> Verdict:
+        """Judge a solution, and note that it has passed."""
+        exercise = find_exercise(file.name)
+        source = Source(exercise.function, text, str(file))
+        verdict = check_source(exercise, source, self.sources_before(exercise), world, seed)
+        if verdict.status == PASS and world is None:
+            known = self.of(exercise)
+            if (known.version, known.digest) != (exercise.version, digest(text)):
+                self.note(exercise, version=exercise.version, digest=digest(text))
+        return verdict
+
+
+def read_progress(value: object) -> Progress:
+    """Raises `ValueError` for what is none."""
+    found = expect_dict(value)
+    return Progress(
+        version=expect_int(found.get("version", 0), 0),
+        digest=expect_text(found.get("digest", "")),
+        hints=expect_int(found.get("hints", 0), 0),
+        gave_up=found.get("gave_up") is True,
+    )
+
+
+def read_text(file: Path) -> str:
+    """Raises `UsageError` for what cannot be read."""
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file.name} is not UTF-8 text (byte {error.start}): save it as such") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def check_file(file: Path, world: int | None, seed: int) -> Verdict:
+    """Judge a file by the exercise that it is named after. What is no solution at all gets a verdict, too."""
+    name = file.stem
+    verdict = Verdict(exercise=name, file=str(file), status=BLOCKED, seed=seed)
+    if file.suffix == ".py" and name.replace("_", "-") not in exercises():
+        words = f"no exercise is called {name}: `exercise` lists them"
+        if is_library(name):
+            words = f"it has a library's name, which Python would import in the place of {name}: rename it"
+        return replace(verdict, words=words)
+    try:
+        return Work(file.parent).check(file, read_text(file), world, seed)
+    except UsageError as error:
+        return replace(verdict, words=str(error), status=ERROR if "UTF-8" in str(error) else BLOCKED)
+
+
+def check_function(function: Callable[..., object]) -> Verdict:
+    """Judge a function by the exercise that it is named after, and print the verdict."""
+    exercise = find_exercise(function.__name__)
+    file, first = inspect.getsourcefile(function) or "<notebook>", inspect.getsourcelines(function)[1]
+    if Path(file).name == exercise.file:
+        text = read_text(Path(file))
+    else:  # a notebook's: the reference's imports come in one line before it, where its lines keep their numbers
+        imports = [line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))]
+        text = f"{'; '.join(imports)}{chr(10) * max(1, first - 1)}{textwrap.dedent(inspect.getsource(function))}"
+    verdict = check_source(exercise, Source(exercise.function, text, file), Work(Path.cwd()).sources_before(exercise))
+    click.echo("\n".join(printable(line) for line in tell_lines(verdict)))
+    return verdict
+
+
+def list_solutions(folder: Path) -> list[Path]:
+    """The files in a folder that are named after exercises, in the exercises' order."""
+    return [folder / each.file for each in exercises().values() if (folder / each.file).is_file()]
+
+
+def count_mistakes(verdicts: Mapping[str, Mapping[str, Verdict]]) -> list[tuple[int, int, str, str]]:
+    """Mistakes of a class by frequency: how many of how many students, the exercise, the mistake."""
+    found = []
+    for name in exercises():
+        made = [by_name[name] for by_name in verdicts.values() if name in by_name]
+        for mistake in dict.fromkeys(verdict.mistake for verdict in made if verdict.mistake):
+            found.append((sum(verdict.mistake == mistake for verdict in made), len(made), name, mistake))
+    return sorted(found, reverse=True)

@@ -1,0 +1,298 @@
+"""Every reference passes, every mistake is called by its name, and whatever a learner writes gets a verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.exercises import check
+from playground.exercises.exercise import BLOCKED, DEADLOCK, ERROR, FAIL, LOOP, PASS, Exercise, Mistake, exercises
+from playground.exercises.verdict import Source, Verdict, check_source, explain_digits, tell_lines
+from playground.exercises.work import PROGRESS, Work, check_file
+
+Run = Callable[..., Any]
+ALL = list(exercises().values())
+MISTAKES = [(exercise, mistake) for exercise in ALL for mistake in exercise.mistakes]
+QUICK = {"swap", "reduce-scatter", "average"}
+"""The exercises that are looked at in every run of the suite, on fewer worlds; `make stress` looks at all."""
+
+
+def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
+    before = Work(Path("nowhere")).sources_before(exercise)
+    return check_source(exercise, Source(exercise.function, text, exercise.file), before, world)
+
+
+def parameters(exercise: Exercise, *others: Any, quick: bool = True) -> Any:
+    marks = () if exercise.name in QUICK and quick else pytest.mark.stress
+    names = [exercise.name, *(each.name for each in others)]
+    return pytest.param(exercise, *others, marks=marks, id="-".join(names))
+
+
+@pytest.mark.parametrize("exercise", [parameters(exercise) for exercise in ALL])
+def test_the_reference_passes_and_the_stub_is_not_written_yet(exercise: Exercise) -> None:
+    verdict = judge(exercise, exercise.solution)
+    assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
+    for stub in (exercise.stub, f"{exercise.stub}\n# I do not know how\n"):
+        assert judge(exercise, stub).words == "not written yet"
+
+
+@pytest.mark.parametrize(
+    ("exercise", "mistake"),
+    [parameters(exercise, mistake, quick=mistake.status == FAIL) for exercise, mistake in MISTAKES],
+)
+def test_a_mistake_is_called_by_its_name(exercise: Exercise, mistake: Mistake) -> None:
+    verdict = judge(exercise, mistake.apply(exercise.solution))
+    assert (verdict.mistake, verdict.status) == (mistake.name, mistake.status), tell_lines(verdict)
+    assert len(tell_lines(verdict)) <= 12
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
+def test_every_exercise_has_its_parts(exercise: Exercise) -> None:
+    assert len(exercise.hints) == 3
+    assert exercise.title.partition(": ")[2]
+    assert "NotImplementedError" in exercise.stub
+    assert "NotImplementedError" not in exercise.solution
+    assert len([number for number in (each.number for each in ALL) if number == exercise.number]) == 1
+    for mistake in exercise.mistakes:
+        assert mistake.apply(exercise.solution) != exercise.solution
+
+
+SWAP = exercises()["swap"]
+HEAD = "import torch\nimport torch.distributed as dist\n\n\ndef swap(rank, size, tensor):\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the file is empty: exercise swap --reset writes the stub again"),
+        ("def swap(:\n", "line 1: invalid syntax"),
+        ("def handover(rank, size, tensor): ...", "there is no function swap in it, but handover, of another exercise"),
+        ("from playground.algorithms import ALGORITHMS\n", "line 1 imports playground.algorithms: write it yourself"),
+        (f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n", "line 9 starts ranks: put launch(…) under if __name__"),
+    ],
+)
+def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
+    verdict = judge(SWAP, text)
+    [line] = tell_lines(verdict)
+    assert line.startswith(f"swap.py  {words}")
+    assert (verdict.status, verdict.exit_code) == (ERROR, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("return input()", ERROR, "line 6: input() needs a keyboard, and ranks have none: take it out"),
+        ("breakpoint()", ERROR, "line 6: breakpoint() needs a keyboard"),
+        ("while True: print('on and on')", LOOP, "line 6: runs without end: it prints more than 65,536 characters"),
+        ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 6: runs without end: it makes more than 2,000 calls"),
+        ("return 1 / 0", ERROR, "line 6: ZeroDivisionError: division by zero"),
+        ("exit()", ERROR, "line 6: SystemExit"),
+        ("return tensor.tolist()", FAIL, "int at [0]; should be int64 of shape (6,)"),
+        ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
+        ("dist.all_reduce(tensor); return tensor", FAIL, "Short cut"),
+        ("dist.isend(tensor, rank ^ 1); return tensor", FAIL, "nobody waits for this isend"),
+        (
+            "other = tensor.clone(); r = dist.irecv(other, rank ^ 1); s = dist.isend(tensor, rank ^ 1)\n"
+            "    early = other.clone(); r.wait(); s.wait(); return early",
+            FAIL,
+            "Read before wait",
+        ),
+        (
+            "other = tensor.clone(); r = dist.irecv(other, rank ^ 1); s = dist.isend(tensor, rank ^ 1)\n"
+            "    tensor.zero_(); r.wait(); s.wait(); return other",
+            FAIL,
+            "Written before wait",
+        ),
+    ],
+)  # fmt: skip
+def test_what_happens_is_told(body: str, status: str, words: str) -> None:
+    verdict = judge(SWAP, f"{HEAD}    {body}\n", 2)
+    lines = tell_lines(verdict)
+    assert verdict.status == status, lines
+    assert words in " ".join(lines)
+    assert len(lines) <= 12
+
+
+@pytest.mark.stress
+def test_a_loop_is_ended_by_the_deadline() -> None:
+    started = time.monotonic()
+    verdict = judge(SWAP, f"{HEAD}    while True:\n        try: rank += 1\n        except Exception: pass\n", 2)
+    assert verdict.status == LOOP
+    assert verdict.line in (6, 7, 8)
+    assert time.monotonic() - started < 60
+
+
+def test_a_deadlock_says_who_waits_for_whom() -> None:
+    verdict = judge(SWAP, f"{HEAD}    dist.send(tensor, rank ^ 1)\n", 2)
+    assert (verdict.status, verdict.mistake) == (DEADLOCK, "all send first")
+    assert verdict.ranks == ("rank 0: in send to rank 1, line 6", "rank 1: in send to rank 0, line 6")
+
+
+def test_other_line_ends_and_a_byte_order_mark_are_fine() -> None:
+    text = f"\ufeff{SWAP.solution}".replace("\n", "\r\n")
+    assert judge(SWAP, text, 2).status == PASS
+
+
+@pytest.mark.parametrize(
+    ("held", "expected", "words"),
+    [
+        (101, 111, "rank 1's share is missing"),
+        (121, 111, "rank 1's share is in it twice"),
+        (1.0, 111.0, "what ranks 1 and 2 gave is missing"),
+        (1, 10, "rank 0's share is in it, rank 1's share is missing"),
+        (0.5, 1.0, ""),
+        (float("nan"), 1.0, ""),
+        (-1, 1, ""),
+    ],
+)
+def test_digits_say_whose_share_it_is(held: float, expected: float, words: str) -> None:
+    assert explain_digits(held, expected) == words
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
+    assert "Next: python -m playground exercise" in run_cli("exercise").out
+    shown = run_cli("exercise", "swap")
+    assert "Swap: two ranks exchange tensors" in shown.out
+    assert (folder / "swap.py").read_text() == SWAP.stub
+    assert run_cli("check", "swap.py").out == "swap.py  not written yet\n"
+    assert "has not passed here" in run_cli("solution", "swap").err
+    assert "1 of 3: " in run_cli("hint", "swap").out
+    (folder / "swap.py").write_text(SWAP.mistakes[2].apply(SWAP.solution))
+    failed = run_cli("check")
+    assert failed.code == 1
+    assert "Next: hint swap (2 of 3)   Again: check swap.py -n 2" in failed.out
+    (folder / "swap.py").write_text(SWAP.solution)
+    passed = run_cli("check", "-n", 2)
+    assert (passed.code, passed.out) == (0, "swap.py  passed on 2 ranks\n")
+    assert run_cli("check").out == "swap.py  passed on 2, 3, 1, 5, 4 ranks\n"
+    assert run_cli("solution", "swap").out == SWAP.solution
+    assert Work(folder).state(SWAP) == "passed"
+    assert "stays as it is" in run_cli("exercise", "swap").out
+    assert "is in swap.1.py now" in " ".join(run_cli("exercise", "p2p/swap", "--reset").out.split())
+    assert (folder / "swap.1.py").read_text() == SWAP.solution
+    assert Work(folder).state(SWAP) == "changed since it passed"
+    Work(folder).note(SWAP, version=SWAP.version + 1)
+    assert Work(folder).state(SWAP) == f"passed v{SWAP.version + 1}, check again"
+
+
+def test_what_progress_has_lost_is_found_out_again(folder: Path) -> None:
+    (folder / "swap.py").write_text(SWAP.solution)
+    (folder / PROGRESS).write_text('{"swap": {"version": "one"')
+    assert Work(folder).state(SWAP) == "begun"
+    assert check_file(folder / "swap.py", None, 0).status == PASS
+    assert Work(folder).state(SWAP) == "passed"
+
+
+def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
+    ring, reduce_scatter = exercises()["ring"], exercises()["reduce-scatter"]
+    own = folder / reduce_scatter.file
+    own.write_text(reduce_scatter.mistakes[0].apply(reduce_scatter.solution))
+    assert [source.file for source in Work(folder).sources_before(ring)] == ["<reduce_scatter.py>"]
+    own.write_text(f"{reduce_scatter.solution}# mine\n")
+    assert check_file(own, None, 0).status == PASS
+    assert [source.text for source in Work(folder).sources_before(ring)] == [own.read_text()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words", "code"),
+    [
+        ("torch.py", b"", "it has a library's name, which Python would import in the place of torch: rename it", 2),
+        ("juggle.py", b"", "no exercise is called juggle: `exercise` lists them", 2),
+        ("swap.py", b"\xff\xfe", "swap.py is not UTF-8 text (byte 0): save it as such", 1),
+        ("swap.py", None, "swap.py cannot be read: No such file or directory", 2),
+    ],
+)
+def test_what_is_no_solution_gets_one_line(
+    name: str, content: bytes | None, words: str, code: int, folder: Path, run_cli: Run
+) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
+    shown = run_cli("check", name)
+    assert (" ".join(shown.out.split()), shown.code) == (f"{name} {words}", code)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("exercise", "juggle"), "there is no exercise 'juggle': choose one of"),
+        (("check",), "there is no solution in this folder"),
+        (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
+        (("check", "--csv"), "--csv is for the table of --class DIR"),
+        (("check", "--class", "nowhere"), "there is no such folder"),
+        (("exercise", "--reset"), "--reset begins one exercise again: name it"),
+    ],
+)
+def test_bad_requests_get_one_line(words: tuple[str, ...], message: str, folder: Path, run_cli: Run) -> None:
+    shown = run_cli(*words)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_json_has_what_the_text_has(folder: Path, run_cli: Run) -> None:
+    (folder / "reduce_scatter.py").write_text(exercises()["reduce-scatter"].mistakes[0].apply(
+        exercises()["reduce-scatter"].solution
+    ))  # fmt: skip
+    shown = run_cli("check", "--json", "--seed", 7)
+    [verdict] = json.loads(shown.out)["verdicts"]
+    assert shown.code == 1
+    about = {"status": FAIL, "mistake": "chunk off by one", "rank": 0, "index": 0, "held": 1, "expected": 11}
+    assert verdict.items() >= {**about, "world": 2, "seed": 7, "line": 0}.items()
+
+
+def test_a_class_is_a_table(folder: Path, run_cli: Run) -> None:
+    average = exercises()["average"]
+    texts = {"ann": average.solution, "ben": average.mistakes[0].apply(average.solution), "eve": average.stub}
+    for student, text in texts.items():
+        (folder / student).mkdir()
+        (folder / student / "average.py").write_text(text)
+    assert run_cli("check", "--class", folder, "-n", 2, "--csv").out.splitlines() == [
+        "student,average",
+        "ann,pass",
+        "ben,forgets to divide",
+        "eve,not written yet",
+    ]
+    assert "1 of 3 (average): forgets to divide" in run_cli("check", "--class", folder, "-n", 2).out
+
+
+def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ipython: Any = pytest.importorskip("IPython.core.interactiveshell")
+    shell = ipython.InteractiveShell()
+    assert shell.run_cell(f"from playground.exercises import check\n{SWAP.solution}").success
+    assert check(shell.user_ns["swap"]).status == PASS
+    assert capsys.readouterr().out.endswith("passed on 2, 3, 1, 5, 4 ranks\n")
+
+
+@pytest.mark.stress
+def test_a_saved_file_is_checked_again(folder: Path, start_cli: Callable[..., subprocess.Popen[str]]) -> None:
+    file = folder / "swap.py"
+    file.write_text(SWAP.stub)
+    watching = start_cli("check", "--watch", "-n", 2)
+    assert watching.stdout
+    assert watching.stdout.readline() == "swap.py  not written yet\n"
+    file.write_text(textwrap.dedent(SWAP.solution))
+    assert watching.stdout.readline() == "swap.py  passed on 2 ranks\n"
+
+
+def test_without_a_verdict_nothing_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = exercises()["handover"]
+    monkeypatch.setattr("playground.exercises.verdict.JUDGE", explode)
+    verdict = judge(broken, broken.solution, 2)
+    assert (verdict.status, verdict.exit_code) == (BLOCKED, 2)
+
+
+def explode(rank: int, size: int, *args: object) -> None:
+    raise RuntimeError("the judge itself is broken")
