@@ -52,6 +52,8 @@ class Operation:
     """Seconds on the host's monotonic clock; `done` is 0 while it is not."""
     may_give_up: bool = False
     """Whether it has a time limit of its own, after which the program may go on."""
+    raised: str = ""
+    """What the program had raised and not dealt with yet when it called it: it is called in a `finally` or `except`."""
 
     @property
     def channel(self) -> Channel:
