@@ -15,8 +15,10 @@ import json
 import mmap
 import os
 import struct
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,8 +53,8 @@ COUNTS = 16
 """Where the counts by channel begin, in units of 8 bytes."""
 RING = 8 * (COUNTS + MOST_CHANNELS)
 """Where the records begin, in bytes."""
-RECORD = struct.Struct("<qqqiii4x")
-"""number + 1, when called (ns), when done, index, line, description"""
+RECORD = struct.Struct("<qqqiiii")
+"""number + 1, when called (ns), when done, index, line, description, what had been raised"""
 DONE_AT = 2
 """Offset in a record, in units of 8 bytes."""
 MAY_GIVE_UP = -1
@@ -98,6 +100,7 @@ class Box:
         """By whatever whoever calls operations looks them up by."""
         self.described: dict[Description, Known] = {}
         self.channels: dict[Any, tuple[int, Callable[[], int]]] = {}
+        self.raised: dict[str, int] = {}
         self.lines_written = itertools.count()
         self.sources = Sources(lambda line: self.write("line", f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
         words[MAIN], words[USED] = NONE, 0
@@ -143,9 +146,17 @@ class Box:
         RECORD.pack_into(
             self.memory, RING + RECORD.size * (number % CAPACITY),
             number + 1, time.monotonic_ns(), -may_give_up, index, self.sources.find(depth), description,
+            NONE if (error := sys.exc_info()[1]) is None else self.note_raised(error),
         )  # fmt: skip
         words[place], words[NEXT] = index + 1, number + 1
         return number
+
+    def note_raised(self, error: BaseException) -> int:
+        """The number of an exception, which is written to the text if it is new."""
+        said = traceback.format_exception_only(error)[-1].partition("\n")[0]
+        if said not in self.raised:
+            self.raised[said] = self.write("raised", said)
+        return self.raised[said]
 
     def end(self, number: int) -> None:
         """The operation is over."""
@@ -248,13 +259,14 @@ def of(lines: list[list[Any]], about: str) -> list[list[Any]]:
 def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]]) -> Operation | None:
     """The operation with this number; None if it is not whole."""
     record = RECORD.unpack_from(content, RING + RECORD.size * (number % CAPACITY))
-    written, called, done, index, line, description = record
+    written, called, done, index, line, description, raised = record
     if written != number + 1 or not 0 <= description < len(lines) or lines[description][0] != "operation":
         return None
     _, kind, name, group, shape, dtype, peer, tag = lines[description]
     return Operation(
         kind=kind, name=name, group=tuple(group), shape=tuple(shape), dtype=dtype, peer=peer, tag=tag, index=index,
         line=lines[line][1] if 0 <= line < len(lines) else "",
+        raised=lines[raised][1] if 0 <= raised < len(lines) else "",
         state=DONE if done > 0 else AWAITED if number == main else ISSUED,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip

@@ -37,7 +37,7 @@ NOT_SEEN = "not seen"
 """What a rank does of which no state is given, as on another host."""
 IN_FINALLY, PARTIAL_GROUP, WRONG_TAG = "a collective in `finally`", "a group not made by all", "wrong tag"
 COLLECTIVES, ROOTS, SHAPES = "different collectives", "different roots", "different shapes"
-DTYPES, REDUCTIONS, SIZES = "different dtypes", "different reductions", "different sizes"
+DTYPES, SIZES = "different dtypes", "different sizes"
 GROUPS, WRONG_PEER, SENDS, RECEIVES = "different groups", "wrong peer", "send against send", "receive against receive"
 ENDED, ABSENT, CIRCLE = "a rank that has finished", "a rank that does not take part", "circular wait"
 LOST, SUSPENDED, STRAGGLER, UNSEEN, RUNNING = "dead", "stopped", "straggler", "a rank that is not seen", "in progress"
@@ -48,7 +48,6 @@ CURES = {
     ROOTS: "pass the same root on all ranks of the group",
     SHAPES: "pass tensors of the same shape on all ranks of the group",
     DTYPES: "pass tensors of the same dtype on all ranks",
-    REDUCTIONS: "pass the same reduction on all ranks of the group",
     SIZES: "receive into a tensor of the size and dtype that is sent",
     GROUPS: "pass the same group on all ranks that shall meet",
     WRONG_PEER: "let the receiver name the rank that sends, and the sender the rank that receives",
@@ -287,7 +286,9 @@ class Calls:
         """Why these ranks are blocked."""
         culprits = self.find_culprits(held, blocked)
         stuck = blocked | self.finished
-        edges = [(rank, one) for rank in blocked for one in self.waits[rank].absent & stuck | self.waits[rank].differing]
+        edges = [
+            (rank, one) for rank in blocked for one in self.waits[rank].absent & stuck | self.waits[rank].differing
+        ]
         edges = [edge for edge in edges if culprits & {*edge}] or edges
         kinds = {edge: self.classify(*edge, culprits) for edge in edges}
         rank, other = min(kinds, key=lambda edge: (KINDS.index(kinds[edge]), edge[1] not in culprits, edge[::-1]))
@@ -418,13 +419,11 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
     if one.peer != other.peer:
         return ROOTS
     comparable = one.name == other.name and one.name in EQUAL_SHAPES
-    if comparable and (
-        one.shape != other.shape if strictly else sizes[0] != sizes[1] and prod(one.shape) != prod(other.shape)
-    ):
+    if comparable and sizes[0] != sizes[1] and prod(one.shape) != prod(other.shape):
         return SHAPES
     if one.dtype != other.dtype and (strictly or (comparable and sizes[0] != sizes[1])):
         return DTYPES
-    return REDUCTIONS if strictly and one.reduces != other.reduces else ""
+    return ""
 
 
 def find_width(dtype: str) -> int:
@@ -464,7 +463,6 @@ def detail(operation: Operation, kind: str) -> str:
         SHAPES: f" of shape {shape}",
         DTYPES: f" of {operation.dtype}",
         SIZES: f" of {operation.dtype}{shape}",
-        REDUCTIONS: f" with {operation.reduces}",
         GROUPS: f" of the group {format_ranks(operation.group)}",
         WRONG_TAG: f" with tag {operation.tag}",
     }
