@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import linecache
+import signal
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ import torch.distributed as dist
 
 from playground.exercises.cases import ANYTHING, Case, flatten
 from playground.exercises.exercise import MESSAGES, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, POISON, RETURNED, SILENCE, Source, find_difference
+from playground.exercises.verdict import DEADLINE, ENDLESS, POISON, RETURNED, Source, find_difference
 from playground.runtime.rank.rank import report
 
 COLLECTIVES = (
@@ -70,10 +71,6 @@ class Record:
     depth: int = 1
     """0 while the solution itself runs: other calls are the judge's, or torch's own."""
     calls: int = 0
-    waits: bool = False
-    """Whether it is in an operation."""
-    started: float = 0.0
-    """When the solution was called."""
 
     def __post_init__(self) -> None:
         self.begin()
@@ -100,13 +97,13 @@ class Record:
         if name in (*MESSAGES, *COLLECTIVES) and name not in self.allowed:
             self.problem("short cut", f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
         report(at=(name, peer, line))
+        if peer is not None and not 0 <= peer < self.size:
+            raise ValueError(f"there is no rank {peer} in a world of {self.size}")
         self.depth += 1
-        self.waits = True
         try:
             yield line
         finally:
             self.depth -= 1
-            self.waits = False
 
     def problem(self, name: str, words: str, line: int) -> None:
         self.problems.append((name, words, line))
@@ -243,31 +240,12 @@ def patched(record: Record) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def supervised(record: Record) -> Iterator[None]:
-    """While this rank is not in an operation, it gives signs of life, and after the deadline the check ends. So silence
-    means that all ranks wait for each other."""
-    main, over = threading.get_ident(), threading.Event()
-
-    def supervise() -> None:
-        while not over.wait(SILENCE / 4):
-            if record.depth == 0 and not record.waits and time.monotonic() > record.started + DEADLINE:
-                stop(f"{ENDLESS}: no result within {DEADLINE:g} s", record.line(sys._current_frames()[main]))
-            if not record.waits:
-                report(alive=True)
-
-    thread = threading.Thread(target=supervise, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextlib.contextmanager
 def solving(record: Record) -> Iterator[None]:
-    """The solution runs. What it raises ends the check."""
-    record.depth, record.started = 0, time.monotonic()
+    """The solution runs. What it raises ends the check, and so does the deadline, if it is not in an operation then."""
+    timed_out = f"{ENDLESS}: no result within {DEADLINE:g} s"
+    handler = signal.signal(signal.SIGALRM, lambda number, frame: stop(timed_out, record.line(frame)))
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+    record.depth = 0
     try:
         with contextlib.redirect_stdout(record.printed), contextlib.redirect_stderr(record.printed):
             yield
@@ -280,6 +258,8 @@ def solving(record: Record) -> Iterator[None]:
         threading.Event().wait()
     finally:
         record.depth = 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def import_source(source: Source) -> ModuleType:
@@ -300,7 +280,7 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
     kept = dict(sys.modules)
     cases: Callable[[int, int, int], Iterator[Case]] = importlib.import_module(exercise.module).cases
     try:
-        with patched(record), supervised(record):
+        with patched(record):
             group = dist.new_group()  # the solution's collectives may differ between ranks
             with solving(record):
                 functions = [import_source(source) for source in sources][-1]
@@ -349,9 +329,7 @@ def run_case(
         balance[sender * size + rank] -= number
     balance[-1] = len(record.problems) + bool(find_difference(observation.held, observation.expected))
     report(at=RETURNED)
-    record.waits = True
     dist.all_reduce(balance, group=group)
-    record.waits = False
     if balance[:-1].any() or record.pending:
         raise RuntimeError("messages are left over: this world cannot run anything else")
     return not balance[-1]

@@ -25,6 +25,7 @@ from playground.exercises.exercise import (
     exercises,
     normalise,
 )
+from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event
@@ -33,8 +34,6 @@ from playground.runtime.remote import remote
 JUDGE = remote("playground.exercises.rank:judge")
 DEADLINE = 5.0
 """Seconds that one case may take."""
-SILENCE = 1.5
-"""Seconds without a sign of life after which ranks wait for each other. A rank that computes gives signs of life."""
 ENDLESS = "runs without end"
 RETURNED = ("has returned", None, 0)
 """In the place of an operation, its peer and its line."""
@@ -171,6 +170,8 @@ class Attempt:
     abouts: dict[int, str] = field(default_factory=dict)
     observed: dict[int, dict[int, Observation]] = field(default_factory=dict)
     """By case and rank."""
+    diagnosis: Diagnosis | None = None
+    """Of a deadlock, if it is proved."""
     at: dict[int, tuple[str, int | None, int]] = field(default_factory=dict)
     """The operation, its peer and its line that each rank called last."""
 
@@ -184,7 +185,7 @@ class Attempt:
             self.case = max(self.case, event["case"])
             self.abouts[event["case"]] = event["about"]
             self.at[rank] = ("computes", None, 0)
-        elif "alive" not in event:
+        else:
             self.rank, self.line, self.printed = rank, event.get("line", 0), event.get("printed", "")
             if "stopped" in event:
                 self.status, self.words = LOOP if ENDLESS in event["stopped"] else ERROR, event["stopped"]
@@ -247,11 +248,11 @@ def attempt(exercise: Exercise, sources: Sequence[Source], size: int, seed: int,
     """Run the last of the sources in a world of this size."""
     made = Attempt(size)
     try:
-        launch(JUDGE, size, args=(tuple(sources), exercise, seed, only), timeout=SILENCE, on_report=made.take)
+        launch(JUDGE, size, args=(tuple(sources), exercise, seed, only), timeout=DEADLINE + 2, on_report=made.take)
     except Ended:
         pass
-    except RankTimeout:
-        made.status = DEADLOCK
+    except RankTimeout as error:  # a rank that runs without end has reported it
+        made.status, made.diagnosis = DEADLOCK, error.diagnosis
     except PlaygroundError as error:
         made.blame(error)
     else:
@@ -282,9 +283,9 @@ def tell(made: Attempt, verdict: Verdict) -> Verdict:
     """The verdict on what ranks reported."""
     if made.status == DEADLOCK:
         ranks = tuple(f"rank {rank}: {place(made.at.get(rank))}" for rank in range(made.size))
-        names = {name.removeprefix("wait() for i") for name, _, _ in made.at.values()}
-        mistake = SAME_FIRST.get("".join(names), "")
-        return replace(verdict, case=made.abouts.get(made.case, ""), mistake=mistake, ranks=ranks)
+        if made.diagnosis:
+            verdict = replace(verdict, mistake=made.diagnosis.kind, says=made.diagnosis.cure)
+        return replace(verdict, case=made.abouts.get(made.case, ""), ranks=ranks)
     if made.rank is not None or made.status == BLOCKED:
         case = made.abouts.get(made.case, "")
         about = {"rank": made.rank, "line": made.line, "printed": made.printed}
@@ -303,10 +304,6 @@ def tell(made: Attempt, verdict: Verdict) -> Verdict:
     return replace(verdict, words=describe_messages(seen) or made.unreceived(case_number, rank))
 
 
-SAME_FIRST = {"send": "all send first", "recv": "all receive first"}
-"""Deadlocks that are recognised in any exercise, by the operation in which all ranks are."""
-
-
 def place(at: tuple[str, int | None, int] | None) -> str:
     name, peer, line = at or RETURNED
     if not line:
@@ -323,9 +320,7 @@ def name_mistake(
         return verdict
     case = next(made.failures())[0] if made.status == FAIL and made.rank is None else made.case
     for mistake in exercise.mistakes:
-        if mistake.name == verdict.mistake:
-            return replace(verdict, says=mistake.says)
-        if mistake.status == made.status and mistake.name not in SAME_FIRST.values():
+        if mistake.status == made.status:
             wrong = replace(source, text=mistake.apply(exercise.solution))
             if is_alike(made, attempt(exercise, [*before, wrong], made.size, verdict.seed, case), case):
                 return replace(verdict, mistake=mistake.name, says=mistake.says)

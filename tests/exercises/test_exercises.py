@@ -131,7 +131,7 @@ def test_a_loop_is_ended_by_the_deadline() -> None:
 
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     verdict = judge(SWAP, f"{HEAD}    dist.send(tensor, rank ^ 1)\n", 2)
-    assert (verdict.status, verdict.mistake) == (DEADLOCK, "all send first")
+    assert (verdict.status, verdict.mistake) == (DEADLOCK, "both send first")
     assert verdict.ranks == ("rank 0: in send to rank 1, line 6", "rank 1: in send to rank 0, line 6")
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
+from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
 
 EXERCISE = Exercise(
     module=__name__,
     number=4,
     mistakes=(
-        Mistake("all send first", {"rank < partner < size": "partner < size"}, status=DEADLOCK),
-        Mistake("all receive first", {"rank < partner < size": "False"}, status=DEADLOCK),
+        Mistake("both send first", {"rank < partner < size": "partner < size"}, status=DEADLOCK),
+        Mistake("both receive first", {"rank < partner < size": "False"}, status=DEADLOCK),
         Mistake("overwritten before it was sent", {"recv(theirs, partner)": "recv(tensor, partner)"}),
-        Mistake(
-            "the last rank has no partner", {"partner < size": "True"}, "with an odd number it stays alone", DEADLOCK
-        ),
+        Mistake("the last rank has no partner", {"partner < size": "True"}, "with an odd number it stays alone", ERROR),
     ),
 )
 
