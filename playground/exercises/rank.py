@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from playground.exercises.cases import ANYTHING, Case, flatten
-from playground.exercises.exercise import MESSAGES, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, POISON, RETURNED, Source, find_difference
+from playground.exercises.exercise import ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, Source, find_difference
 from playground.runtime.rank.rank import report
 
 COLLECTIVES = (
@@ -41,7 +41,7 @@ MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 
 def stop(words: str, line: int) -> NoReturn:
     """End the check. The parent ends this process: nothing the solution catches can hold it up."""
-    report(stopped=words, line=line)
+    report(status=LOOP if ENDLESS in words else ERROR, words=words, line=line)
     threading.Event().wait()
     raise SystemExit
 
@@ -253,8 +253,9 @@ def solving(record: Record) -> Iterator[None]:
         record.depth = 1
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == record.file]
         words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        printed, is_stub = record.printed.text.getvalue(), isinstance(error, NotImplementedError)
-        report(raised=words, line=(lines or [0])[-1] or 0, is_stub=is_stub, printed=printed)
+        is_stub = isinstance(error, NotImplementedError)
+        about = {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
+        report(**about, line=(lines or [0])[-1] or 0, printed=record.printed.text.getvalue())
         threading.Event().wait()
     finally:
         record.depth = 1
@@ -300,7 +301,7 @@ def run_case(
     """Run one case and report it; whether all ranks may go on to the next."""
     record.begin()
     torch.manual_seed(place)
-    report(case=place, about=case.about)
+    report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):
         returned = function(rank, size, *case.args)

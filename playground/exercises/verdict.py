@@ -54,7 +54,7 @@ class Source:
 class Verdict:
     exercise: str
     file: str
-    status: str
+    status: str = PASS
     words: str = ""
     """The failure in one line, without its mistake."""
     mistake: str = ""
@@ -85,6 +85,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Difference:
+    """Fields of a verdict."""
+
     where: str
     index: int | None
     held: object
@@ -158,81 +160,82 @@ class Ended(Exception):
 
 @dataclass
 class Attempt:
-    """What ranks reported."""
+    """What the ranks of one world reported, and what follows from it."""
 
     size: int
-    status: str = FAIL
-    rank: int | None = None
-    words: str = ""
-    line: int = 0
-    printed: str = ""
+    verdict: Verdict
     case: int = -1
-    abouts: dict[int, str] = field(default_factory=dict)
+    """The latest that has begun; in the end, the one that failed."""
     observed: dict[int, dict[int, Observation]] = field(default_factory=dict)
     """By case and rank."""
-    diagnosis: Diagnosis | None = None
-    """Of a deadlock, if it is proved."""
     at: dict[int, tuple[str, int | None, int]] = field(default_factory=dict)
-    """The operation, its peer and its line that each rank called last."""
+    """The operation that each rank called last, its peer and its line."""
+
+    def tell(self, **values: object) -> None:
+        self.verdict = replace(self.verdict, **values)  # type: ignore[arg-type]
 
     def take(self, rank: int, event: Event) -> None:
-        """A report."""
+        """A report. Raises `Ended` for one that ends the check."""
         if "at" in event:
             self.at[rank] = event["at"]
         elif "observed" in event:
             self.observed.setdefault(event["case"], {})[rank] = event["observed"]
-        elif "case" in event:
-            self.case = max(self.case, event["case"])
-            self.abouts[event["case"]] = event["about"]
-            self.at[rank] = ("computes", None, 0)
+        elif "number" in event:
+            self.case = max(self.case, event["number"])
+            self.tell(case=event["about"])
         else:
-            self.rank, self.line, self.printed = rank, event.get("line", 0), event.get("printed", "")
-            if "stopped" in event:
-                self.status, self.words = LOOP if ENDLESS in event["stopped"] else ERROR, event["stopped"]
-            else:
-                self.status, self.words = ERROR, event["raised"]
-                if event["is_stub"]:
-                    self.status, self.words = FAIL, "not written yet"
+            self.tell(rank=rank, **event)
             raise Ended
 
-    def blame(self, error: PlaygroundError) -> None:
-        """Take what ended the world. A failure that was observed comes first: after it messages may be left over."""
-        if isinstance(error, RankFailed) and not error.traceback:
-            self.status, self.rank, self.words = ERROR, error.rank, f"{error.reason}; {ASK_FOR_SIZES}"
-        elif not any(True for _ in self.failures()):
-            self.status, self.words = BLOCKED, error.headline
+    def tell_deadlock(self, diagnosis: Diagnosis | None) -> None:
+        if diagnosis:
+            self.tell(mistake=diagnosis.kind, says=diagnosis.cure)
+        ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
+        self.tell(status=DEADLOCK, ranks=tuple(ranks))
 
-    def failures(self) -> Iterator[tuple[int, int, Observation]]:
-        """The failing observations: cases in order, wrong values before wrong messages. With their cases and ranks."""
+    def tell_failure(self) -> bool:
+        """Tell of the first failure that was observed, and return whether there is one."""
         for case, by_rank in sorted(self.observed.items()):
-            ranked = [(case, rank, seen) for rank, seen in sorted(by_rank.items())]
-            if len(ranked) == self.size:
-                yield from (each for each in ranked if find_difference(each[2].held, each[2].expected))
-                yield from (each for each in ranked if describe_messages(each[2]) or each[2].problems)
-                yield from (each for each in ranked if self.unreceived(case, each[1]))
-
-    def unreceived(self, case: int, sender: int) -> str:
-        """The message of this rank that its receiver has not taken."""
-        by_rank = self.observed[case]
-        for receiver in range(self.size):
-            sent = sum(to == receiver for to, _ in by_rank[sender].sent)
-            if sent != by_rank[receiver].received[sender]:
-                return f"sent {sent} to rank {receiver}, which received {by_rank[receiver].received[sender]}"
-        return ""
+            for describe in (describe_problem, describe_difference, describe_messages):
+                for rank, seen in sorted(by_rank.items()):
+                    if len(by_rank) == self.size and (found := describe(seen, rank, by_rank)):
+                        self.case = case
+                        self.tell(status=FAIL, case=seen.about, rank=rank, printed=seen.printed, **found)
+                        return True
+        return False
 
 
-def describe_messages(seen: Observation) -> str:
-    """What is wrong with the messages that a rank sent. Empty if nothing is."""
-    sent, total = full_messages(seen.sent), sum(elements for _, elements in seen.sent)
-    if seen.most is not None and total > seen.most:
-        return f"sent {count(total, 'element')}; {seen.most} are enough"
-    if seen.due is None or sent == full_messages(seen.due):
-        return ""
-    due = full_messages(seen.due)
-    if len(sent) != len(due):
-        return f"sent {count(len(sent), 'message')}; {len(due)} {'is' if len(due) == 1 else 'are'} due"
-    has, wanted = next(pair for pair in zip(sent, due, strict=True) if pair[0] != pair[1])
-    return f"sent {count(has[1], 'element')} to rank {has[0]}; {wanted[1]} to rank {wanted[0]} are due"
+Found = dict[str, object]
+"""Fields of a verdict; none if there is nothing to tell."""
+
+
+def describe_problem(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
+    return dict(zip(("mistake", "words", "line"), seen.problems[0], strict=True)) if seen.problems else {}
+
+
+def describe_difference(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
+    found = find_difference(seen.held, seen.expected)
+    if found is None:
+        return {}
+    why = explain_digits(found.held, found.expected) if seen.is_coded else ""
+    mistake = "read before wait" if found.held == POISON else ""
+    return {**vars(found), "words": f"{found.words}{': ' * bool(why)}{why}", "mistake": mistake}
+
+
+def describe_messages(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
+    """What is wrong with the messages that this rank sent."""
+    sent, due = full_messages(seen.sent), full_messages(seen.due or ())
+    if seen.most is not None and (total := sum(elements for _, elements in sent)) > seen.most:
+        return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
+    if seen.due is not None and len(sent) != len(due):
+        return {"words": f"sent {count(len(sent), 'message')}; {len(due)} {'is' if len(due) == 1 else 'are'} due"}
+    for (to, elements), (receiver, wanted) in zip(sent, due, strict=False):
+        if (to, elements) != (receiver, wanted):
+            return {"words": f"sent {count(elements, 'element')} to rank {to}; {wanted} to rank {receiver} are due"}
+    for receiver, other in by_rank.items():
+        if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
+            return {"words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"}
+    return {}
 
 
 def full_messages(messages: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -244,19 +247,23 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def attempt(exercise: Exercise, sources: Sequence[Source], size: int, seed: int, only: int | None = None) -> Attempt:
-    """Run the last of the sources in a world of this size."""
-    made = Attempt(size)
+def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict, only: int | None = None) -> Attempt:
+    """Run the last of the sources in the world of this verdict. `only`: on this case."""
+    size = verdict.world or 1
+    made = Attempt(size, verdict)
+    arguments = (tuple(sources), exercise, verdict.seed, only)
     try:
-        launch(JUDGE, size, args=(tuple(sources), exercise, seed, only), timeout=DEADLINE + 2, on_report=made.take)
+        launch(JUDGE, size, args=arguments, timeout=DEADLINE + 2, on_report=made.take)
+        made.tell_failure()
     except Ended:
         pass
     except RankTimeout as error:  # a rank that runs without end has reported it
-        made.status, made.diagnosis = DEADLOCK, error.diagnosis
+        made.tell_deadlock(error.diagnosis)
     except PlaygroundError as error:
-        made.blame(error)
-    else:
-        made.status = FAIL if any(True for _ in made.failures()) else PASS
+        if isinstance(error, RankFailed) and not error.traceback:
+            made.tell(status=ERROR, rank=error.rank, words=f"{error.reason}; {ASK_FOR_SIZES}")
+        elif not made.tell_failure():  # after a failure, messages may be left over
+            made.tell(status=BLOCKED, words=error.headline)
     return made
 
 
@@ -266,82 +273,57 @@ def check_source(
     """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`: the modules that it
     may import."""
     source = replace(source, name=exercise.function, text=normalise(source.text))
-    verdict = Verdict(exercise=exercise.name, file=source.file, status=PASS, seed=seed)
+    verdict = Verdict(exercise=exercise.name, file=source.file, seed=seed)
     if words := find_fault(exercise, source.text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
-    passed: list[int] = []
     for size in (world,) if world else exercise.worlds:
-        made = attempt(exercise, [*before, source], size, seed)
-        if made.status != PASS:
-            failed = replace(verdict, world=size, passed=tuple(passed), status=made.status)
-            return name_mistake(exercise, source, before, made, tell(made, failed))
-        passed.append(size)
-    return replace(verdict, passed=tuple(passed))
+        made = attempt(exercise, [*before, source], replace(verdict, world=size))
+        if made.verdict.status != PASS:
+            return name_mistake(exercise, source, before, made)
+        verdict = replace(verdict, passed=(*verdict.passed, size))
+    return verdict
 
 
-def tell(made: Attempt, verdict: Verdict) -> Verdict:
-    """The verdict on what ranks reported."""
-    if made.status == DEADLOCK:
-        ranks = tuple(f"rank {rank}: {place(made.at.get(rank))}" for rank in range(made.size))
-        if made.diagnosis:
-            verdict = replace(verdict, mistake=made.diagnosis.kind, says=made.diagnosis.cure)
-        return replace(verdict, case=made.abouts.get(made.case, ""), ranks=ranks)
-    if made.rank is not None or made.status == BLOCKED:
-        case = made.abouts.get(made.case, "")
-        about = {"rank": made.rank, "line": made.line, "printed": made.printed}
-        return replace(verdict, words=made.words, case=case, **about)  # type: ignore[arg-type]
-    case_number, rank, seen = next(made.failures())
-    verdict = replace(verdict, case=seen.about, rank=rank, printed=seen.printed)
-    if seen.problems:
-        name, words, line = seen.problems[0]
-        return replace(verdict, mistake=name, words=words, line=line)
-    if found := find_difference(seen.held, seen.expected):
-        why = explain_digits(found.held, found.expected) if seen.is_coded else ""
-        verdict = replace(verdict, where=found.where, index=found.index)
-        verdict = replace(verdict, held=found.held, expected=found.expected)
-        mistake = "read before wait" if found.held == POISON else ""
-        return replace(verdict, mistake=mistake, words=f"{found.words}{': ' * bool(why)}{why}")
-    return replace(verdict, words=describe_messages(seen) or made.unreceived(case_number, rank))
-
-
-def place(at: tuple[str, int | None, int] | None) -> str:
-    name, peer, line = at or RETURNED
+def describe_place(name: str, peer: int | None, line: int) -> str:
+    """Where a rank is."""
     if not line:
         return name
     direction = "to" if "send" in name else "from"
     return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
 
 
-def name_mistake(
-    exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt, verdict: Verdict
-) -> Verdict:
-    """The verdict with the name of the catalogued mistake that does the same."""
-    if verdict.mistake == "short cut" or made.case < 0 or made.status not in (FAIL, DEADLOCK, ERROR):
-        return verdict
-    case = next(made.failures())[0] if made.status == FAIL and made.rank is None else made.case
-    for mistake in exercise.mistakes:
-        if mistake.status == made.status:
-            wrong = replace(source, text=mistake.apply(exercise.solution))
-            if is_alike(made, attempt(exercise, [*before, wrong], made.size, verdict.seed, case), case):
-                return replace(verdict, mistake=mistake.name, says=mistake.says)
+def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt) -> Verdict:
+    """The verdict, with the name of the catalogued mistake that does the same."""
+    verdict = made.verdict
+    if verdict.mistake != "short cut" and verdict.words != NOT_WRITTEN:
+        for mistake in exercise.mistakes:
+            if mistake.status == verdict.status:
+                wrong = replace(source, text=mistake.apply(exercise.solution))
+                empty = Verdict(exercise=exercise.name, file=source.file, world=made.size, seed=verdict.seed)
+                if is_alike(made, attempt(exercise, [*before, wrong], empty, made.case)):
+                    return replace(verdict, mistake=mistake.name, says=mistake.says)
     return verdict
 
 
-def is_alike(made: Attempt, other: Attempt, case: int) -> bool:
-    """Whether the ranks of two worlds did the same in this case."""
-    if made.status != other.status:
+def is_alike(made: Attempt, other: Attempt) -> bool:
+    """Whether the ranks of two worlds did the same in the case that failed."""
+    status = made.verdict.status
+    if status != other.verdict.status:
         return False
-    if made.status == DEADLOCK:
+    if status == DEADLOCK:
         return {rank: at[:2] for rank, at in made.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
-    if made.rank is not None:
-        return made.words.partition(":")[0] == other.words.partition(":")[0]
-    mine, theirs = made.observed[case], other.observed.get(case, {})
-    if mine.keys() != theirs.keys() or any(find_difference(mine[rank].held, theirs[rank].held) for rank in mine):
-        return False
-    if any({name for name, *_ in mine[rank].problems} != {name for name, *_ in theirs[rank].problems} for rank in mine):
-        return False
-    return any(find_difference(seen.held, seen.expected) for seen in mine.values()) or all(
-        full_messages(mine[rank].sent) == full_messages(theirs[rank].sent) for rank in mine
+    if status != FAIL:
+        return made.verdict.words.partition(":")[0] == other.verdict.words.partition(":")[0]
+    mine, theirs = made.observed[made.case], other.observed.get(made.case, {})
+    pairs = [(mine[rank], theirs[rank]) for rank in mine if rank in theirs]
+    return (
+        len(pairs) == made.size
+        and not any(find_difference(one.held, two.held) for one, two in pairs)
+        and all([each[0] for each in one.problems] == [each[0] for each in two.problems] for one, two in pairs)
+        and (
+            any(find_difference(one.held, one.expected) for one, _ in pairs)
+            or all(full_messages(one.sent) == full_messages(two.sent) for one, two in pairs)
+        )
     )
 
 
