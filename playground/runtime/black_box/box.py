@@ -61,6 +61,8 @@ MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
 TEXTS = RING + RECORD.size * CAPACITY
 LENGTH = TEXTS + TEXT
+HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor")
+"""Names of threads that call no operation, or are not among the others."""
 Description = tuple[str, str, tuple[int, ...], Any, Any, "int | None", int]
 """kind, name, group, shape, dtype, peer, tag: see `Operation`. The types are torch's own."""
 Known = tuple[int, int, Callable[[], int]]
@@ -272,6 +274,11 @@ def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]
         state=DONE if done > 0 else AWAITED if number == main else ISSUED,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip
+
+
+def count_other_threads() -> int:
+    """The number of threads of this process that may call operations, besides the main one."""
+    return sum(thread.name not in HARMLESS for thread in threading.enumerate())
 
 
 def process_status(pid: int, *thread: str) -> list[bytes]:

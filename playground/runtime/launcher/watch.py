@@ -5,13 +5,13 @@ silent too long.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
 from playground.runtime.errors import (
+    TIMED_OUT,
     UNHEARD,
     Deadlock,
     PeerDisconnected,
@@ -32,7 +32,6 @@ START_LIMIT = 300.0
 """Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
 AFTERMATH = 0.25
 """Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
-TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 
 
 def watch(
