@@ -57,6 +57,7 @@ def test_a_mistake_is_called_by_its_name(exercise: Exercise, mistake: Mistake) -
 def test_every_exercise_has_its_parts(exercise: Exercise) -> None:
     assert len(exercise.hints) == 3
     assert exercise.title.partition(": ")[2]
+    assert max(map(len, exercise.solution.splitlines())) <= 80
     assert "NotImplementedError" in exercise.stub
     assert "NotImplementedError" not in exercise.solution
     assert len([number for number in (each.number for each in ALL) if number == exercise.number]) == 1
