@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import linecache
+import re
 import signal
 import sys
 import threading
@@ -37,7 +38,7 @@ from playground.exercises.verdict import (
     Source,
     find_difference,
 )
-from playground.runtime.rank.rank import report
+from playground.runtime.rank.rank import LOST_PEER, report
 
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
@@ -262,8 +263,10 @@ def solving(record: Record) -> Iterator[None]:
             yield
     except BaseException as error:
         record.depth = 1
+        if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
+            raise  # another rank is to be told of: the launcher sees how it ended
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == record.file]
-        words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        words = re.sub(r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0])
         is_stub = isinstance(error, NotImplementedError)
         about = {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
         report(**about, line=(lines or [0])[-1] or 0, printed=record.printed.text.getvalue())
