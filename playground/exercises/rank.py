@@ -45,6 +45,7 @@ COLLECTIVES = (
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
     "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
 )  # fmt: skip
+WORLD = ("init_process_group", "destroy_process_group")
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and characters printed in one case, of which the first are shown."""
 
@@ -121,7 +122,7 @@ class Record:
 
 @dataclass(eq=False)
 class Request:
-    """A message in flight, as torch's `Work`."""
+    """A message in flight, or an all_reduce, as torch's `Work`."""
 
     record: Record
     work: Any
@@ -130,7 +131,7 @@ class Request:
     line: int
     tensor: torch.Tensor
     copy: torch.Tensor
-    """What is being sent, or received."""
+    """What is being sent, received or summed."""
     held: torch.Tensor
     """What `tensor` has to hold until the message is over."""
     over: bool = field(default=False)
@@ -159,8 +160,9 @@ class Request:
         if not torch.equal(self.tensor, self.held):
             words = f"the tensor of this {self.kind} changed before wait()"
             record.problem("written before wait", words, self.line)
-        if self.kind == "irecv":
+        if self.kind != "isend":
             self.tensor.data.copy_(self.copy)
+        if self.kind == "irecv":
             record.received[self.work._source_rank() if self.peer is None else self.peer] += 1
 
 
@@ -209,6 +211,15 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
             pass
         return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
 
+    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        with record.within("all_reduce") as line:
+            if not async_op:
+                return real["all_reduce"](tensor, op, group)
+            copy, held = tensor.detach().clone(), tensor.detach().clone()
+            work = real["all_reduce"](copy, op, group, True)
+        record.pending.append(Request(record, work, "all_reduce", None, line, tensor, copy, held))
+        return record.pending[-1]
+
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "new_group":
             report(group=tuple([*args, kwargs.get("ranks")][0] or range(record.size)))
@@ -223,21 +234,21 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return recorded
 
     functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv)}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv, all_reduce)}
     return {name: unless_nested(name, function) for name, function in functions.items()}
 
 
 @contextlib.contextmanager
 def patched(record: Record) -> Iterator[None]:
-    """Record what the solution does, and keep it from asking for a keyboard."""
+    """Record what the solution does, and keep it from what a rank cannot do."""
 
-    def refuse(name: str) -> Callable[..., NoReturn]:
-        return lambda *args, **kwargs: stop(
-            f"{name}() needs a keyboard, and ranks have none: take it out", record.line()
-        )
+    def refuse(words: str) -> Callable[..., NoReturn]:
+        return lambda *args, **kwargs: stop(f"{words}: take it out", record.line())
 
     places: list[tuple[Any, str, Any]] = [
-        (builtins, "input", refuse("input")), (sys, "breakpointhook", refuse("breakpoint")),
+        (builtins, "input", refuse("input() needs a keyboard, and ranks have none")),
+        (sys, "breakpointhook", refuse("breakpoint() needs a keyboard, and ranks have none")),
+        *((dist, name, refuse(f"{name}() is not for you to call: the ranks have their world")) for name in WORLD),
         *((module, name, function) for name, function in record_messages(record).items()
           for module in (dist, dist.distributed_c10d)),
     ]  # fmt: skip
@@ -301,7 +312,7 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
                 functions = [import_source(source) for source in sources][-1]
             function = getattr(functions, exercise.function)
             for place, case in enumerate(cases(rank, size, seed)):
-                if only in (None, place) and not run_case(rank, size, place, case, function, record, group):
+                if only in (None, place) and not run_case(rank, size, seed, place, case, function, record, group):
                     return
     finally:
         for name in sys.modules.keys() - kept.keys():
@@ -310,11 +321,11 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
 
 
 def run_case(
-    rank: int, size: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
+    rank: int, size: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
 ) -> bool:
     """Run one case and report it; whether all ranks may go on to the next."""
     record.begin()
-    torch.manual_seed(place)
+    torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):

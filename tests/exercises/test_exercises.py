@@ -94,6 +94,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ("while True: print('on and on')", LOOP, "line 6: runs without end: it prints more than 65,536 characters"),
         ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 6: runs without end: it makes more than 2,000 calls"),
         ("return 1 / 0", ERROR, "line 6: ZeroDivisionError: division by zero"),
+        ("dist.destroy_process_group()", ERROR, "line 6: destroy_process_group() is not for you to call"),
         ("exit()", ERROR, "line 6: SystemExit"),
         ("return tensor.tolist()", FAIL, "int at [0]; should be int64 of shape (6,)"),
         ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
@@ -119,6 +120,57 @@ def test_what_happens_is_told(body: str, status: str, words: str) -> None:
     assert verdict.status == status, lines
     assert words in " ".join(lines)
     assert len(lines) <= 12
+
+
+IMPORTS = "import torch\nimport torch.distributed as dist\n\n\n"
+OTHER_SOLUTIONS = {
+    "swap": """def swap(rank, size, tensor):
+    partner, theirs = rank ^ 1, tensor.clone()
+    if partner < size:
+        messages = [dist.P2POp(dist.irecv, theirs, partner), dist.P2POp(dist.isend, tensor, partner)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+    return theirs
+""",
+    "broadcast": """def broadcast(rank, size, tensor, root):
+    place = (rank - root) % size
+    if place > 0:
+        dist.recv(tensor, (rank - 1) % size)
+    if place < size - 1:
+        dist.send(tensor, (rank + 1) % size)
+""",
+    "ring": """def ring(rank, size, tensor):
+    flat = torch.cat([tensor, tensor.new_zeros(-len(tensor) % size)])
+    chunks, arrived = flat.view(size, -1), tensor.new_empty(len(flat) // size)
+    for step in range(2 * size - 2):
+        request = dist.isend(chunks[(rank - step) % size], (rank + 1) % size)
+        dist.recv(arrived, (rank - 1) % size)
+        request.wait()
+        mine = chunks[(rank - step - 1) % size]
+        mine.copy_(arrived if step >= size - 1 else mine + arrived)
+    tensor.copy_(flat[: len(tensor)])
+""",
+    "average": """def average(rank, size, model):
+    params = list(model.parameters())
+    grads = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
+    works = [dist.all_reduce(grad, async_op=True) for grad in grads]
+    for param, grad, work in zip(params, grads, works):
+        work.wait()
+        param.grad = grad / size
+""",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SOLUTIONS)
+def test_another_right_solution_passes(name: str) -> None:
+    verdict = judge(exercises()[name], IMPORTS + OTHER_SOLUTIONS[name])
+    assert verdict.status == PASS, tell_lines(verdict)
+
+
+def test_a_sum_that_nobody_waits_for_is_not_there() -> None:
+    text = OTHER_SOLUTIONS["average"].replace("work.wait()", "pass")
+    verdict = judge(exercises()["average"], IMPORTS + text, 2)
+    assert (verdict.mistake, verdict.words) == ("no wait", "nobody waits for this all_reduce")
 
 
 @pytest.mark.stress
