@@ -1,8 +1,8 @@
 """What each rank has done last, in memory that outlives it: why a run stands still can be told without having recorded
 it.
 
-`box` is that memory, `hooks` write to it in a rank, `diagnosis` tells from the boxes of all ranks who waits for whom.
-Does not import torch.
+`box` is that memory, `hooks` write to it in a rank. From the boxes of all ranks `wait_graph` finds who waits for whom,
+and `diagnosis` says why. Does not import torch.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Operation:
     """Seconds on the host's monotonic clock; `done` is 0 while it is not."""
     may_give_up: bool = False
     """Whether it has a time limit of its own, after which the program may go on."""
+    raised: str = ""
+    """What the program had raised and not dealt with yet when it called it: it is called in a `finally` or `except`."""
 
     @property
     def channel(self) -> Channel:

@@ -1,0 +1,350 @@
+"""Why ranks stand still, in words: a deadlock is proved from what they have called, without any timeout; otherwise the
+last to come is named. And what ranks called differently although nothing stood still.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from playground.runtime.black_box import (
+    COLLECTIVE,
+    DEAD,
+    FINISHED,
+    IN_PROGRAM,
+    NEW_GROUP,
+    RECEIVE,
+    SEND,
+    STOPPED,
+    Channel,
+    Operation,
+    RankState,
+)
+from playground.runtime.black_box.wait_graph import (
+    COLLECTIVES,
+    DTYPES,
+    NOT_SEEN,
+    REDUCTIONS,
+    ROOTS,
+    SHAPES,
+    SIZES,
+    TO_ROOT,
+    Wait,
+    WaitGraph,
+    find_difference,
+    find_minority,
+    is_at,
+    list_known,
+)
+
+IN_FINALLY, PARTIAL_GROUP, WRONG_TAG = "a collective in `finally`", "a group not made by all", "wrong tag"
+GROUPS, WRONG_PEER, SENDS, RECEIVES = "different groups", "wrong peer", "send against send", "receive against receive"
+ENDED, ABSENT, CIRCLE = "a rank that has finished", "a rank that does not take part", "circular wait"
+LOST, SUSPENDED, STRAGGLER, UNSEEN, RUNNING = "dead", "stopped", "straggler", "a rank that is not seen", "in progress"
+CURES = {
+    IN_FINALLY: "call collectives after success only: the others do not know that this rank failed",
+    WRONG_TAG: "use the same tag for a send and its receive, in the same order on both ranks",
+    COLLECTIVES: "call the same collectives in the same order on all ranks of the group",
+    ROOTS: "pass the same root on all ranks of the group",
+    SHAPES: "pass tensors of the same shape on all ranks of the group",
+    DTYPES: "pass tensors of the same dtype on all ranks",
+    REDUCTIONS: "pass the same reduction on all ranks of the group",
+    SIZES: "receive into a tensor of the size and dtype that is sent",
+    GROUPS: "pass the same group on all ranks that have to meet",
+    WRONG_PEER: "let the receiver name the rank that sends, and the sender the rank that receives",
+    PARTIAL_GROUP: "call new_group on all ranks of the world, in the same order",
+    SENDS: "let one of two ranks receive first, or use isend or batch_isend_irecv",
+    RECEIVES: "let one of two ranks send first, or use irecv or batch_isend_irecv",
+    ENDED: "make the same number of calls on all ranks: equal numbers of batches, or join()",
+    ABSENT: "call collectives on all ranks of their group, and each send with its receive",
+    CIRCLE: "order the messages so that ranks do not wait for each other in a circle, or use isend",
+    LOST: "find out why that rank ended: the others wait for it in vain",
+    SUSPENDED: "continue that process (kill -CONT PID), or end the run",
+    STRAGGLER: "look at what that rank does there: the others wait for it",
+    UNSEEN: "look at the output on the host of that rank",
+    RUNNING: "wait, or look at the network: all ranks have called it",
+}
+"""What to do, by kind: one line."""
+KINDS = tuple(CURES)
+"""Of several kinds that explain why ranks wait, the first one is told."""
+ACTS = {FINISHED: "has finished", STOPPED: "is stopped", IN_PROGRAM: "is in the program", NOT_SEEN: "is not seen"}
+WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
+"""Columns: of a text, and the most of each cell of a table if there is no room for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why ranks wait, or what they called differently."""
+
+    kind: str
+    """A key of `CURES`."""
+    culprits: tuple[int, ...]
+    """Ranks, ascending: several where nothing tells which of them is wrong."""
+    operation: str
+    """That a culprit is in, or, if it is in none, that the others wait in."""
+    line: str
+    """Where a culprit is, if known."""
+    proved: bool
+    """Whether ranks wait that cannot be released any more, whatever the others do."""
+    sentence: str
+    table: str
+    """What each rank does: one row per rank, or for several that do the same."""
+    cure: str
+
+    def __str__(self) -> str:
+        return "\n".join((self.sentence, self.table, self.cure))
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a rank does or has done."""
+
+    phrase: str
+    """Its first word is is, has or was."""
+    line: str
+    operation: str = ""
+
+    def tell(self, ranks: Sequence[int], before: str = "") -> str:
+        """That these ranks do it. A line in the same file as the line `before` is told without the file."""
+        several = len(ranks) > 1
+        verb, _, rest = self.phrase.partition(" ")
+        verb = {"is": "are", "has": "have", "was": "were"}.get(verb, verb) if several else verb
+        place = shorten(self.line.partition(" in ")[0], 24)
+        file, _, number = place.rpartition(":")
+        place = f":{number}" if file and before.startswith(f"{file}:") else place
+        told = f"{'ranks' if several else 'rank'} {shorten(format_ranks(ranks), 16)} {verb} {rest}"
+        return f"{told} ({place})" if place else told
+
+
+def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
+    """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
+    moment prove a deadlock: states between which no rank has moved."""
+    graph = WaitGraph(states)
+    everyone = list(graph.waits)
+    free = {rank for rank, state in graph.states.items() if state.has_other_threads}
+    firm = [rank for rank in everyone if rank not in free and not graph.waits[rank].operation.may_give_up]
+    for judge, held in ((graph, firm), (graph, everyone), (WaitGraph(states, pessimistic=True), everyone)):
+        if blocked := judge.find_blocked(held, set()):
+            return explain(judge, held, blocked, proved=held is firm)
+    return find_late(graph)
+
+
+def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
+    """The first operation that ranks called differently, although it may have worked; None if none is known."""
+    graph = WaitGraph(states)
+    meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
+    for rank, state in graph.states.items():
+        for one in list_known(state):
+            key: tuple[object, ...] = one.channel, one.index
+            if one.kind != COLLECTIVE:
+                sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
+                if graph.count(receiver, (RECEIVE, one.group, None, one.tag)):
+                    continue  # a receive from anyone may have got any of them
+                key = sender, receiver, one.group, one.tag, one.index
+            meetings.setdefault(key, {})[rank] = one
+    for met in sorted(meetings.values(), key=lambda met: min(one.issued for one in met.values())):
+        some = next(iter(met))
+        if any(find_difference(met[some], one, strictly=True) for one in met.values()):
+            culprits = find_minority(met, strictly=True)
+            other = min(culprits)
+            rank = next(one for one in met if find_difference(met[one], met[other], strictly=True))
+            kind = find_difference(met[rank], met[other], strictly=True)
+            rows = {one: (detail(met[one], kind), met[one].line, "") for one in sorted(met)}
+            acts = {one: Act(f"has called {did}", line, met[one].name) for one, (did, line, _) in rows.items()}
+            parties = [([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)]
+            return compose(kind, culprits, parties, draw_table(rows, {}), False)
+    return None
+
+
+def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], proved: bool) -> Diagnosis:
+    """Why these ranks are blocked."""
+    culprits, waits, stuck = graph.find_culprits(held, blocked), graph.waits, blocked | graph.finished
+    edges = [(rank, other) for rank in blocked for other in waits[rank].absent & stuck | waits[rank].differing]
+    kinds = {edge: classify(graph, *edge, culprits) for edge in edges if culprits & {*edge}}
+    if len(culprits) > 1:  # what they do to each other, and to ranks that expect something else of them
+        kinds = {
+            edge: kind for edge, kind in kinds.items() if culprits >= {*edge} or kind in (WRONG_PEER, GROUPS)
+        } or kinds
+    first = min(kinds.values(), key=KINDS.index)
+    waiting = Counter(other for _, other in edges)
+    told = [edge for edge in kinds if kinds[edge] == first]
+    rank, other = min(told, key=lambda edge: (edge[1] not in culprits, -waiting[edge[1]], edge[::-1]))
+    return describe(graph, first, culprits, other, rank, proved)
+
+
+def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> str:
+    """Why one rank waits for another."""
+    mine = graph.waits[rank].operation
+    theirs = graph.waits[other].operation if other in graph.waits else None
+    if mine.raised or (theirs and theirs.raised):
+        return IN_FINALLY
+    if other in graph.waits[rank].differing:
+        return find_difference(mine, graph.meet(mine)[other])
+    if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):
+        return stray
+    if NEW_GROUP in (mine.name, theirs and theirs.name):
+        return PARTIAL_GROUP
+    if theirs is None:
+        return ENDED
+    if mine.kind == theirs.kind == COLLECTIVE:
+        if mine.group == theirs.group:
+            return COLLECTIVES if mine.channel != theirs.channel else CIRCLE
+        return GROUPS if mine.name == theirs.name else ABSENT
+    if COLLECTIVE in (mine.kind, theirs.kind):
+        return ABSENT
+    if mine.kind != theirs.kind:
+        if (mine.group, mine.tag) == (theirs.group, theirs.tag):
+            return WRONG_PEER
+        return WRONG_TAG if theirs.peer in (rank, None) and mine.group == theirs.group else CIRCLE
+    kinds = {graph.waits[one].operation.kind if one in graph.waits else "" for one in culprits}
+    return CIRCLE if len(kinds) > 1 else SENDS if mine.kind == SEND else RECEIVES
+
+
+def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> str:
+    """The kind of difference from an unmatched message between the same ranks, if there is one."""
+    kind = RECEIVE if message.kind == SEND else SEND
+    for channel, count in graph.states[other].counts.items():
+        _, group, peer, tag = channel
+        if channel[0] == kind and peer == rank and (group == message.group) != (tag == message.tag):
+            anyone: list[Channel] = [(RECEIVE, group, None, tag)] * (kind == SEND)
+            if count > graph.count(rank, (message.kind, group, other, tag), *anyone):
+                return WRONG_TAG if group == message.group else GROUPS
+    return ""
+
+
+def find_late(graph: WaitGraph) -> Diagnosis | None:
+    """Who comes last, if nobody is blocked."""
+    awaited = set[int]().union(*(wait.missing for wait in graph.waits.values()))
+    for doing, kind in ((DEAD, LOST), (STOPPED, SUSPENDED), (IN_PROGRAM, STRAGGLER), (NOT_SEEN, UNSEEN)):
+        late = graph.find_doing(doing) & (awaited if doing in (IN_PROGRAM, NOT_SEEN) else graph.states.keys())
+        if late:
+            other = min(late, key=lambda rank: (-graph.states[rank].since, rank))
+            waiting = [rank for rank, wait in graph.waits.items() if other in wait.missing] or graph.waits
+            return describe(graph, kind, late, other, min(waiting, default=None))
+    return describe(graph, RUNNING, set(), min(graph.waits)) if graph.waits else None
+
+
+def describe(
+    graph: WaitGraph, kind: str, culprits: set[int], other: int, rank: int | None = None, proved: bool = False
+) -> Diagnosis:
+    """`rank` waits for `other`, which is the culprit or one of them."""
+    disputed = graph.waits[rank] if rank is not None and other in graph.waits[rank].differing else None
+    acts = {one: find_act(graph, one, kind, disputed) for one in sorted(graph.states)}
+    alike = [
+        one for one, act in acts.items() if act == acts[other] and (one == other or one in (culprits or graph.waits))
+    ]
+    parties = [(alike, acts[other])]
+    if rank is not None:
+        same = [one for one in acts if one in graph.waits and acts[one] == acts[rank] and one not in alike]
+        waiting = [one for one in same if other in graph.waits[one].missing or one == rank]
+        parties.append((waiting, acts[rank]))
+    rows = {one: list_cells(graph, one) for one in acts}
+    since = {one: graph.states[one].since for one in acts if graph.states[one].doing != NOT_SEEN}
+    return compose(kind, culprits, parties, draw_table(rows, since), proved)
+
+
+def find_act(graph: WaitGraph, rank: int, kind: str, disputed: Wait | None) -> Act:
+    """What a rank does, or what it has called in the place of a disputed operation."""
+    state, wait = graph.states[rank], graph.waits.get(rank)
+    called = graph.meet(disputed.operation).get(rank) if disputed else None
+    if called and not (wait and is_at(wait.operation, called.channel, called.index)):
+        return Act(f"has called {detail(called, kind)}", called.line, called.name)
+    if wait:
+        return Act(f"is in {detail(wait.operation, kind)}", wait.operation.line, wait.operation.name)
+    last = state.operations[-1].line if state.operations and state.doing == FINISHED else ""
+    return Act(ACTS.get(state.doing) or state.end or "is dead", state.line or last)
+
+
+def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
+    """What a rank does, where, and whom it waits for."""
+    state, wait = graph.states[rank], graph.waits.get(rank)
+    if wait is None:
+        return (state.doing == DEAD and state.end) or state.doing, state.line, ""
+    doing = f"{detail(wait.operation, WRONG_TAG if wait.operation.tag else ROOTS)} #{wait.operation.index}"
+    awaited = "any of " * (wait.any_one and len(wait.missing) > 1) + format_ranks(wait.missing)
+    return doing, wait.operation.line, awaited
+
+
+def detail(operation: Operation, kind: str) -> str:
+    """An operation, with what matters for this kind of diagnosis."""
+    name, peer, shape = operation.name, operation.peer, list(operation.shape)
+    if operation.kind != COLLECTIVE:
+        name += f" {'to' if operation.kind == SEND else 'from'} {'anyone' if peer is None else f'rank {peer}'}"
+    more = {
+        ROOTS: f" {'to' if name in TO_ROOT else 'from'} rank {peer}",
+        SHAPES: f" of shape {shape}",
+        DTYPES: f" of {operation.dtype}",
+        SIZES: f" of {operation.dtype}{shape}",
+        REDUCTIONS: f" with {operation.reduces}",
+        GROUPS: f" of the group {format_ranks(operation.group)}",
+        WRONG_TAG: f" with tag {operation.tag}",
+    }
+    return name if kind == ROOTS and (operation.kind != COLLECTIVE or peer is None) else name + more.get(kind, "")
+
+
+def compose(
+    kind: str, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Act]], table: str, proved: bool
+) -> Diagnosis:
+    """A diagnosis of what one party does, and another that waits for it, if there is one."""
+    act = parties[0][1]
+    told = [some.tell(ranks, act.line if some is not act else "") for ranks, some in parties]
+    sentence = "deadlock: " * proved + (" where " if proved or "called" in act.phrase else " while ").join(told)
+    return Diagnosis(
+        kind=kind,
+        culprits=tuple(sorted(culprits)),
+        operation=next((some.operation for _, some in parties if some.operation), ""),
+        line=act.line,
+        proved=proved,
+        sentence=textwrap.fill(sentence, WIDTH),
+        table=table,
+        cure=CURES[kind],
+    )
+
+
+def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
+    """What ranks do, where, and whom they wait for; and since when. Ranks that do the same share a row."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for rank, cells in rows.items():
+        alike.setdefault(cells, []).append(rank)
+    lines = [("rank", "does", "since", "where", "waits for")]
+    for (doing, where, awaited), ranks in alike.items():
+        times = [since[rank] for rank in ranks if rank in since]
+        lines.append(
+            (
+                format_ranks(ranks),
+                doing,
+                f"{max(times):.{1 if max(times) < 1000 else 0}f} s" if times else "",
+                where,
+                awaited,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = WIDTH - 2 * (len(widths) - 1)
+    for column in (4, 0, 1, 3):
+        excess = max(0, sum(widths) - room)
+        widths[column] = max(widths[column] - excess, min(widths[column], WIDTHS[column]))
+    table = ([shorten(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in table)
+
+
+def shorten(text: str, width: int) -> str:
+    """A line of a program loses its function first, then the beginning of the file's name."""
+    if len(text) > width:
+        text = re.sub(r"(:\d+) in .*", r"\1", text)
+    if len(text) > width:
+        return "…" + text[1 - width :] if re.search(r":\d+$", text) else text[: width - 1] + "…"
+    return text
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """0-2, 5"""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
