@@ -13,7 +13,7 @@ import click
 from playground.console.session import to_document
 from playground.runtime.black_box import IN_OPERATION, IN_PROGRAM, STOPPED, RankState
 from playground.runtime.black_box.box import View, find_boxes, is_stopped, process_status
-from playground.runtime.black_box.diagnosis import describe, diagnose
+from playground.runtime.black_box.diagnosis import diagnose, tell
 from playground.runtime.errors import UsageError
 from playground.tools import TOOLS
 
@@ -34,7 +34,7 @@ def command(pid: int, as_json: bool) -> None:
     boxes = find_run(pid)
     states = look_twice(boxes)
     found = diagnose(states)
-    click.echo(to_document({"ranks": states, "diagnosis": found}) if as_json else describe(states))
+    click.echo(to_document({"ranks": states, "diagnosis": found}) if as_json else tell(states))
 
 
 def find_run(pid: int) -> list[View]:
