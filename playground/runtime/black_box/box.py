@@ -303,9 +303,16 @@ def is_stopped(pid: int) -> bool:
 
 
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:
-    """The black boxes of these processes, of those that may be looked at."""
+    """The black boxes of these processes, of those that may be looked at. (A launcher has those of its ranks open.)"""
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
-            for file in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{file}").startswith(f"/memfd:{NAME}"):
-                    yield View(pid, int(file))
+            files = (file for file in os.listdir(f"/proc/{pid}/fd") if is_box(f"/proc/{pid}/fd/{file}"))
+            views = (View(pid, int(file)) for file in files)
+            if own := next((view for view in views if view.words[PID] == pid), None):
+                yield own
+
+
+def is_box(path: str) -> bool:
+    with contextlib.suppress(OSError):  # it has been closed since
+        return os.readlink(path).startswith(f"/memfd:{NAME}")
+    return False

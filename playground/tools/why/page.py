@@ -31,22 +31,24 @@ def command(pid: int, as_json: bool) -> None:
 
     Ranks on other hosts are not seen from here.
     """
-    boxes = find_run(pid)
-    states = look_twice(boxes)
-    found = diagnose(states)
-    click.echo(to_document({"ranks": states, "diagnosis": found}) if as_json else tell(states))
+    worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
+    if as_json:
+        click.echo(to_document({"worlds": [{"ranks": states, "diagnosis": diagnose(states)} for states in worlds]}))
+    else:
+        click.echo("\n\n".join(map(tell, worlds)))
 
 
-def find_run(pid: int) -> list[View]:
-    """The black boxes of the world that process `pid` has started, or is a rank of; of those on this host. Raises
+def find_worlds(pid: int) -> list[list[View]]:
+    """The black boxes of each world that process `pid` has started, or is a rank of; of those on this host. Raises
     `UsageError` if there is none."""
     if not Path(f"/proc/{pid}").exists():
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
-    worlds = {box.world for box in find_boxes(list_family(pid))} - {None}
+    worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
         raise UsageError(f"process {pid} has started no ranks that may be looked at: name that of a run, as its user")
     everyone = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [box for box in find_boxes(everyone) if box.world in worlds]
+    boxes = [*find_boxes(everyone)]
+    return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
 
 
 def list_family(pid: int) -> Iterator[int]:
