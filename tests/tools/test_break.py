@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from playground.app import CHAPTERS
 from playground.runtime.launcher.entry import World
 from playground.runtime.remote import outline
 from playground.tools.gallery.page import (
-    EXPECTED,
+    BOARDS,
     FAILURE,
     HANG,
     PROGRAMS,
     SILENT,
     Outcome,
+    find,
     find_problem,
     read_body,
     run,
@@ -30,7 +32,7 @@ Run = Callable[..., Any]
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> None:
     outcome = run(World(3), name)
-    expected = PROGRAMS[name].expected
+    expected = PROGRAMS[name]
     assert (outcome.problem, outcome.symptom) == ("", expected.symptom)
     assert outcome.cured == expected.right(3) != outcome.results
 
@@ -42,33 +44,33 @@ def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) ->
     assert [run(World(size), name).problem for _ in range(20)] == [""] * 20
 
 
-@pytest.mark.parametrize("board", EXPECTED)
+@pytest.mark.parametrize("board", BOARDS)
 def test_every_program_stands_beside_its_cure_and_has_its_expectation(board: str) -> None:
-    functions = outline(f"playground/tools/gallery/{board}".replace("/", ".")).rank_functions
-    assert [*functions] == [name + cured for name in EXPECTED[board] for cured in ("", "_cured")]
+    functions = outline(find(next(iter(BOARDS[board]))).module).rank_functions
+    expected = [find(name, suffix).name for name in BOARDS[board] for suffix in ("", "_cured")]
+    assert [*functions] == expected
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_short_and_says_what_is_wrong(name: str) -> None:
-    program = PROGRAMS[name]
-    assert program.function.summary.endswith(".")
-    for function, widest in ((program.function, 74), (program.cured, 79)):  # the first beside its number
-        lines = read_body(function).values()
+    assert find(name).summary.endswith(".")
+    for suffix, widest in (("", 74), ("_cured", 79)):  # the first beside its number
+        lines = read_body(find(name, suffix)).values()
         assert len(lines) < 20
         assert max(map(len, lines)) <= widest
 
 
 RIGHT = {
     HANG: Outcome(
-        name="rank-branch", symptom=HANG, error="RankTimeout", told="", results=None, diagnosis="different collectives",
+        name="rank-branch", symptom=HANG, error="RankTimeout: …", results=None, diagnosis="different collectives",
         culprits=[0], line="", cured=[6, 6, 6],
     ),
     FAILURE: Outcome(
-        name="killed", symptom=FAILURE, error="RankFailed", told="rank 1 of 3 was killed by SIGKILL", results=None,
+        name="killed", symptom=FAILURE, error="RankFailed: rank 1 of 3 was killed by SIGKILL", results=None,
         diagnosis="", culprits=[1], line="", cured=[24, 24, 24],
     ),
     SILENT: Outcome(
-        name="same-seed", symptom=SILENT, error="", told="", results=[1, 1, 1], diagnosis="", culprits=[], line="",
+        name="same-seed", symptom=SILENT, error="", results=[1, 1, 1], diagnosis="", culprits=[], line="",
         cured=[3, 3, 3],
     ),
 }  # fmt: skip
@@ -76,7 +78,7 @@ RIGHT = {
 
 def barrier() -> str:
     """The line of `rank_branch` that a diagnosis names."""
-    body = read_body(PROGRAMS["rank-branch"].function)
+    body = read_body(find("rank-branch"))
     return f"calls.py:{next(number for number, line in body.items() if 'barrier' in line)} in rank_branch"
 
 
@@ -84,12 +86,12 @@ def barrier() -> str:
     ("symptom", "change", "expected"),
     [
         (HANG, {}, ""),
-        (HANG, {"symptom": SILENT, "results": [1, 2, 3]}, "expected hang, found [1, 2, 3]"),
+        (HANG, {"symptom": SILENT, "error": "", "results": [1, 2, 3]}, "expected hang, found [1, 2, 3]"),
         (HANG, {"diagnosis": "straggler"}, "expected the diagnosis different collectives, found straggler"),
         (HANG, {"culprits": [0, 1]}, "expected the ranks [0], found [0, 1]"),
         (HANG, {"line": "calls.py:1"}, "expected the line dist.barrier(), found calls.py:1"),
         (FAILURE, {}, ""),
-        (FAILURE, {"told": "it raised"}, "expected the words SIGKILL, found it raised"),
+        (FAILURE, {"error": "it raised"}, "expected the words SIGKILL, found it raised"),
         (FAILURE, {"culprits": [2]}, "expected one of the ranks [1], found [2]"),
         (SILENT, {}, ""),
         (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
@@ -98,7 +100,7 @@ def barrier() -> str:
 )
 def test_what_is_not_as_expected_is_told(symptom: str, change: dict[str, Any], expected: str) -> None:
     outcome = replace(RIGHT[symptom], line=barrier())
-    problem = find_problem(replace(outcome, **change), PROGRAMS[outcome.name])
+    problem = find_problem(replace(outcome, **change))
     assert problem == (f"{outcome.name}: {expected}" if expected else "")
 
 
@@ -114,22 +116,22 @@ def test_a_run_shows_the_program_what_is_told_and_the_cure(run_cli: Run) -> None
     shown = run_cli("break", "same-seed")
     assert (shown.code, shown.err) == (0, "")
     lines = [line.strip() for line in shown.out.splitlines()]
-    for line in ("Nobody says that anything is wrong.", "-    torch.manual_seed(1234)", "0  1      3"):
+    for line in ("No error is raised.", "-    torch.manual_seed(1234)", "0  1      3"):
         assert line in lines
     assert lines[-1].startswith("Shown: same-seed went wrong as it must")
 
 
 def test_a_run_as_json(run_cli: Run) -> None:
     [program] = json.loads(run_cli("break", "killed", "-n", 4, "--json").out)["programs"]
-    assert program["told"] == "rank 1 of 4 was killed by SIGKILL"
+    assert program["error"] == "RankFailed: rank 1 of 4 was killed by SIGKILL"
     assert (program["culprits"], program["cured"], program["problem"]) == ([1], [40.0] * 4, "")
 
 
 def test_a_cure_that_does_not_work_is_a_failure(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROGRAMS, "same-seed", replace(PROGRAMS["same-seed"], cured=PROGRAMS["same-seed"].function))
+    monkeypatch.setitem(PROGRAMS, "same-seed", replace(PROGRAMS["same-seed"], right=lambda size: [2] * size))
     shown = run_cli("break", "same-seed")
     assert shown.code == 1
-    assert shown.err == "playground: same-seed: expected the cure to return [3, 3, 3], found [1, 1, 1]\n"
+    assert shown.err == "playground: same-seed: expected the cure to return [2, 2, 2], found [3, 3, 3]\n"
 
 
 @pytest.mark.parametrize(
@@ -148,3 +150,8 @@ def test_what_cannot_be_run_is_refused(
     shown = run_cli("break", *words)
     assert (shown.code, shown.out) == (2, "")
     assert why in shown.err
+
+
+def test_the_chapter_s_table_has_every_program_and_its_symptom() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\w ]+) \|", CHAPTERS["break"].read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(name, expected.symptom) for name, expected in PROGRAMS.items()]

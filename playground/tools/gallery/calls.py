@@ -1,6 +1,6 @@
-"""Calls that do not meet: the ranks call different things, or some call nothing.
+"""Calls that do not match: the ranks call different things, or some ranks call nothing.
 
-Each program stands above its cure, `…_cured`; `python -m playground break NAME` runs both.
+Each program stands above its cure, `…_cured`: `python -m playground break NAME` runs both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def other_order(rank: int, size: int) -> float:
-    """Rank 1 calls two collectives in another order than the others."""
+    """Rank 1 calls two collectives in a different order from the others."""
     loss, weight = torch.tensor([rank + 1.0]), torch.ones(1)
     if rank == 1:
         dist.broadcast(weight, src=0)
@@ -43,7 +43,7 @@ def absent_rank_cured(rank: int, size: int) -> float:
 
 
 def rank_branch(rank: int, size: int) -> float:
-    """Each rank decides by its own loss whether all of them meet to save."""
+    """Each rank decides by its own loss whether to take part in a barrier."""
     loss = torch.tensor([rank + 1.0])
     if loss < 2:
         dist.barrier()
@@ -60,7 +60,7 @@ def rank_branch_cured(rank: int, size: int) -> float:
 
 
 def unequal_batches(rank: int, size: int) -> float:
-    """Rank 0 has one batch more than the others, and nobody averages its gradient with it."""
+    """Rank 0 has one more batch than the others, and no rank averages its last gradient with it."""
     total = torch.zeros(1)
     for batch in range(rank, 2 * size + 1, size):
         gradient = torch.tensor([float(batch)])
@@ -92,7 +92,7 @@ def other_shape_cured(rank: int, size: int) -> float:
 
 
 def other_dtype(rank: int, size: int) -> float:
-    """Rank 1 counts in integers, the others in floating point: bits of one are added as if they were the other."""
+    """Rank 1 counts in integers, the others in floating point; the same bits mean different numbers."""
     count = torch.tensor([7]).int() if rank == 1 else torch.tensor([7.0])
     dist.all_reduce(count)
     return count.item()
@@ -105,7 +105,7 @@ def other_dtype_cured(rank: int, size: int) -> float:
 
 
 def wrong_root(rank: int, size: int) -> float:
-    """Every rank names itself as the root, and keeps its own weights."""
+    """Every rank names itself as the root of a broadcast."""
     weight = torch.tensor([rank + 1.0])
     dist.broadcast(weight, src=rank)
     return weight.item()
@@ -118,7 +118,7 @@ def wrong_root_cured(rank: int, size: int) -> float:
 
 
 def partial_group(rank: int, size: int) -> float:
-    """Only its members make a group, and the next one, of all ranks, has another number on each."""
+    """Only the members of a group create it, so the ranks disagree about which group comes next."""
     loss = torch.tensor([rank + 1.0])
     if rank < 2:
         dist.new_group([0, 1])
@@ -136,7 +136,7 @@ def partial_group_cured(rank: int, size: int) -> float:
 
 
 def send_send(rank: int, size: int) -> float:
-    """All ranks send first, and none has come to receive."""
+    """Every rank sends first, and none gets to receive."""
     mine, theirs = torch.tensor([rank + 1.0]), torch.zeros(1)
     dist.send(mine, dst=(rank + 1) % size)
     dist.recv(theirs, src=(rank - 1) % size)
@@ -152,7 +152,7 @@ def send_send_cured(rank: int, size: int) -> float:
 
 
 def wrong_tag(rank: int, size: int) -> float:
-    """Both ends of a message put their own rank on it as its tag."""
+    """Sender and receiver each use their own rank as the tag of the message."""
     tensor = torch.tensor([rank + 1.0])
     if rank == 0:
         dist.send(tensor, dst=1, tag=rank)
@@ -171,7 +171,7 @@ def wrong_tag_cured(rank: int, size: int) -> float:
 
 
 def message_size(rank: int, size: int) -> float:
-    """Rank 1 receives into less memory than rank 0 sends."""
+    """Rank 1 receives into a smaller tensor than rank 0 sends."""
     tensor = torch.full((4 if rank == 0 else 2,), rank + 1.0)
     if rank == 0:
         dist.send(tensor, dst=1)

@@ -80,55 +80,46 @@ def failure(words: str, culprits: Ranks, right: Values, restarts: int = 0) -> Ex
 
 
 ORDER, FINISHED = "different collectives", "a rank that has finished"
-EXPECTED = {
+BOARDS = {
     "calls": {
-        "other_order": hang(ORDER, only(1), TOTAL, "dist.broadcast(weight"),
-        "absent_rank": hang(FINISHED, all_from(1), TOTAL),
-        "rank_branch": hang(ORDER, only(0), TOTAL, "dist.barrier()"),
-        "unequal_batches": hang(FINISHED, all_from(1), on_all(lambda size: sum(range(2 * size)))),
-        "other_shape": hang("different shapes", only(1), on_all(lambda size: 4 * size - 1), "dist.all_reduce(losses)"),
-        "other_dtype": Expected(right=on_all(lambda size: 7 * size)),
-        "wrong_root": hang("different roots", range, on_all(lambda size: 1), "dist.broadcast("),
-        "partial_group": hang("a group not made by all", all_from(2), TOTAL, "everyone = "),
-        "send_send": hang("send against send", range, lambda size: [size, *range(1, size)], "dist.send("),
-        "wrong_tag": hang("wrong tag", lambda size: [0, 1], lambda size: [1, 1, *range(3, size + 1)], "dist."),
-        "message_size": failure("SIGABRT", only(1), lambda size: [4, 4, *range(12, 4 * size + 1, 4)]),
+        "other-order": hang(ORDER, only(1), TOTAL, "dist.broadcast(weight"),
+        "absent-rank": hang(FINISHED, all_from(1), TOTAL),
+        "rank-branch": hang(ORDER, only(0), TOTAL, "dist.barrier()"),
+        "unequal-batches": hang(FINISHED, all_from(1), on_all(lambda size: sum(range(2 * size)))),
+        "other-shape": hang("different shapes", only(1), on_all(lambda size: 4 * size - 1), "dist.all_reduce(losses)"),
+        "other-dtype": Expected(right=on_all(lambda size: 7 * size)),
+        "wrong-root": hang("different roots", range, on_all(lambda size: 1), "dist.broadcast("),
+        "partial-group": hang("a group not made by all", all_from(2), TOTAL, "everyone = "),
+        "send-send": hang("send against send", range, lambda size: [size, *range(1, size)], "dist.send("),
+        "wrong-tag": hang("wrong tag", lambda size: [0, 1], lambda size: [1, 1, *range(3, size + 1)], "dist."),
+        "message-size": failure("SIGABRT", only(1), lambda size: [4, 4, *range(12, 4 * size + 1, 4)]),
     },
     "training": {
-        "unused_parameters": failure("not used in producing loss", range, on_all(lambda size: (size + 1) / 2)),
-        "forgotten_set_epoch": Expected(right=on_all(lambda size: 3)),
-        "same_seed": Expected(right=on_all(lambda size: size)),
-        "all_download": Expected(right=on_all(lambda size: 4000)),
+        "unused-parameters": failure("not used in producing loss", range, on_all(lambda size: (size + 1) / 2)),
+        "forgotten-set-epoch": Expected(right=on_all(lambda size: 3)),
+        "same-seed": Expected(right=on_all(lambda size: size)),
+        "all-download": Expected(right=on_all(lambda size: 4000)),
         "nan": Expected(right=on_all(lambda size: (size * (size + 1) / 2 - 2) / (size - 1))),
-        "set_order": Expected(right=on_all(lambda size: [size * length for length in range(4, 10)])),
+        "set-order": Expected(right=on_all(lambda size: [size * length for length in range(4, 10)])),
     },
     "processes": {
         "killed": failure("SIGKILL", only(1), on_all(lambda size: 2 * size * (size + 1)), restarts=1),
         "stopped": hang("stopped", only(1), TOTAL),
         "straggler": hang("straggler", only(1), on_all(lambda size: 20 * size), "time.sleep("),
-        "collective_in_finally": hang(ORDER, only(1), on_all(lambda size: size - 1), "dist.barrier()"),
-        "port_taken": failure("EADDRINUSE", range, on_all(lambda size: True)),
+        "collective-in-finally": hang(ORDER, only(1), on_all(lambda size: size - 1), "dist.barrier()"),
+        "port-taken": failure("EADDRINUSE", range, on_all(lambda size: True)),
     },
 }
-"""By board and function."""
+"""What is expected of the programs of each board, by the name that the command takes."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program that goes wrong, and its cure."""
-
-    function: Remote
-    cured: Remote
-    expected: Expected
+PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
 
 
-PROGRAMS = {
-    name.replace("_", "-"): Program(remote(f"{module}:{name}"), remote(f"{module}:{name}_cured"), expected)
-    for board, rows in EXPECTED.items()
-    for module in [f"playground.tools.gallery.{board}"]
-    for name, expected in rows.items()
-}
-"""By the name that the command takes."""
+def find(name: str, suffix: str = "") -> Remote:
+    """The function of a program; with the suffix "_cured", of its cure."""
+    board = next(board for board, rows in BOARDS.items() if name in rows)
+    return remote(f"playground.tools.gallery.{board}:{name.replace('-', '_')}{suffix}")
 
 
 def read_body(function: Remote) -> dict[int, str]:
@@ -147,17 +138,14 @@ class Outcome:
     name: str
     symptom: str
     error: str
-    """The class of what `launch` raised; empty if it returned."""
-    told: str
-    """Its words."""
+    """The class of what `launch` raised, and its words; empty if it returned."""
     results: Sequence[object] | None
     """What each rank returned; None if `launch` raised."""
     diagnosis: str
     """Why it hangs, in a few words; empty if it does not."""
     culprits: Sequence[int]
-    """The ranks that are named."""
     line: str
-    """The line that is named: "calls.py:12 in other_order"."""
+    """The ranks that are named, and the line: "calls.py:12 in other_order"."""
     cured: Sequence[object]
     """What each rank of the cure returned."""
     problem: str = ""
@@ -166,59 +154,58 @@ class Outcome:
 
 def run(world: World, name: str) -> Outcome:
     """Run a program, and then its cure, in a folder of their own."""
-    program, error, results = PROGRAMS[name], None, None
+    expected, error, results = PROGRAMS[name], None, None
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
         try:
-            world.timeout = program.expected.timeout
-            results = world.run(program.function)
+            world.timeout = expected.timeout
+            results = world.run(find(name))
         except (RankFailed, RankTimeout) as failed:
             error = failed
-        world.timeout, world.restarts = DEFAULT_TIMEOUT, program.expected.restarts
-        cured = world.run(program.cured)
+        world.timeout, world.restarts = DEFAULT_TIMEOUT, expected.restarts
+        cured = world.run(find(name, "_cured"))
         world.restarts = 0
     diagnosis = getattr(error, "diagnosis", None)
     outcome = Outcome(
         name=name,
         symptom=next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
-        error=type(error).__name__ if error else "",
-        told=str(diagnosis) if diagnosis else error.headline if error else "",
+        error=f"{type(error).__name__}: {diagnosis or error.headline}" if error else "",
         results=results,
         diagnosis=diagnosis.kind if diagnosis else "",
         culprits=diagnosis.culprits if diagnosis else [error.rank] if isinstance(error, RankFailed) else [],
         line=diagnosis.line if diagnosis else "",
         cured=cured,
     )
-    return replace(outcome, problem=find_problem(outcome, program))
+    return replace(outcome, problem=find_problem(outcome))
 
 
-def find_problem(found: Outcome, program: Program) -> str:
+def find_problem(found: Outcome) -> str:
     """What is not as expected, in words; empty if everything is."""
-    expected, size = program.expected, len(found.cured)
+    expected, size = PROGRAMS[found.name], len(found.cured)
     culprits, right = [*expected.culprits(size)], [*expected.right(size)]
-    number = re.search(r":(\d+)", found.line)
-    code = read_body(program.function).get(int(number[1]), "") if number else ""
-    checks = [(expected.symptom, found.symptom == expected.symptom, found.told or found.results)]
+    checks: list[tuple[str, bool, object]] = [
+        (expected.symptom, found.symptom == expected.symptom, found.error or found.results),
+        (f"the cure to return {right}", found.cured == right, found.cured),
+    ]
     if expected.symptom == SILENT:
         checks.append(("wrong values", found.results != right, found.results))
     if expected.symptom == FAILURE:
-        checks.append((f"the words {expected.words}", expected.words in found.told, found.told))
+        checks.append((f"the words {expected.words}", expected.words in found.error, found.error))
         checks.append((f"one of the ranks {culprits}", {*found.culprits} <= {*culprits}, found.culprits))
     if expected.symptom == HANG and found.diagnosis:
+        number = re.search(r":(\d+)", found.line)
+        code = read_body(find(found.name)).get(int(number[1]), "") if number else ""
         checks.append((f"the diagnosis {expected.words}", found.diagnosis == expected.words, found.diagnosis))
         checks.append((f"the ranks {culprits}", [*found.culprits] == culprits, found.culprits))
         checks.append((f"the line {expected.at}", code.strip().startswith(expected.at), found.line))
-    checks.append((f"the cure to return {right}", found.cured == right, found.cured))
-    wrong = (
-        f"{found.name}: expected {what}, found {instead or 'none'}" for what, holds, instead in checks if not holds
-    )
-    return next(wrong, "")
+    problem = next((f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), "")
+    return problem and f"{found.name}: expected {problem}"
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose)
 @click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False)
 @flags(RunOptions, "size", "wide", "as_json", changes={"size": {"show_default": str(SIZE)}})
 def command(name: str | None, size: int | None, wide: bool, as_json: bool) -> None:
-    """Run a program that goes wrong, see what is told of it, and run its cure.
+    """Run a program that goes wrong, see what is said about it, and run its cure.
 
     Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went wrong as it must,
     and its cure returned the right values.
@@ -232,18 +219,16 @@ def command(name: str | None, size: int | None, wide: bool, as_json: bool) -> No
     if session.world.rank_env:
         raise UsageError(f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
     if name is None:
-        table = Table("name", "symptom", Column("what goes wrong", wraps=True))
-        for each, program in PROGRAMS.items():
-            table.add(each, program.expected.symptom, program.function.summary)
+        rows = [(each, expected.symptom, find(each).summary) for each, expected in PROGRAMS.items()]
+        table = Table("name", "symptom", Column("what goes wrong", wraps=True), rows=rows)
         session.say(table, "", f"Run one with: python -m playground {TOOL.name} NAME")
-        session.print_document({}, programs=table.rows)
+        session.print_document({}, programs=rows)
         return
-    names = [*PROGRAMS] if name == ALL else [name]
-    session.world.warm_up(*(PROGRAMS[each].function for each in names))
+    names, outcomes = [*PROGRAMS] if name == ALL else [name], []
+    session.world.warm_up(*map(find, names))
     session.say(f"{TOOL.name}: {session.world}")
-    outcomes = []
     for each in names:
-        session.say("", *board_texts(each), "")
+        session.say("", *board_texts(find(each)), "")
         outcomes.append(run(session.world, each))
         session.say(*outcome_texts(outcomes[-1]))
     session.print_document({}, programs=outcomes)
@@ -252,21 +237,20 @@ def command(name: str | None, size: int | None, wide: bool, as_json: bool) -> No
     session.say("", prose("Shown: ", good(f"{name} went wrong as it must; cured, it returns the right values"), "."))
 
 
-def board_texts(name: str) -> Texts:
+def board_texts(function: Remote) -> Texts:
     """What the program shows, and its code."""
-    function = PROGRAMS[name].function
+    about = prose(heading(function.name.replace("_", "-")), f": {function.summary}")
     code = (f"{number:>4}  {line}" for number, line in read_body(function).items())
-    return [prose(heading(name), f": {function.summary}"), f"  {file_of(function.module).relative_to(ROOT)}", *code]
+    return [about, f"  {file_of(function.module).relative_to(ROOT)}", *code]
 
 
 def outcome_texts(outcome: Outcome) -> Texts:
-    """What was told of the program, the difference to its cure, and the values."""
-    program, changes = PROGRAMS[outcome.name], {"-": bad, "+": good}
-    wrong, cured = ([*read_body(function).values()] for function in (program.function, program.cured))
+    """What is said about the program, the difference to its cure, and the values."""
+    changes = {"-": bad, "+": good}
+    wrong, cured = ([*read_body(find(outcome.name, suffix)).values()] for suffix in ("", "_cured"))
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
     cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
     table = Table(RANK_COLUMN, *(Column(text, wraps=True) for text in ["wrong"] * (not outcome.error) + ["cured"]))
     for rank, values in enumerate(zip(*filter(None, (outcome.results, outcome.cured)), strict=True)):
         table.add(rank, *values)
-    told = prose(bad(outcome.error), f": {outcome.told}") if outcome.error else "Nobody says that anything is wrong."
-    return [told, "", "The cure:", *cure, "", table]
+    return [prose(bad(outcome.error or "No error is raised.")), "", "The cure:", *cure, "", table]

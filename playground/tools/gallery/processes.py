@@ -1,6 +1,6 @@
-"""Processes in trouble: one dies, stops, lags behind, or fails where the others do not.
+"""Processes in trouble: one dies, is stopped, lags behind, or fails where the others do not.
 
-Each program stands above its cure, `…_cured`; `python -m playground break NAME` runs both.
+Each program stands above its cure, `…_cured`: `python -m playground break NAME` runs both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from playground.runtime import restart_count
 
 
 def killed(rank: int, size: int) -> float:
-    """Rank 1 is killed, as the system does when memory is short, and the work of all is lost."""
+    """Rank 1 is killed, as by the kernel when memory is short, and the work of all ranks is lost."""
     first, total = 0, torch.zeros(1)
     for step in range(first, 4):
         if (rank, step, restart_count()) == (1, 2, 0):
@@ -68,7 +68,7 @@ def stopped_cured(rank: int, size: int) -> float:
 
 
 def straggler(rank: int, size: int) -> int:
-    """Rank 1 prepares the samples of all, and they wait for it."""
+    """Rank 1 prepares everybody's samples while the others wait."""
     done = 0
     for _ in range(20 * size if rank == 1 else 0):
         time.sleep(0.05)
@@ -95,7 +95,7 @@ def read(rank: int) -> float:
 
 
 def collective_in_finally(rank: int, size: int) -> float:
-    """Rank 1 fails, and waits in `finally` for ranks that wait for it: its error is never told."""
+    """Rank 1 raises, then waits in `finally` for ranks that wait for it: its error is never shown."""
     try:
         loss = torch.tensor([read(rank)])
         dist.all_reduce(loss)
@@ -115,7 +115,7 @@ def collective_in_finally_cured(rank: int, size: int) -> float:
 
 
 def port_taken(rank: int, size: int) -> bool:
-    """Rank 0 serves a store at a port where another run's already listens."""
+    """A store is to listen on a port that another run already has."""
     other = dist.TCPStore("127.0.0.1", 0, is_master=True)
     store = dist.TCPStore("127.0.0.1", other.port, is_master=True)
     return store.port != other.port

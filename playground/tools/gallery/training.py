@@ -1,6 +1,6 @@
-"""Training that goes wrong, often without a word: data, random numbers, parameters and gradients.
+"""Training that goes wrong, often silently: data, random numbers, parameters and gradients.
 
-Each program stands above its cure, `…_cured`; `python -m playground break NAME` runs both.
+Each program stands above its cure, `…_cured`: `python -m playground break NAME` runs both.
 """
 
 from __future__ import annotations
@@ -19,36 +19,29 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 
-class TwoHeads(nn.Module):
-    """A model with a head that `forward` does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.spare = nn.Linear(1, 1, bias=False), nn.Linear(1, 1)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(inputs)
-
-
 def unused_parameters(rank: int, size: int) -> float:
     """DistributedDataParallel waits for gradients of parameters that the loss does not depend on."""
-    model = DistributedDataParallel(TwoHeads())
+    model = nn.Linear(1, 1, bias=False)
+    model.spare = nn.Parameter(torch.ones(1))
+    replica = DistributedDataParallel(model)
     for _ in range(2):
         model.zero_grad()
-        model(torch.tensor([rank + 1.0])).backward()
-    return round(model.module.head.weight.grad.item(), 4)
+        replica(torch.tensor([rank + 1.0])).backward()
+    return round(model.weight.grad.item(), 4)
 
 
 def unused_parameters_cured(rank: int, size: int) -> float:
-    model = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
+    model = nn.Linear(1, 1, bias=False)
+    model.spare = nn.Parameter(torch.ones(1))
+    replica = DistributedDataParallel(model, find_unused_parameters=True)
     for _ in range(2):
         model.zero_grad()
-        model(torch.tensor([rank + 1.0])).backward()
-    return round(model.module.head.weight.grad.item(), 4)
+        replica(torch.tensor([rank + 1.0])).backward()
+    return round(model.weight.grad.item(), 4)
 
 
 def forgotten_set_epoch(rank: int, size: int) -> int:
-    """The sampler is not told of the epoch, and shuffles all of them alike."""
+    """The sampler is not told the epoch, and shuffles every epoch alike."""
     sampler = DistributedSampler(range(64), num_replicas=size, rank=rank)
     orders = set()
     for _ in range(3):
@@ -66,7 +59,7 @@ def forgotten_set_epoch_cured(rank: int, size: int) -> int:
 
 
 def same_seed(rank: int, size: int) -> int:
-    """All ranks have one seed, so that dropout draws the same mask on each."""
+    """All ranks have the same seed, so dropout draws the same mask on each."""
     torch.manual_seed(1234)
     mask = F.dropout(torch.ones(32))
     masks = [torch.empty_like(mask) for _ in range(size)]
@@ -91,7 +84,7 @@ def download(file: Path) -> None:
 
 
 def all_download(rank: int, size: int) -> int:
-    """A rank takes a file that another has begun to write for one that is whole."""
+    """A rank reads a file that another is still downloading."""
     file = Path("data.bin")
     time.sleep(0.1 * rank)
     if not file.exists():
@@ -108,7 +101,7 @@ def all_download_cured(rank: int, size: int) -> int:
 
 
 def nan(rank: int, size: int) -> float:
-    """One rank's gradient is not a number, and the sum spreads it to all of them."""
+    """One rank's gradient is NaN, and the sum spreads it to all of them."""
     gradient = torch.tensor([float("nan") if rank == 1 else rank + 1.0])
     dist.all_reduce(gradient)
     return gradient.item() / size
@@ -134,7 +127,7 @@ def names_in_set(rank: int) -> list[str]:
 
 
 def set_order(rank: int, size: int) -> list[float]:
-    """The ranks iterate over a set, each in an order of its own, and add gradients of different parameters."""
+    """Each rank iterates over a set in an order of its own, and gradients of different parameters are added."""
     gradients = {name: torch.ones(1) * len(name) for name in NAMES}
     for name in names_in_set(rank):
         dist.all_reduce(gradients[name])
