@@ -27,6 +27,7 @@ may die, and the others go on. What `launch` raises is a `PlaygroundError`:
     RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback
       PeerDisconnected   … because another rank hung up on it
     RankTimeout          no rank gave a sign of life for `timeout` seconds: .stacks says where each one stands
+      Deadlock           … and none can: ranks wait for each other. Raised at once, with a .diagnosis
     RendezvousTimeout    the ranks did not find each other in time
     ForkServerFailed     the process that ranks come from was killed, is stopped, or could not start one
     Preempted            the ranks have ended because they were asked to: .signal, and the .step they have stored
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from playground.runtime import (
+        Deadlock,
         ForkServerFailed,
         PeerDisconnected,
         PlaygroundError,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Deadlock",
     "ForkServerFailed",
     "PeerDisconnected",
     "PlaygroundError",

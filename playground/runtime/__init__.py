@@ -8,6 +8,7 @@ whether it is asked to end soon.
 
 from playground.runtime.backends import device, synchronize
 from playground.runtime.errors import (
+    Deadlock,
     ForkServerFailed,
     PeerDisconnected,
     PlaygroundError,
@@ -23,6 +24,7 @@ from playground.runtime.rank.preemption import preempted
 from playground.runtime.rank.rank import report
 
 __all__ = [
+    "Deadlock",
     "ForkServerFailed",
     "PeerDisconnected",
     "PlaygroundError",

@@ -5,6 +5,7 @@
 | 2         | `UsageError`        | what was asked cannot be done; nothing was started |
 | 1         | `RankFailed`        | a rank raised, was killed, or vanished             |
 | 1         | `RankTimeout`       | a world stayed silent past its timeout             |
+| 1         | `Deadlock`          | ranks wait for each other: proved, at once         |
 | 1         | `RendezvousTimeout` | the ranks did not find each other in time          |
 | 1         | `ForkServerFailed`  | the process that ranks come from gave none         |
 | 75        | `Preempted`         | a signal asked all to end; they can go on later    |
@@ -14,11 +15,18 @@ Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playground.runtime.black_box.diagnosis import Diagnosis
+
 
 class PlaygroundError(Exception):
     """Base of everything the playground raises on purpose."""
 
     exit_code = 1
+    diagnosis: Diagnosis | None = None
+    """What the ranks' black boxes tell of it, if they do."""
 
     @property
     def headline(self) -> str:
@@ -57,7 +65,8 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others)]))
+        told = str(self.diagnosis) if self.diagnosis else ""
+        return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others), told]))
 
 
 class PeerDisconnected(RankFailed):
@@ -100,7 +109,21 @@ class RankTimeout(PlaygroundError):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
         who = f"rank{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
         head = f"no sign of life for {self.timeout:g} s from {who} of {self.size}: {why}"
-        return "\n".join([head, format_stacks(self.stacks)])
+        told = str(self.diagnosis) if self.diagnosis else ""
+        return "\n".join(filter(None, [head, told, format_stacks(self.stacks)]))
+
+
+class Deadlock(RankTimeout):
+    """Ranks wait for each other, or for one that has finished: none of their operations can complete. `diagnosis` says
+    who is to blame. Raised as soon as it is proved, `timeout` seconds after the last sign of life."""
+
+    def __init__(self, size: int, timeout: float, stacks: dict[int, str], diagnosis: Diagnosis) -> None:
+        super().__init__(size, timeout, stacks)
+        self.args = size, timeout, stacks, diagnosis
+        self.diagnosis: Diagnosis = diagnosis
+
+    def __str__(self) -> str:
+        return str(self.diagnosis)
 
 
 def format_stacks(stacks: dict[int, str]) -> str:
@@ -110,6 +133,6 @@ def format_stacks(stacks: dict[int, str]) -> str:
 
 for _error in (
     PlaygroundError, UsageError, ForkServerFailed, RendezvousTimeout, RankFailed, PeerDisconnected, RankTimeout,
-    Preempted,
+    Deadlock, Preempted,
 ):  # fmt: skip
     _error.__module__ = "playground"  # users import them from there, and tracebacks say so

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
 """Kinds of operations."""
-NEW_GROUP, BACKWARD = "new_group", "DDP's backward"
-"""Names of two collectives that are not functions of torch.distributed that move tensors: each is counted by itself.
-All ranks of the world take part in the first; DistributedDataParallel averages its gradients in the second."""
-CALLED, ISSUED, AWAITED, DONE = "called", "issued", "awaited", "done"
-"""Where an operation is: its call has not returned; it has, with a `Work`; somebody waits for that; it is over."""
+NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD = "new_group", "DDP's __init__", "DDP's forward", "DDP's backward"
+"""Collectives that call no method of the process group: all ranks of the world meet in the first, and in the others
+DistributedDataParallel compares parameters, broadcasts buffers and averages gradients. Each is counted by itself."""
+ISSUED, AWAITED, DONE = "issued", "awaited", "done"
+"""Where an operation is: it has been called; the main thread is in the call, or waits for its `Work`; it is over."""
 IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the program", "finished", "stopped", "dead"
 """What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone."""
 
 Channel = tuple[str, tuple[int, ...], int | None, int]
-"""What operations are counted by: for a message its kind, group, peer and tag; for a collective "collective" (or
-`NEW_GROUP`, `BACKWARD`), its group, None and 0."""
+"""What operations are counted by: for a message its kind, group, peer and tag; for a collective "collective", or
+the name of one that is counted by itself; its group, None and 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,6 @@ class Operation:
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
     tag: int = 0
-    reduces: str = ""
-    """The reduction, if it has one: SUM, …"""
     line: str = ""
     """Where the program calls it: "train.py:12 in step"."""
     state: str = DONE
@@ -52,12 +50,19 @@ class Operation:
     """Seconds on the host's monotonic clock; `done` is 0 while it is not."""
     may_give_up: bool = False
     """Whether it has a time limit of its own, after which the program may go on."""
+    raised: str = ""
+    """What the program had raised and not dealt with yet when it called it: it is called in a `finally` or `except`."""
 
     @property
     def channel(self) -> Channel:
-        if self.kind == COLLECTIVE:
-            return (self.name if self.name in (NEW_GROUP, BACKWARD) else COLLECTIVE, self.group, None, 0)
-        return self.kind, self.group, self.peer, self.tag
+        return channel_of(self.kind, self.name, self.group, self.peer, self.tag)
+
+
+def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int) -> Channel:
+    """What an operation is counted by."""
+    if kind == COLLECTIVE:
+        return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, 0
+    return kind, group, peer, tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,6 @@ class RankState:
     since: float = 0.0
     """Seconds since its last progress: since the operation it is in was called, or the last one was over."""
     has_other_threads: bool = False
-    """Whether other threads of the program may call operations, too."""
+    """Whether other threads of the program may call operations, too, or `counts` is not complete."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""

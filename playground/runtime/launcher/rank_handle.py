@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import signal
 import time
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from playground.runtime.backends import Backend
+from playground.runtime.black_box.box import View, find_boxes
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
@@ -43,15 +45,21 @@ class RankHandle:
     paused: bool = False
     """Whether a person is debugging it."""
     stack: str = UNHEARD
+    other_threads: int = 0
+    """Number of its threads, besides the main one, that may go on while that stands: as of when the stack was told."""
     failure: PlaygroundError | None = None
     failed_at: float = 0.0
     vanished: bool = False
     lost: bool = False
     """Whether it has died, and the others go on."""
+    assigned: int = 0
+    """How often it was given something to do."""
+    found_box: View | None = None
 
     def assign(self, work: Work) -> None:
         """Give it something to do."""
         self.result, self.stack, self.running = None, UNHEARD, False
+        self.assigned += 1
         self.expendable = self.number in work.expendable
         self.order(work)
 
@@ -65,11 +73,29 @@ class RankHandle:
         """Whether it has died, and the others may go on. (An exception is another matter.)"""
         return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
 
+    @property
+    def box(self) -> View | None:
+        """Its black box, once it has one."""
+        if self.found_box is None and self.up and not self.vanished:
+            self.found_box = next(find_boxes([self.process.pid]), None)
+        return self.found_box
+
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped its process (SIGSTOP). Source: proc_pid_stat(5)"""
-        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/stat", "rb") as status:
-            return status.read().rpartition(b")")[2].split()[0] == b"T"
-        return False
+        """Whether somebody has stopped its process (SIGSTOP)."""
+        return self.status()[:1] == [b"T"]
+
+    def cpu_time(self) -> list[bytes]:
+        """What its main thread has used of the processor, in ticks of the clock: as user and as system."""
+        return self.status("task", str(self.process.pid))[11:13]
+
+    def status(self, *thread: str) -> list[bytes]:
+        """The state of its process or of a thread, and what follows; empty if it is gone. Source: proc_pid_stat(5)"""
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(f"/proc/{self.process.pid}", *thread, "stat"), "rb") as file,
+        ):
+            return file.read().rpartition(b")")[2].split()
+        return []
 
     def receive_all(self) -> list[Event]:
         """Take in the messages that have arrived, and return the reports among them. Where the line ends, its process
@@ -104,7 +130,7 @@ class RankHandle:
         elif kind == "paused":
             self.paused = content[0]
         elif kind == "stack":
-            self.stack = content[0]
+            self.stack, self.other_threads = content
         elif kind == "failed":
             self.fail(content[0])
         return None

@@ -1,4 +1,6 @@
-"""Watch the ranks of a world until each has handed in its result, or one of them fails, or all are silent too long."""
+"""Watch the ranks of a world until each has handed in its result, one of them fails, a deadlock is proved, or all are
+silent too long.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from playground.runtime.errors import UNHEARD, PeerDisconnected, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.errors import (
+    UNHEARD,
+    Deadlock,
+    PeerDisconnected,
+    PlaygroundError,
+    RankFailed,
+    RankTimeout,
+    UsageError,
+)
+from playground.runtime.launcher.examine import Examiner
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle
 from playground.runtime.rank.preemption import PreemptionNotice
@@ -27,27 +38,48 @@ TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier
 def watch(
     ranks: list[RankHandle], timeout: float, on_report: Progress, notice: PreemptionNotice, on_loss: OnLoss
 ) -> None:
-    """Return once every rank has handed in its result. Raise as soon as one fails, or all are silent for `timeout`
-    seconds (`START_LIMIT` while one is coming up, unless it is stopped).
+    """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or all
+    are silent for `timeout` seconds (`START_LIMIT` while one is coming up, unless it is stopped).
 
     A signal of which `notice` is given is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
     told, and its result is not waited for.
     """
-    silence = 0.0
+    silence, examiner = 0.0, Examiner(ranks)
     while not all(rank.done for rank in ranks):
         starting = [rank for rank in ranks if not rank.up]
-        pause = min(timeout, START_LIMIT) if starting else timeout
+        limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else timeout
+        pause = max(0.0, min(limit - silence, examiner.seconds_left))
         heard = listen(ranks, min(pause, notice.seconds_left), on_report, notice.ears)
         if number := notice.take():
             for rank in ranks:
                 rank.order(number)
         silence = 0.0 if heard or any(rank.paused for rank in ranks) else silence + pause
-        if silence >= (START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else pause):
-            raise RankTimeout(len(ranks), silence, collect_stacks(ranks))
+        if examiner.find_deadlock():
+            raise_deadlock(ranks, examiner, silence)
+        if silence >= limit:
+            raise explained(RankTimeout(len(ranks), silence, collect_stacks(ranks)), examiner)
         if any(rank.failure and not rank.lost for rank in ranks):
-            lose_dead(ranks, on_report, on_loss)
+            lose_dead(ranks, examiner, on_report, on_loss)
     for rank in ranks:
         rank.relay_output()
+    if silent := examiner.find_mismatch():
+        logging.getLogger("playground").warning(silent)
+
+
+def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float) -> None:
+    """Raise `Deadlock` if the ranks themselves bear it out: their main threads stand where they stood, and there are no
+    others that could go on."""
+    stacks = collect_stacks(ranks)
+    if all(rank.stack != UNHEARD and not rank.other_threads for rank in ranks if rank.number in stacks):
+        diagnosis = examiner.explain(stacks)
+        if diagnosis and diagnosis.proved:
+            raise Deadlock(len(ranks), silence, stacks, diagnosis)
+
+
+def explained(failure: PlaygroundError, examiner: Examiner) -> PlaygroundError:
+    """The failure, with what the black boxes tell of it."""
+    failure.diagnosis = examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+    return failure
 
 
 def listen(ranks: list[RankHandle], seconds: float, on_report: Progress, others: Sequence[int] = ()) -> bool:
@@ -92,7 +124,7 @@ def wait_relaying(ranks: list[RankHandle], others: list[Any], seconds: float) ->
     return ready
 
 
-def lose_dead(ranks: list[RankHandle], on_report: Progress, on_loss: OnLoss) -> None:
+def lose_dead(ranks: list[RankHandle], examiner: Examiner, on_report: Progress, on_loss: OnLoss) -> None:
     """The ranks that have died are lost, if all of them are expendable: `on_loss` is told of each.
 
     Raise the first failure if another one has failed, or fails in the `AFTERMATH`: it cannot go on without them. If it
@@ -107,7 +139,7 @@ def lose_dead(ranks: list[RankHandle], on_report: Progress, on_loss: OnLoss) -> 
         failure, lost = first_failure(remaining, on_report), [rank for rank in ranks if rank.lost]
         if lost and isinstance(failure, PeerDisconnected):
             failure = max(lost, key=lambda rank: rank.failed_at).failure or failure
-        raise failure
+        raise explained(failure, examiner)
     for rank in remaining:
         if isinstance(rank.failure, RankFailed):
             rank.lost = True

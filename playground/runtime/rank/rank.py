@@ -3,7 +3,7 @@
 | rank → launcher              | launcher → rank                                     |
 |------------------------------|-----------------------------------------------------|
 | `("up",)`                    | `Work`: run this                                     |
-| `("running",)`               | `"where"`: answer with `("stack", text)`             |
+| `("running",)`               | `"where"`: answer with `("stack", text, n)`            |
 | `("report", event)`          | `"leave"`: every rank has its result, you may go     |
 | `("result", pickled, clean)` | a signal: it asks you to end soon (`preempted()`)    |
 | `("failed", error)`          | end of file: the launcher is gone, go at once        |
@@ -53,6 +53,8 @@ Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
+HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor")
+"""Names of threads that call no operation, or are not among the others."""
 _listeners: list[Callable[[Event], None]] = []
 
 
@@ -98,7 +100,8 @@ class Launcher:
                 os._exit(1)
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
-                self.tell("stack", "".join(traceback.format_list(user_frames(traceback.extract_stack(frame)))))
+                stack = "".join(traceback.format_list(user_frames(traceback.extract_stack(frame))))
+                self.tell("stack", stack, count_other_threads())
             elif isinstance(order, signal.Signals):
                 ask_to_end(order)
             else:
@@ -118,6 +121,11 @@ class Launcher:
             raise RankFailed(self.rank, self.size, words) from None
         flush()
         self.tell("result", pickled, clean)
+
+
+def count_other_threads() -> int:
+    """The number of threads that may call operations, besides the main one."""
+    return sum(thread.name not in HARMLESS for thread in threading.enumerate())
 
 
 def main(
@@ -143,6 +151,7 @@ def main(
 
 def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
     """Enter the world, run what the launcher sends, leave the world when all may."""
+    from playground.runtime.black_box.hooks import hooks
     from playground.runtime.rank.process_state import ProcessState
     from playground.runtime.rank.world import Member
 
@@ -163,6 +172,7 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         state.begin()
         with count_lines(work.coverage):
             result = run_until_preempted(call, fn, rank, size, *args)
+        hooks.end_program()
         launcher.submit(result, state.is_unchanged())
         member.look_at_sockets()  # now, while no rank waits for it
     if member:

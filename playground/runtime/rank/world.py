@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import backends, host
+from playground.runtime.black_box.box import open_box
+from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
 from playground.runtime.meeting.connections import socket_inodes
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous
@@ -55,7 +57,9 @@ def run_in_world(
         joined=joined, timeout=timeout,
     )  # fmt: skip
     member.form_group(timeout)
-    result = before_leaving(fn(rank, size, *args))
+    result = fn(rank, size, *args)
+    hooks.end_program()
+    result = before_leaving(result)
     member.leave()
     return result
 
@@ -81,6 +85,7 @@ class Member:
         self.local_rank = rank if local_rank is None else local_rank
         self.local_size = size if local_size is None else local_size
         self.rendezvous, self.joined = rendezvous, joined
+        self.box = open_box(rank, size, rendezvous.place)
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
         self.look_at_sockets()
@@ -110,6 +115,8 @@ class Member:
         self.group = dist.group.WORLD
         self.store.add(self.group_name, 1)
         members[:] = [self]
+        if self.box:
+            hooks.begin_program(self.box)
 
     def look_at_sockets(self) -> None:
         """To be called before a group is formed: the sockets that this process has now are not the group's."""

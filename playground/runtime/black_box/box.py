@@ -1,0 +1,281 @@
+"""The memory of a black box: a header, how many operations were called by channel, the latest ones in a ring, and a
+text with the things that they refer to by number.
+
+It has no name: others open it as /proc/PID/fd/FD and map it, and so have it for as long as they like, however the rank
+ends. Does not import torch.
+
+Source: memfd_create(2)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from playground.runtime.black_box import (
+    AWAITED,
+    DONE,
+    FINISHED,
+    IN_OPERATION,
+    IN_PROGRAM,
+    ISSUED,
+    Operation,
+    RankState,
+    channel_of,
+)
+from playground.runtime.black_box.sources import NONE, Sources
+
+NAME = "playground-black-box"
+MAGIC = int.from_bytes(b"PLAYBOX1", "little")
+SWITCH = "PLAYGROUND_BLACK_BOX"
+"""Environment variable that turns black boxes off, with the value 0."""
+CAPACITY = 2048
+"""Number of operations in the ring."""
+MOST_CHANNELS = 1024
+TEXT = 2**17
+"""Bytes of the text."""
+TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, NEXT, MAIN, USED = range(9)
+"""Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those that have returned;
+`NEXT` is the number of the next operation, `MAIN` of that which the main thread is in, or -1; `USED` are the bytes used
+of the text. As long as `NEXT` and `MAIN` stay as they are, the main thread has begun and ended no operation."""
+COUNTS = 16
+"""Where the counts by channel begin, in units of 8 bytes."""
+RING = 8 * (COUNTS + MOST_CHANNELS)
+"""Where the records begin, in bytes."""
+RECORD = struct.Struct("<qqqiiii")
+"""number + 1, when called (ns), when done, index, line, description, what had been raised"""
+DONE_AT = 2
+"""Offset in a record, in units of 8 bytes."""
+MAY_GIVE_UP = -1
+"""In the place of when it was done: it is not, and has a time limit of its own."""
+TEXTS = RING + RECORD.size * CAPACITY
+LENGTH = TEXTS + TEXT
+Description = tuple[str, str, tuple[int, ...], Any, Any, "int | None", int]
+"""kind, name, group, shape, dtype, peer, tag: see `Operation`. The types are torch's own."""
+Known = tuple[int, int, Callable[[], int]]
+"""The number of a description, the place of its channel's count, and what counts."""
+
+
+def open_box(rank: int, size: int, world: str) -> Box | None:
+    """This process's black box. `world` is the same for all ranks of a world, and for no others. None if it is turned
+    off, or the system has no such memory."""
+    if os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
+        return None
+    with contextlib.suppress(OSError):
+        return Box(rank, size, world)
+    return None
+
+
+class Box:
+    """A rank's own black box, to write to."""
+
+    def __init__(self, rank: int, size: int, world: str) -> None:
+        """Raises `OSError`."""
+        self.file = os.memfd_create(NAME)
+        os.ftruncate(self.file, LENGTH)
+        self.memory = mmap.mmap(self.file, LENGTH)
+        self.octets = memoryview(self.memory)
+        self.words = self.octets[:TEXTS].cast("q")
+        self.words[TITLE], self.words[PID], self.words[RANK], self.words[SIZE] = MAGIC, os.getpid(), rank, size
+        self.world = world
+        self.new = threading.Lock()
+        self.main_thread = threading.main_thread().ident
+
+    def begin_program(self) -> None:
+        """A program begins, in a process group of its own: nothing has been called there."""
+        words = self.words
+        self.next_number = itertools.count(words[NEXT]).__next__  # atomic, as it is one call into C
+        self.known: dict[Any, Known] = {}
+        """By whatever whoever calls operations looks them up by."""
+        self.described: dict[Description, Known] = {}
+        self.channels: dict[Any, tuple[int, Callable[[], int]]] = {}
+        self.raised: dict[str, int] = {}
+        self.lines_written = itertools.count()
+        self.sources = Sources(lambda line: self.write("line", f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
+        words[MAIN], words[USED] = NONE, 0
+        self.around = NONE
+        """The operation of the main thread in which it may call others."""
+        self.write("world", self.world, words[NEXT])
+        for place in range(COUNTS, COUNTS + MOST_CHANNELS):
+            words[place] = 0
+        words[PROGRAMS] += 1
+
+    def end_program(self) -> None:
+        """The program has returned."""
+        self.words[ENDED] = self.words[PROGRAMS]
+
+    def write(self, *thing: Any) -> int:
+        """Write a line of the text. Returns its number; -1 if there is no room."""
+        line, used = json.dumps(thing).encode() + b"\n", self.words[USED]
+        if used + len(line) > TEXT:
+            return NONE
+        self.octets[TEXTS + used : TEXTS + used + len(line)] = line
+        self.words[USED] = used + len(line)
+        return next(self.lines_written)
+
+    def describe(self, key: Any, description: Description) -> Known:
+        """From now on, operations like this are known by `key`."""
+        with self.new:
+            if description not in self.described:
+                kind, name, group, _, _, peer, tag = description
+                channel = channel_of(kind, name, group, peer, tag)
+                if channel not in self.channels:
+                    place = COUNTS + min(len(self.channels), MOST_CHANNELS - 1)  # see `RankState.has_other_threads`
+                    self.channels[channel] = place, itertools.count().__next__
+                    self.write("channel", place, *channel)
+                self.described[description] = self.write("operation", *map(plain, description)), *self.channels[channel]
+            self.known[key] = self.described[description]
+            return self.known[key]
+
+    def call(self, known: Known, depth: int, may_give_up: bool = False) -> int:
+        """An operation is called, by the program's innermost line from `depth` frames above this one on. Returns its
+        number. (Of what is done at each operation, a fifth is time, and the rest is cold caches: every name counts.)"""
+        description, place, count = known
+        number, index, words = self.next_number(), count(), self.words
+        RECORD.pack_into(
+            self.memory, RING + RECORD.size * (number % CAPACITY),
+            number + 1, time.monotonic_ns(), -may_give_up, index, self.sources.find(depth), description,
+            NONE if (error := sys.exc_info()[1]) is None else self.note_raised(error),
+        )  # fmt: skip
+        words[place], words[NEXT] = index + 1, number + 1
+        return number
+
+    def note_raised(self, error: BaseException) -> int:
+        """The number of an exception, which is written to the text if it is new."""
+        said = traceback.format_exception_only(error)[-1].partition("\n")[0]
+        if said not in self.raised:
+            self.raised[said] = self.write("raised", said)
+        return self.raised[said]
+
+    def end(self, number: int) -> None:
+        """The operation is over."""
+        place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
+        if self.words[place] == number + 1:  # otherwise a later one has taken its place
+            self.words[place + DONE_AT] = time.monotonic_ns()
+
+    def limit(self, number: int) -> None:
+        """The operation has a time limit of its own from now on."""
+        place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
+        if self.words[place] == number + 1:
+            self.words[place + DONE_AT] = MAY_GIVE_UP
+
+
+def plain(value: Any) -> Any:
+    """As it is written: torch's types by their names, without a module's."""
+    return value if value is None or isinstance(value, int | str | tuple) else str(value).rpartition(".")[2]
+
+
+class View:
+    """A rank's black box as others see it."""
+
+    def __init__(self, pid: int, file: int) -> None:
+        """The box that process `pid` has opened as `file`. Raises `OSError` if it cannot be opened, `ValueError` if it
+        is no box, or one of another version."""
+        opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.memory = mmap.mmap(opened, LENGTH, prot=mmap.PROT_READ)
+        finally:
+            os.close(opened)
+        self.words = memoryview(self.memory)[: 8 * COUNTS].cast("q")
+        if self.words[TITLE] != MAGIC:
+            raise ValueError(f"the black box of process {pid} is of another version")
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Stays the same as long as the main thread is in one operation, or in none, and the program has not
+        returned."""
+        return self.words[NEXT], self.words[MAIN], self.words[ENDED]
+
+    @property
+    def programs(self) -> int:
+        """The number of programs that have begun."""
+        return self.words[PROGRAMS]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the main thread is in an operation."""
+        return self.words[MAIN] != NONE
+
+    @property
+    def has_ended(self) -> bool:
+        return self.words[ENDED] == self.words[PROGRAMS]
+
+    def read(self, latest: int = CAPACITY) -> RankState:
+        """What the rank does, with its latest operations. What is half written is left out."""
+        content = self.memory[:]
+        words = memoryview(content)[:RING].cast("q")
+        lines = read_lines(content[TEXTS : TEXTS + min(max(words[USED], 0), TEXT)])
+        first = lines[0][2] if lines else words[NEXT]
+        main, now = words[MAIN], time.monotonic()
+        numbers = [*range(max(first, words[NEXT] - latest), words[NEXT])]
+        numbers = numbers if main in numbers or main < first else [main, *numbers]
+        operations = {number: read for number in numbers if (read := read_operation(content, number, main, lines))}
+        counts = {(a, tuple(b), c, d): words[place] for about, place, a, b, c, d in of(lines, "channel")}
+        inside = operations.get(main)
+        latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
+        return RankState(
+            rank=words[RANK],
+            doing=FINISHED if self.has_ended else IN_OPERATION if inside else IN_PROGRAM,
+            operations=tuple(operations.values()),
+            waits_for=inside,
+            counts=counts,
+            since=now - (inside.issued if inside else max(latest_times, default=now)),
+            has_other_threads=len(counts) >= MOST_CHANNELS - 1 or words[USED] > TEXT - 1024,
+        )
+
+    @property
+    def world(self) -> tuple[str, int]:
+        """The name of its world, and how many ranks that has."""
+        lines = read_lines(self.memory[TEXTS : TEXTS + 1024])
+        return lines[0][1] if lines else "", self.words[SIZE]
+
+
+def read_lines(text: bytes) -> list[list[Any]]:
+    """The lines of the text, up to the first that is not whole."""
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
+def of(lines: list[list[Any]], about: str) -> list[list[Any]]:
+    return [line for line in lines if line[0] == about]
+
+
+def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]]) -> Operation | None:
+    """The operation with this number; None if it is not whole."""
+    record = RECORD.unpack_from(content, RING + RECORD.size * (number % CAPACITY))
+    written, called, done, index, line, description, raised = record
+    if written != number + 1 or not 0 <= description < len(lines) or lines[description][0] != "operation":
+        return None
+    _, kind, name, group, shape, dtype, peer, tag = lines[description]
+    return Operation(
+        kind=kind, name=name, group=tuple(group), shape=tuple(shape), dtype=dtype, peer=peer, tag=tag, index=index,
+        line=lines[line][1] if 0 <= line < len(lines) else "",
+        raised=lines[raised][1] if 0 <= raised < len(lines) else "",
+        state=DONE if done > 0 else AWAITED if number == main else ISSUED,
+        issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
+    )  # fmt: skip
+
+
+def find_boxes(pids: Iterable[int]) -> Iterator[View]:
+    """The black boxes of these processes, of those that may be looked at."""
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            for file in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{file}").startswith(f"/memfd:{NAME}"):
+                    yield View(pid, int(file))

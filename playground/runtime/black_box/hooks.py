@@ -1,0 +1,272 @@
+"""In a rank: operations write to its black box.
+
+They are caught where all of them pass, at the methods of torch's `ProcessGroup` and at `Work.wait`: functions of
+torch.distributed call these, and so do our algorithms. DistributedDataParallel averages in C++, where no method of
+Python's is called: its backward pass counts as one collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.runtime.black_box import (
+    BACKWARD,
+    BUFFERS,
+    COLLECTIVE,
+    MAKE_DDP,
+    NEW_GROUP,
+    RECEIVE,
+    SEND,
+)
+from playground.runtime.black_box.box import MAIN, Box
+from playground.runtime.forks import call_in_children
+
+COLLECTIVES = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather_coalesced", 1),
+    "_allgather_base": ("all_gather_into_tensor", 1),
+    "all_gather_single": ("all_gather_into_tensor", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "reduce_scatter": ("reduce_scatter", 0),
+    "_reduce_scatter_base": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all_single", 1),
+    "all_to_all_single": ("all_to_all_single", 1),
+    "barrier": ("barrier", 0),
+    "monitored_barrier": ("monitored_barrier", 0),
+}
+"""Methods of a process group: the name of each in torch.distributed, and which of its parameters holds a rank's input.
+(Output comes first.)"""
+ROOTED, REDUCING = (
+    ("broadcast", "reduce", "gather", "scatter"),
+    ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+)
+MESSAGES = {"send": SEND, "recv": RECEIVE, "recv_anysource": RECEIVE}
+ZERO = timedelta(0)
+
+
+class Hooks:
+    """Operations of this process write to `box`, if there is one."""
+
+    def __init__(self) -> None:
+        self.box: Box | None = None
+        self.limited: set[int] = set()
+        """Ids of the groups whose operations have a time limit of the program's choice."""
+        self.works: dict[int, int] = {}
+        """Numbers of operations by the id of their work. (An id is used again: then it is the later one's.)"""
+        self.forwarded: dict[int, Any] = {}
+        """Models whose gradients the next backward pass averages, by id."""
+
+    def install(self) -> None:
+        """Replace the methods and functions."""
+        for method, (name, at) in COLLECTIVES.items():
+            self.replace(ProcessGroup, method, functools.partial(self.wrap_collective, name, at))
+        for method, kind in MESSAGES.items():
+            self.replace(ProcessGroup, method, functools.partial(self.wrap_message, kind))
+        self.replace(Work, "wait", self.wrap_wait)
+        self.replace(DistributedDataParallel, "__init__", functools.partial(self.wrap_ddp, MAKE_DDP))
+        self.replace(DistributedDataParallel, "_sync_buffers", functools.partial(self.wrap_ddp, BUFFERS))
+        self.replace(DistributedDataParallel, "forward", self.wrap_forward)
+        self.replace(torch.autograd, "backward", self.wrap_backward)
+        for owner in (dist, dist.distributed_c10d):
+            self.replace(owner, "new_group", self.wrap_new_group)
+
+    def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        if hasattr(owner, name):  # they differ between versions of torch
+            setattr(owner, name, wrap(getattr(owner, name)))
+
+    def begin_program(self, box: Box) -> None:
+        """From now on, operations write to `box`."""
+        box.begin_program()
+        for kept in (self.limited, self.works, self.forwarded):
+            kept.clear()
+        self.box = box
+
+    def end_program(self) -> None:
+        """The program has returned. What is called from now on, to leave the world, is not its own."""
+        if self.box:
+            self.box.end_program()
+        self.box = None
+
+    def forget(self) -> None:
+        """Operations write nowhere: this process has been forked from the rank."""
+        self.box = None
+
+    def ranks_of(self, group: Any) -> tuple[int, ...]:
+        try:
+            return tuple(dist.get_process_group_ranks(group))
+        except (KeyError, ValueError):  # torch does not know it: its own ranks, then
+            return tuple(range(group.size()))
+
+    def wrap_collective(self, name: str, input_at: int, real: Callable[..., Any]) -> Callable[..., Any]:
+        has_root = name in ROOTED
+
+        @functools.wraps(real)
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            box = self.box
+            if box is None:
+                return real(group, *args, **kwargs)
+            tensor = args[input_at] if len(args) > input_at else None
+            while type(tensor) is list or type(tensor) is tuple:  # of tensors, or of lists of them
+                tensor = tensor[0] if len(tensor) == 1 else None
+            shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, torch.Tensor) else ((), "")
+            root = args[-1].rootRank if has_root and hasattr(args[-1], "rootRank") else None
+            key = id(group), name, shape, dtype, root
+            known = box.known.get(key)
+            if known is None:
+                ranks = self.ranks_of(group)
+                peer = None if root is None else ranks[root]
+                known = box.describe(key, (COLLECTIVE, name, ranks, shape, dtype, peer, 0))
+            number = box.call(known, 3, id(group) in self.limited)
+            return self.follow(box, number, real, group, *args, **kwargs)
+
+        return collective
+
+    def wrap_message(self, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        from_anyone = real.__name__ == "recv_anysource"
+
+        @functools.wraps(real)
+        def message(group: Any, tensors: Sequence[torch.Tensor], *place: int) -> Any:
+            box = self.box
+            if box is None:
+                return real(group, tensors, *place)
+            tensor = tensors[0]
+            key = id(group), kind, tensor.shape, tensor.dtype, *place
+            known = box.known.get(key)
+            if known is None:
+                ranks = self.ranks_of(group)
+                peer = None if from_anyone else ranks[place[0]]
+                known = box.describe(key, (kind, kind, ranks, tensor.shape, tensor.dtype, peer, place[-1]))
+            number = box.call(known, 3, id(group) in self.limited)
+            return self.follow(box, number, real, group, tensors, *place)
+
+        return message
+
+    def follow(self, box: Box, number: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make the call. What it returns is a work, or the operation is over."""
+        is_main, words = threading.get_ident() == box.main_thread, box.words
+        if is_main:
+            words[MAIN] = number
+        work = None
+        try:
+            work = real(*args, **kwargs)
+        finally:
+            if is_main:
+                words[MAIN] = box.around
+            if work is None:
+                box.end(number)
+        self.works[id(work)] = number
+        return work
+
+    def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def wait(work: Any, timeout: timedelta = ZERO) -> Any:
+            box, number = self.box, self.works.pop(id(work), None)
+            if box is None or number is None:
+                return real(work, timeout)
+            is_main, words = threading.get_ident() == box.main_thread, box.words
+            if timeout:
+                box.limit(number)
+            if is_main:
+                words[MAIN] = number
+            try:
+                return real(work, timeout)
+            finally:
+                if is_main:
+                    words[MAIN] = box.around
+                box.end(number)
+
+        return wait
+
+    def wrap_new_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            box = self.box
+            if box is None or not dist.is_initialized():
+                return real(ranks, *args, **kwargs)
+            box.known.clear()  # it has ids of groups, and those of groups that are gone are used again
+            world = self.ranks_of(dist.group.WORLD)
+            members = tuple(world if ranks is None else ranks)
+            come = members if kwargs.get("use_local_synchronization") else world
+            with self.inside(box, NEW_GROUP, come, members):
+                group = real(ranks, *args, **kwargs)
+            if kwargs.get("timeout") or (args and isinstance(args[0], timedelta)):
+                self.limited.add(id(group))
+            return group
+
+        return new_group
+
+    def wrap_ddp(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a method of `DistributedDataParallel` as a collective."""
+
+        @functools.wraps(real)
+        def method(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            group = getattr(ddp, "process_group", None) or kwargs.get("process_group") or dist.group.WORLD
+            if self.box is None or group is None:
+                return real(ddp, *args, **kwargs)
+            with self.inside(self.box, name, self.ranks_of(group)):
+                return real(ddp, *args, **kwargs)
+
+        return method
+
+    def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
+            if ddp.require_backward_grad_sync and torch.is_grad_enabled() and ddp.training and not joins:
+                self.forwarded[id(ddp)] = ddp.process_group
+            return real(ddp, *args, **kwargs)
+
+        return forward
+
+    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            box, groups = self.box, list(self.forwarded.values())
+            self.forwarded.clear()
+            if box is None or not groups:
+                return real(*args, **kwargs)
+            with contextlib.ExitStack() as passes:
+                for group in groups:
+                    passes.enter_context(self.inside(box, BACKWARD, self.ranks_of(group)))
+                return real(*args, **kwargs)
+
+        return backward
+
+    @contextlib.contextmanager
+    def inside(self, box: Box, name: str, ranks: tuple[int, ...], shape: tuple[int, ...] = ()) -> Iterator[None]:
+        """Record a collective of these ranks that takes as long as this block, in which there may be others."""
+        key = name, ranks, shape
+        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, shape, "", None, 0))
+        number = box.call(known, 4)
+        is_main, around = threading.get_ident() == box.main_thread, box.around
+        if is_main:
+            box.around = box.words[MAIN] = number
+        try:
+            yield
+        finally:
+            if is_main:
+                box.around = box.words[MAIN] = around
+            box.end(number)
+
+
+hooks = Hooks()
+"""This process's. The fork server imports this module, and so modules that are imported later find what it replaces."""
+hooks.install()
+call_in_children(hooks.forget)

@@ -1,0 +1,96 @@
+"""Looks at the ranks' black boxes from time to time: a deadlock is told when it can be proved, not when time is up."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, RankState
+from playground.runtime.black_box.box import CAPACITY
+from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.runtime.black_box.sources import PACKAGES
+from playground.runtime.errors import RankFailed
+from playground.runtime.launcher.rank_handle import RankHandle
+
+INTERVAL = 0.25
+"""Seconds between two looks."""
+LATEST, LATEST_OF_ENDED = 64, 256
+"""Numbers of a rank's latest operations that a look takes in, while it runs and when it has returned."""
+FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class Examiner:
+    """Examines the ranks of a world."""
+
+    def __init__(self, ranks: Sequence[RankHandle]) -> None:
+        self.ranks = ranks
+        self.next_look = time.monotonic() + INTERVAL
+        self.seen: list[object] = []
+        """The progress of each rank at the last look."""
+        self.judged: list[object] = []
+        """The same for the ranks that stood still when they were last judged."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the next look is due."""
+        return max(0.0, self.next_look - time.monotonic())
+
+    def find_deadlock(self) -> Diagnosis | None:
+        """A deadlock that is proved: two looks have found the same, and no operation can complete. Does nothing until
+        a look is due."""
+        if self.seconds_left:
+            return None
+        self.next_look = time.monotonic() + INTERVAL
+        before, self.seen = self.seen, [self.progress_of(rank) for rank in self.ranks]
+        still = [rank for rank, was, now in zip(self.ranks, before, self.seen, strict=False) if was == now]
+        standing = [progress if rank in still else None for rank, progress in zip(self.ranks, self.seen, strict=True)]
+        if standing == self.judged or not any(rank.box and rank.box.waits for rank in still):
+            return None
+        self.judged = standing
+        found = diagnose(self.states(still))
+        if found is None or not found.proved or self.seen != [self.progress_of(rank) for rank in self.ranks]:
+            return None
+        return found
+
+    def progress_of(self, rank: RankHandle) -> object:
+        """Changes when the rank goes on. One that waits goes on, too, as long as its thread uses the processor."""
+        box = rank.box
+        return rank.done, rank.vanished, box and box.progress, rank.cpu_time() if box and box.waits else 0
+
+    def states(self, still: Collection[RankHandle] | None = None, latest: int = LATEST) -> list[RankState]:
+        """What each rank does. Those that are not `still` are about to do something else."""
+        return [
+            replace(state, doing=IN_PROGRAM)
+            if still is not None and rank not in still and state.doing == IN_OPERATION
+            else state
+            for rank in self.ranks
+            for state in [self.state_of(rank, latest)]
+        ]
+
+    def state_of(self, rank: RankHandle, latest: int) -> RankState:
+        nothing = RankState(rank=rank.number, doing=IN_PROGRAM)
+        state = rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
+        if rank.failure or rank.vanished:
+            return replace(state, doing=DEAD, end=rank.failure.reason if isinstance(rank.failure, RankFailed) else "")
+        if rank.result is not None:
+            return replace(state, doing=FINISHED)
+        return replace(state, doing=STOPPED) if rank.is_stopped() else state
+
+    def explain(self, stacks: Mapping[int, str] = MappingProxyType({})) -> Diagnosis | None:
+        """Why the ranks stand still, or one has failed, as far as can be told. `stacks` say where ranks are."""
+        states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in self.states(latest=CAPACITY)]
+        return diagnose(states) or find_mismatch(states)
+
+    def find_mismatch(self) -> Diagnosis | None:
+        """An operation in which the ranks did not agree although all of them have returned."""
+        return find_mismatch(self.states(latest=LATEST_OF_ENDED))
+
+
+def line_of(stack: str) -> str:
+    """The innermost line of a stack that is the program's own: "train.py:12 in step"."""
+    lines = [line for line in FRAME.findall(stack) if not any(name in line[0] for name in PACKAGES)]
+    return f"{Path(lines[-1][0]).name}:{lines[-1][1]} in {lines[-1][2]}" if lines else ""
