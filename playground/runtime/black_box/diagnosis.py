@@ -66,7 +66,7 @@ CURES = {
 """What to do, by kind: one line."""
 KINDS = tuple(CURES)
 """The first one that explains a wait is told."""
-DIFFERENCES = (COLLECTIVES, ROOTS, SHAPES, DTYPES)
+DIFFERENCES = (COLLECTIVES, ROOTS, SHAPES, DTYPES, PARTIAL_GROUP)
 ACTS = {FINISHED: "has finished", STOPPED: "is stopped", IN_PROGRAM: "is in the program", NOT_SEEN: "is not seen"}
 NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
@@ -311,7 +311,10 @@ class Calls:
         self, kind: str, culprits: set[int], other: int, rank: int | None = None, proved: bool = False
     ) -> Diagnosis:
         """`rank` waits for `other`, which is the culprit or one of them."""
-        disputed = self.waits[rank].operation if rank is not None and kind in DIFFERENCES else None
+        disputed = None
+        if rank is not None and kind in DIFFERENCES:
+            other_way = other in self.waits and rank in self.waits[other].differing
+            disputed = self.waits[other if other_way else rank].operation
         acts = {one: self.find_act(one, kind, disputed) for one in self.states}
         alike = [one for one in sorted(self.states) if acts[one] == acts[other] and one in (culprits or self.waits)]
         parties = [(alike or [other], acts[other])]
@@ -416,6 +419,8 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return SIZES if sizes[0] != sizes[1] else DTYPES if one.dtype != other.dtype else ""
     if find_family(one.name) != find_family(other.name):
         return COLLECTIVES
+    if one.name == NEW_GROUP and one.shape != other.shape:  # the members
+        return PARTIAL_GROUP
     if one.peer != other.peer:
         return ROOTS
     comparable = one.name == other.name and one.name in EQUAL_SHAPES
@@ -460,6 +465,7 @@ def detail(operation: Operation, kind: str) -> str:
     elif peer is not None and kind == ROOTS:
         name += f" {'to' if find_family(name) in TO_ROOT else 'from'} rank {peer}"
     more = {
+        PARTIAL_GROUP: f" of ranks {format_ranks(operation.shape)}" * (operation.name == NEW_GROUP),
         SHAPES: f" of shape {shape}",
         DTYPES: f" of {operation.dtype}",
         SIZES: f" of {operation.dtype}{shape}",
