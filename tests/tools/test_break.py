@@ -15,8 +15,8 @@ from playground.runtime.launcher.entry import World
 from playground.runtime.remote import outline
 from playground.tools.gallery.page import (
     BOARDS,
+    DEADLOCK,
     FAILURE,
-    HANG,
     PROGRAMS,
     SILENT,
     Outcome,
@@ -61,16 +61,16 @@ def test_a_program_is_short_and_says_what_is_wrong(name: str) -> None:
 
 
 RIGHT = {
-    HANG: Outcome(
-        name="rank-branch", symptom=HANG, error="RankTimeout: …", results=None, diagnosis="different collectives",
-        culprits=[0], line="", cured=[6, 6, 6],
+    DEADLOCK: Outcome(
+        name="rank-branch", symptom=DEADLOCK, error="Deadlock", told="deadlock: …", results=None,
+        diagnosis="different collectives", culprits=[0], line="", cured=[6, 6, 6],
     ),
     FAILURE: Outcome(
-        name="killed", symptom=FAILURE, error="RankFailed: rank 1 of 3 was killed by SIGKILL", results=None,
+        name="killed", symptom=FAILURE, error="RankFailed", told="rank 1 of 3 was killed by SIGKILL", results=None,
         diagnosis="", culprits=[1], line="", cured=[24, 24, 24],
     ),
     SILENT: Outcome(
-        name="same-seed", symptom=SILENT, error="", results=[1, 1, 1], diagnosis="", culprits=[], line="",
+        name="same-seed", symptom=SILENT, error="", told="", results=[1, 1, 1], diagnosis="", culprits=[], line="",
         cured=[3, 3, 3],
     ),
 }  # fmt: skip
@@ -85,15 +85,16 @@ def barrier() -> str:
 @pytest.mark.parametrize(
     ("symptom", "change", "expected"),
     [
-        (HANG, {}, ""),
-        (HANG, {"symptom": SILENT, "error": "", "results": [1, 2, 3]}, "expected hang, found [1, 2, 3]"),
-        (HANG, {"diagnosis": "straggler"}, "expected the diagnosis different collectives, found straggler"),
-        (HANG, {"culprits": [0, 1]}, "expected the ranks [0], found [0, 1]"),
-        (HANG, {"line": "calls.py:1"}, "expected the line dist.barrier(), found calls.py:1"),
+        (DEADLOCK, {}, ""),
+        (DEADLOCK, {"symptom": SILENT, "told": "", "results": [1, 2, 3]}, "expected deadlock, found [1, 2, 3]"),
+        (DEADLOCK, {"diagnosis": "straggler"}, "expected the diagnosis different collectives, found straggler"),
+        (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [0], found [0, 1]"),
+        (DEADLOCK, {"line": "calls.py:1"}, "expected the line dist.barrier(), found calls.py:1"),
         (FAILURE, {}, ""),
-        (FAILURE, {"error": "it raised"}, "expected the words SIGKILL, found it raised"),
+        (FAILURE, {"told": "it raised"}, "expected the words SIGKILL, found it raised"),
         (FAILURE, {"culprits": [2]}, "expected one of the ranks [1], found [2]"),
         (SILENT, {}, ""),
+        (SILENT, {"diagnosis": "different dtypes"}, "expected the diagnosis none, found different dtypes"),
         (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
         (SILENT, {"cured": [3, 3, 1]}, "expected the cure to return [3, 3, 3], found [3, 3, 1]"),
     ],
@@ -121,9 +122,22 @@ def test_a_run_shows_the_program_what_is_told_and_the_cure(run_cli: Run) -> None
     assert lines[-1].startswith("Shown: same-seed went wrong as it must")
 
 
+def test_a_deadlock_is_shown_in_the_words_of_its_diagnosis(run_cli: Run) -> None:
+    lines = run_cli("break", "wrong-tag").out.splitlines()
+    place = lines.index("Deadlock:")
+    assert lines[place + 1].startswith("deadlock: rank 0 is in send to rank 1 with tag 0 (calls.py:")
+    assert "use the same tag" in lines[lines.index("The cure:") - 2]
+
+
+def test_a_warning_is_kept_for_the_text(run_cli: Run) -> None:
+    shown = run_cli("break", "other-dtype")
+    assert (shown.code, shown.err) == (0, "")
+    assert "A warning:\nrank 1 has called all_reduce of int32 (calls.py:" in shown.out
+
+
 def test_a_run_as_json(run_cli: Run) -> None:
     [program] = json.loads(run_cli("break", "killed", "-n", 4, "--json").out)["programs"]
-    assert program["error"] == "RankFailed: rank 1 of 4 was killed by SIGKILL"
+    assert (program["error"], program["told"]) == ("RankFailed", "rank 1 of 4 was killed by SIGKILL")
     assert (program["culprits"], program["cured"], program["problem"]) == ([1], [40.0] * 4, "")
 
 

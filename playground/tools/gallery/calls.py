@@ -1,7 +1,4 @@
-"""Calls that do not match: the ranks call different things, or some ranks call nothing.
-
-Each program stands above its cure, `…_cured`: `python -m playground break NAME` runs both.
-"""
+"""Calls that do not match: the ranks call different things, or some ranks call nothing."""
 
 from __future__ import annotations
 
@@ -120,8 +117,8 @@ def wrong_root_cured(rank: int, size: int) -> float:
 def partial_group(rank: int, size: int) -> float:
     """Only the members of a group create it, so the ranks disagree about which group comes next."""
     loss = torch.tensor([rank + 1.0])
-    if rank < 2:
-        dist.new_group([0, 1])
+    if rank < size - 1:
+        dist.new_group([*range(size - 1)])
     everyone = dist.new_group([*range(size)])
     dist.all_reduce(loss, group=everyone)
     return loss.item()
@@ -129,7 +126,7 @@ def partial_group(rank: int, size: int) -> float:
 
 def partial_group_cured(rank: int, size: int) -> float:
     loss = torch.tensor([rank + 1.0])
-    dist.new_group([0, 1])
+    dist.new_group([*range(size - 1)])
     everyone = dist.new_group([*range(size)])
     dist.all_reduce(loss, group=everyone)
     return loss.item()

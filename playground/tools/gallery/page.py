@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from logging.handlers import BufferingHandler
 
 import click
 
@@ -15,7 +18,8 @@ from playground.console.options import ALL, RunOptions, flags
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
-from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.black_box import diagnosis as why
+from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.entry import World
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
@@ -25,11 +29,11 @@ from playground.tools import TOOLS
 TOOL = TOOLS["break"]
 SIZE = 3
 """The fewest ranks among which one can be told to be the odd one out, and the default."""
-STALL = 2.0
+STALL = 1.5
 """Seconds of silence after which a rank that is slow or stopped is named."""
-HANG, FAILURE, SILENT = "hang", "failure", "wrong values"
-ERRORS = {HANG: RankTimeout, FAILURE: RankFailed}
-"""What `launch` raises."""
+DEADLOCK, TIMEOUT, FAILURE, SILENT = "deadlock", "timeout", "failure", "wrong values"
+ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
+"""What `launch` raises, by symptom: of several that fit, the first."""
 Ranks = Callable[[int], Sequence[int]]
 Values = Callable[[int], Sequence[object]]
 """A value for each rank of a world of this size."""
@@ -39,8 +43,8 @@ def only(rank: int) -> Ranks:
     return lambda size: [rank]
 
 
-def all_from(first: int) -> Ranks:
-    return lambda size: [*range(first, size)]
+def all_but_first(size: int) -> Sequence[int]:
+    return range(1, size)
 
 
 def on_all(value: Callable[[int], object]) -> Values:
@@ -52,67 +56,58 @@ TOTAL = on_all(lambda size: size * (size + 1) / 2)
 """The sum of rank + 1 over all ranks."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Expected:
     """How a program goes wrong, and what its cure returns."""
 
+    symptom: str
     right: Values
     """What each rank of the cure returns."""
-    symptom: str = SILENT
     words: str = ""
-    """The diagnosis of a hang; words of a failure."""
+    """The kind of the diagnosis; of a failure, words of it."""
     culprits: Ranks = range
-    """Whose fault a hang is; of a failure, the ranks that may be the first to fail."""
+    """The ranks that are named; of a failure, those that may be the first to fail."""
     at: str = ""
-    """Beginning of the line of code that the diagnosis names."""
-    timeout: float = DEFAULT_TIMEOUT
-    """Seconds."""
+    """Beginning of the line of code that is named."""
     restarts: int = 0
     """How often the cure is restarted."""
 
 
-def hang(words: str, culprits: Ranks, right: Values, at: str = "", timeout: float = STALL) -> Expected:
-    return Expected(symptom=HANG, words=words, culprits=culprits, right=right, at=at, timeout=timeout)
-
-
-def failure(words: str, culprits: Ranks, right: Values, restarts: int = 0) -> Expected:
-    return Expected(symptom=FAILURE, words=words, culprits=culprits, right=right, restarts=restarts)
-
-
-ORDER, FINISHED = "different collectives", "a rank that has finished"
 BOARDS = {
     "calls": {
-        "other-order": hang(ORDER, only(1), TOTAL, "dist.broadcast(weight"),
-        "absent-rank": hang(FINISHED, all_from(1), TOTAL),
-        "rank-branch": hang(ORDER, only(0), TOTAL, "dist.barrier()"),
-        "unequal-batches": hang(FINISHED, all_from(1), on_all(lambda size: sum(range(2 * size)))),
-        "other-shape": hang("different shapes", only(1), on_all(lambda size: 4 * size - 1), "dist.all_reduce(losses)"),
-        "other-dtype": Expected(right=on_all(lambda size: 7 * size)),
-        "wrong-root": hang("different roots", range, on_all(lambda size: 1), "dist.broadcast("),
-        "partial-group": hang("a group not made by all", all_from(2), TOTAL, "everyone = "),
-        "send-send": hang("send against send", range, lambda size: [size, *range(1, size)], "dist.send("),
-        "wrong-tag": hang("wrong tag", lambda size: [0, 1], lambda size: [1, 1, *range(3, size + 1)], "dist."),
-        "message-size": failure("SIGABRT", only(1), lambda size: [4, 4, *range(12, 4 * size + 1, 4)]),
+        "other-order": Expected(DEADLOCK, TOTAL, why.COLLECTIVES, only(1), "dist.broadcast(weight"),
+        "absent-rank": Expected(DEADLOCK, TOTAL, why.ENDED, all_but_first),
+        "rank-branch": Expected(DEADLOCK, TOTAL, why.COLLECTIVES, only(0), "dist.barrier()"),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda size: sum(range(2 * size))), why.ENDED, all_but_first),
+        "other-shape": Expected(DEADLOCK, on_all(lambda size: 4 * size - 1), why.SHAPES, only(1), "dist.all_reduce("),
+        "other-dtype": Expected(SILENT, on_all(lambda size: 7 * size), why.DTYPES, only(1), "dist.all_reduce("),
+        "wrong-root": Expected(DEADLOCK, on_all(lambda size: 1), why.ROOTS, range, "dist.broadcast("),
+        "partial-group": Expected(DEADLOCK, TOTAL, why.PARTIAL_GROUP, lambda size: [size - 1], "everyone = "),
+        "send-send": Expected(DEADLOCK, lambda size: [size, *range(1, size)], why.SENDS, range, "dist.send("),
+        "wrong-tag": Expected(
+            DEADLOCK, lambda size: [1, 1, *range(3, size + 1)], why.WRONG_TAG, lambda size: [0, 1], "dist."
+        ),
+        "message-size": Expected(FAILURE, lambda size: [4, 4, *range(12, 4 * size + 1, 4)], "SIGABRT", only(1)),
     },
     "training": {
-        "unused-parameters": failure("not used in producing loss", range, on_all(lambda size: (size + 1) / 2)),
-        "forgotten-set-epoch": Expected(right=on_all(lambda size: 3)),
-        "same-seed": Expected(right=on_all(lambda size: size)),
-        "all-download": Expected(right=on_all(lambda size: 4000)),
-        "nan": Expected(right=on_all(lambda size: (size * (size + 1) / 2 - 2) / (size - 1))),
-        "set-order": Expected(right=on_all(lambda size: [size * length for length in range(4, 10)])),
+        "unused-parameters": Expected(FAILURE, on_all(lambda size: (size + 1) / 2), "not used in producing loss"),
+        "forgotten-set-epoch": Expected(SILENT, on_all(lambda size: 3)),
+        "same-seed": Expected(SILENT, on_all(lambda size: size)),
+        "all-download": Expected(SILENT, on_all(lambda size: 4000)),
+        "nan": Expected(SILENT, on_all(lambda size: (size * (size + 1) / 2 - 2) / (size - 1))),
+        "set-order": Expected(SILENT, on_all(lambda size: [size * length for length in range(4, 10)])),
     },
     "processes": {
-        "killed": failure("SIGKILL", only(1), on_all(lambda size: 2 * size * (size + 1)), restarts=1),
-        "stopped": hang("stopped", only(1), TOTAL),
-        "straggler": hang("straggler", only(1), on_all(lambda size: 20 * size), "time.sleep("),
-        "collective-in-finally": hang(ORDER, only(1), on_all(lambda size: size - 1), "dist.barrier()"),
-        "port-taken": failure("EADDRINUSE", range, on_all(lambda size: True)),
+        "killed": Expected(FAILURE, on_all(lambda size: 2 * size * (size + 1)), "SIGKILL", only(1), restarts=1),
+        "stopped": Expected(TIMEOUT, TOTAL, why.SUSPENDED, only(1)),
+        "straggler": Expected(TIMEOUT, on_all(lambda size: 20 * size), why.STRAGGLER, only(1), "time.sleep("),
+        "collective-in-finally": Expected(
+            DEADLOCK, on_all(lambda size: size - 1), why.IN_FINALLY, only(1), "dist.barrier()"
+        ),
+        "port-taken": Expected(FAILURE, on_all(lambda size: True), "EADDRINUSE"),
     },
 }
 """What is expected of the programs of each board, by the name that the command takes."""
-
-
 PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
 
 
@@ -138,14 +133,15 @@ class Outcome:
     name: str
     symptom: str
     error: str
-    """The class of what `launch` raised, and its words; empty if it returned."""
-    results: Sequence[object] | None
-    """What each rank returned; None if `launch` raised."""
+    """The class of what `launch` raised; empty if it returned."""
+    told: str
+    """What `launch` said, if anything."""
     diagnosis: str
-    """Why it hangs, in a few words; empty if it does not."""
     culprits: Sequence[int]
     line: str
-    """The ranks that are named, and the line: "calls.py:12 in other_order"."""
+    """The kind of the diagnosis, the ranks that it names, and the line: "calls.py:12 in other_order"."""
+    results: Sequence[object] | None
+    """What each rank returned; None if `launch` raised."""
     cured: Sequence[object]
     """What each rank of the cure returned."""
     problem: str = ""
@@ -155,24 +151,33 @@ class Outcome:
 def run(world: World, name: str) -> Outcome:
     """Run a program, and then its cure, in a folder of their own."""
     expected, error, results = PROGRAMS[name], None, None
+    logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
+        world.timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
+        logger.addHandler(warnings)
         try:
-            world.timeout = expected.timeout
             results = world.run(find(name))
         except (RankFailed, RankTimeout) as failed:
             error = failed
+        finally:
+            logger.removeHandler(warnings)
         world.timeout, world.restarts = DEFAULT_TIMEOUT, expected.restarts
         cured = world.run(find(name, "_cured"))
         world.restarts = 0
-    diagnosis = getattr(error, "diagnosis", None)
+    warned = (record.msg for record in warnings.buffer if isinstance(record.msg, why.Diagnosis))
+    told = error.diagnosis if error else next(warned, None)
+    words, culprits = str(told or error or ""), told.culprits if told else ()
+    if isinstance(error, RankFailed):
+        words, culprits = error.headline, (error.rank,)
     outcome = Outcome(
         name=name,
         symptom=next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
-        error=f"{type(error).__name__}: {diagnosis or error.headline}" if error else "",
+        error=type(error).__name__ if error else "",
+        told=words,
+        diagnosis=told.kind if told else "",
+        culprits=culprits,
+        line=told.line if told else "",
         results=results,
-        diagnosis=diagnosis.kind if diagnosis else "",
-        culprits=diagnosis.culprits if diagnosis else [error.rank] if isinstance(error, RankFailed) else [],
-        line=diagnosis.line if diagnosis else "",
         cured=cured,
     )
     return replace(outcome, problem=find_problem(outcome))
@@ -183,19 +188,20 @@ def find_problem(found: Outcome) -> str:
     expected, size = PROGRAMS[found.name], len(found.cured)
     culprits, right = [*expected.culprits(size)], [*expected.right(size)]
     checks: list[tuple[str, bool, object]] = [
-        (expected.symptom, found.symptom == expected.symptom, found.error or found.results),
+        (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
         (f"the cure to return {right}", found.cured == right, found.cured),
+        ("wrong values", found.results != right, found.results),
     ]
-    if expected.symptom == SILENT:
-        checks.append(("wrong values", found.results != right, found.results))
     if expected.symptom == FAILURE:
-        checks.append((f"the words {expected.words}", expected.words in found.error, found.error))
+        checks.append((f"the words {expected.words}", expected.words in found.told, found.told))
         checks.append((f"one of the ranks {culprits}", {*found.culprits} <= {*culprits}, found.culprits))
-    if expected.symptom == HANG and found.diagnosis:
+    else:
+        kind = f"the diagnosis {expected.words or 'none'}"
+        checks.append((kind, found.diagnosis == expected.words, found.diagnosis))
+        checks.append((f"the ranks {culprits}", [*found.culprits] == culprits or not expected.words, found.culprits))
+    if expected.at:
         number = re.search(r":(\d+)", found.line)
         code = read_body(find(found.name)).get(int(number[1]), "") if number else ""
-        checks.append((f"the diagnosis {expected.words}", found.diagnosis == expected.words, found.diagnosis))
-        checks.append((f"the ranks {culprits}", [*found.culprits] == culprits, found.culprits))
         checks.append((f"the line {expected.at}", code.strip().startswith(expected.at), found.line))
     problem = next((f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), "")
     return problem and f"{found.name}: expected {problem}"
@@ -253,4 +259,5 @@ def outcome_texts(outcome: Outcome) -> Texts:
     table = Table(RANK_COLUMN, *(Column(text, wraps=True) for text in ["wrong"] * (not outcome.error) + ["cured"]))
     for rank, values in enumerate(zip(*filter(None, (outcome.results, outcome.cured)), strict=True)):
         table.add(rank, *values)
-    return [prose(bad(outcome.error or "No error is raised.")), "", "The cure:", *cure, "", table]
+    said = [prose(bad(f"{outcome.error or 'A warning'}:")), outcome.told] if outcome.told else ["No error is raised."]
+    return [*said, "", "The cure:", *cure, "", table]

@@ -1,7 +1,4 @@
-"""Processes in trouble: one dies, is stopped, lags behind, or fails where the others do not.
-
-Each program stands above its cure, `…_cured`: `python -m playground break NAME` runs both.
-"""
+"""Processes in trouble: one dies, is stopped, lags behind, or fails where the others do not."""
 
 from __future__ import annotations
 
@@ -69,35 +66,29 @@ def stopped_cured(rank: int, size: int) -> float:
 
 def straggler(rank: int, size: int) -> int:
     """Rank 1 prepares everybody's samples while the others wait."""
-    done = 0
-    for _ in range(20 * size if rank == 1 else 0):
+    samples = 20 * size if rank == 1 else 0
+    for _ in range(samples):
         time.sleep(0.05)
-        done += 1
-    total = torch.tensor([done])
+    total = torch.tensor([samples])
     dist.all_reduce(total)
     return int(total)
 
 
 def straggler_cured(rank: int, size: int) -> int:
-    done = 0
-    for _ in range(20):
+    samples = 20
+    for _ in range(samples):
         time.sleep(0.05)
-        done += 1
-    total = torch.tensor([done])
+    total = torch.tensor([samples])
     dist.all_reduce(total)
     return int(total)
 
 
-def read(rank: int) -> float:
-    if rank == 1:
-        raise ValueError("sample 3 is damaged")
-    return 1.0
-
-
 def collective_in_finally(rank: int, size: int) -> float:
     """Rank 1 raises, then waits in `finally` for ranks that wait for it: its error is never shown."""
+    loss = torch.ones(1)
     try:
-        loss = torch.tensor([read(rank)])
+        if rank == 1:
+            raise ValueError("a damaged sample")
         dist.all_reduce(loss)
     finally:
         dist.barrier()
@@ -105,10 +96,12 @@ def collective_in_finally(rank: int, size: int) -> float:
 
 
 def collective_in_finally_cured(rank: int, size: int) -> float:
+    loss = torch.ones(1)
     try:
-        loss = torch.tensor([read(rank)])
+        if rank == 1:
+            raise ValueError("a damaged sample")
     except ValueError:
-        loss = torch.zeros(1)  # its part of the sum
+        loss.zero_()
     dist.all_reduce(loss)
     dist.barrier()
     return loss.item()

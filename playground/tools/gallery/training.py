@@ -1,7 +1,4 @@
-"""Training that goes wrong, often silently: data, random numbers, parameters and gradients.
-
-Each program stands above its cure, `…_cured`: `python -m playground break NAME` runs both.
-"""
+"""Training that goes wrong, often silently: data, random numbers, parameters and gradients."""
 
 from __future__ import annotations
 
