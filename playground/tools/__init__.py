@@ -16,13 +16,16 @@ class Tool:
     command: Remote
 
 
+FOLDERS = {"break": "gallery"}
+"""Where a tool lies whose command has another name: a keyword of Python cannot be imported."""
 TOOLS = {
-    name: Tool(name=name, purpose=purpose, command=remote(f"playground.tools.{name}.page:command"))
+    name: Tool(name=name, purpose=purpose, command=remote(f"playground.tools.{FOLDERS.get(name, name)}.page:command"))
     for name, purpose in (
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
         ("snapshots", "list and verify the snapshots of a training run, measure what one costs"),
         ("why", "say who waits for whom in a run that stands still"),
         ("chaos", "kill processes of a training at random, and compare its end with an undisturbed one"),
+        ("break", "run programs that hang, fail or return wrong values, each with its diagnosis and its cure"),
     )
 }

@@ -27,6 +27,7 @@ from playground.runtime.black_box.wait_graph import (
     COLLECTIVES,
     DTYPES,
     NOT_SEEN,
+    PARTIAL_GROUP,
     ROOTS,
     SHAPES,
     SIZES,
@@ -39,7 +40,7 @@ from playground.runtime.black_box.wait_graph import (
     list_known,
 )
 
-IN_FINALLY, PARTIAL_GROUP, WRONG_TAG = "a collective in `finally`", "a group not made by all", "wrong tag"
+IN_FINALLY, WRONG_TAG = "a collective in `finally`", "wrong tag"
 GROUPS, WRONG_PEER, SENDS, RECEIVES = "different groups", "wrong peer", "send against send", "receive against receive"
 ENDED, ABSENT, CIRCLE = "a rank that has finished", "a rank that does not take part", "circular wait"
 LOST, SUSPENDED, STRAGGLER, UNSEEN, RUNNING = "dead", "stopped", "straggler", "a rank that is not seen", "in progress"
@@ -280,6 +281,7 @@ def detail(operation: Operation, kind: str) -> str:
         name += f" {'to' if operation.kind == SEND else 'from'} {'anyone' if peer is None else f'rank {peer}'}"
     more = {
         ROOTS: f" {'to' if name in TO_ROOT else 'from'} rank {peer}",
+        PARTIAL_GROUP: f" of ranks {format_ranks(operation.shape)}" * (operation.name == NEW_GROUP),
         SHAPES: f" of shape {shape}",
         DTYPES: f" of {operation.dtype}",
         SIZES: f" of {operation.dtype}{shape}",

@@ -32,7 +32,7 @@ from playground.runtime.black_box import (
 NOT_SEEN = "not seen"
 """What a rank does of which no state is given, as on another host."""
 COLLECTIVES, ROOTS, SHAPES = "different collectives", "different roots", "different shapes"
-DTYPES, SIZES = "different dtypes", "different sizes"
+DTYPES, SIZES, PARTIAL_GROUP = "different dtypes", "different sizes", "a group not made by all"
 """Kinds of differences, the last one of messages."""
 NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
 """What names of collectives begin with that need all ranks."""
@@ -173,6 +173,8 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return SIZES if len(sizes) > 1 else DTYPES if one.dtype != other.dtype else ""
     if one.name != other.name:
         return "" if find_algorithm(one.name) == find_algorithm(other.name) else COLLECTIVES
+    if one.name == NEW_GROUP and one.shape != other.shape:  # the members
+        return PARTIAL_GROUP
     if one.peer != other.peer:
         return ROOTS
     equal = one.name in EQUAL_SHAPES
