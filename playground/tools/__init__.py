@@ -23,5 +23,6 @@ TOOLS = {
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
         ("snapshots", "list and verify the snapshots of a training run, measure what one costs"),
         ("chaos", "kill processes of a training at random, and compare its end with an undisturbed one"),
+        ("doctor", "is this machine, are these hosts, fit for distributed training?"),
     )
 }
