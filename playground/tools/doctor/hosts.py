@@ -36,10 +36,11 @@ GREETING_INTERVAL, GREETING_LIMIT = 0.1, 1.0
 """Seconds between two attempts to reach another host, and until one is given up."""
 ANSWER_LIMIT = 10.0
 """Seconds within which a host that is there answers a question."""
-SILENCE = 60.0
-"""Seconds without a question after which a host gives up the one that leads, beyond the time for all to come."""
+FOLLOW_INTERVAL, SILENCE = 0.5, 30.0
+"""Seconds between two looks whether the host that leads is still there; and without a question after which it is given
+up, beyond the time for all to come."""
 PINGS, PING = 50, struct.Struct("d")
-LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 2.0
+LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
 """Seconds for the pings of a link, for which it is filled, and until its first large packet must have arrived."""
 CHUNK = 2**18
 SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
@@ -196,6 +197,10 @@ def connect(address: str, port: int, what: str, limit: float, **more: object) ->
     return connection
 
 
+def describe(failure: Exception) -> str:
+    return getattr(failure, "strerror", None) or str(failure) or "no answer"
+
+
 def measure(address: str, port: int) -> Link:
     """Measure the link from here to that host."""
     low, high, latency = -math.inf, math.inf, math.inf
@@ -208,7 +213,7 @@ def measure(address: str, port: int) -> Link:
                 taken = time.perf_counter() - started
                 low, high, latency = max(low, there - before - taken), min(high, there - before), min(latency, taken)
     except (OSError, struct.error) as failure:
-        return Link(problem=f"no connection: {failure}")
+        return Link(problem=describe(failure))
     offset = low if low > 0 else min(high, 0.0)
     try:
         with connect(address, port, "bytes", LATENCY_LIMIT) as connection:
@@ -243,7 +248,7 @@ def meet(listener: Listener, addresses: dict[int, str], size: int, timeout: floa
                 raise ValueError(f"it is number {there} of its own list")
             reached.add(index)
         except (OSError, ValueError, KeyError) as failure:
-            failures[index] = str(failure)
+            failures[index] = describe(failure)
 
     with ThreadPoolExecutor(size) as pool:
         while True:
@@ -258,12 +263,17 @@ def meet(listener: Listener, addresses: dict[int, str], size: int, timeout: floa
             time.sleep(GREETING_INTERVAL)
 
 
-def follow(listener: Listener, timeout: float) -> int:
+def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> int:
     """Answer what the host that leads asks, until it says how many errors there are. Raises `PlaygroundError` if it
-    falls silent."""
-    while not listener.ended.wait(GREETING_INTERVAL):
-        if time.monotonic() > listener.last_heard + timeout + SILENCE:
-            raise PlaygroundError("the host that leads has fallen silent: see what it says")
+    ends or falls silent without having done so."""
+    while not listener.ended.wait(FOLLOW_INTERVAL):
+        has_left = False
+        try:
+            ask(addresses[min(addresses)], listener.port, "greeting", GREETING_LIMIT, index=listener.index)
+        except (OSError, ValueError) as failure:
+            has_left = isinstance(failure, ConnectionRefusedError) and not listener.ended.is_set()
+        if has_left or time.monotonic() > listener.last_heard + timeout + SILENCE:
+            raise PlaygroundError("the host that leads has not told the result: does it reach this one?")
     return listener.errors
 
 
@@ -285,7 +295,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
             said = ask(addresses[index], listener.port, "about")
             about[index] = About(**said | {"findings": [Finding(**each) for each in said["findings"]]})
         except (OSError, ValueError, TypeError) as failure:
-            silent[index] = f"it greets, but takes no connection: {failure}"
+            silent[index] = f"it greets, but takes no connection: {describe(failure)}"
     links: dict[Pair, Link] = {}
 
     def measure_both_ways(pair: Pair) -> None:
@@ -296,7 +306,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
                 else:
                     link = Link(**ask(addresses[here], listener.port, "measure", there=addresses[there]))
             except (OSError, ValueError, TypeError) as failure:
-                link = Link(problem=f"no answer: {failure}")
+                link = Link(problem=describe(failure))
             before = links.get((here, there), link)
             fastest, widest = min(before.latency, link.latency), max(before.bandwidth, link.bandwidth)
             links[here, there] = link if link.problem else replace(link, latency=fastest, bandwidth=widest)
@@ -313,7 +323,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
 
 def suspects(found: Hosts) -> list[Pair]:
     """The links that are slow, and those of hosts that are."""
-    blamed: set[Pair] = set()
+    blamed = {(min(pair), max(pair)) for pair in one_way(found)}
     for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
         slowness = found.slowness(which)
         hosts, links = explain(slowness)
@@ -404,21 +414,31 @@ def clocks(found: Hosts) -> Iterator[Finding]:
             yield (error if abs(link.offset) > 300 else warning)(saw, rule, "timedatectl set-ntp true, on both")
 
 
+def broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
+    """The links with a problem, by the names of their hosts, and the problem; once if it is in both directions."""
+    told = set[Pair]()
+    for pair, link in found.links.items():
+        if link.problem and (link.problem == STUCK) is stuck and pair not in told:
+            both = found.links.get(pair[::-1], link).problem != ""
+            told |= {pair, pair[::-1]} if both else {pair}
+            here, there = (found.names[each] for each in pair)
+            yield f"between {here} and {there}" if both else f"from {here} to {there}", link.problem
+
+
 def connections(found: Hosts) -> Iterator[Finding]:
-    for (here, there), link in found.links.items():
-        if link.problem and link.problem != STUCK:
-            saw = f"{found.names[here]} does not reach {found.names[there]}: {link.problem}"
-            rule, fix = "every rank connects to every other", "have the firewalls accept TCP between all hosts"
-            yield error(saw, rule, fix)
+    for where, problem in broken(found, stuck=False):
+        rule, fix = (
+            "every rank connects to every other",
+            "have the firewalls accept TCP between all hosts; compare routes",
+        )
+        yield error(f"no connection {where}: {problem}", rule, fix)
 
 
 def large_packets(found: Hosts) -> Iterator[Finding]:
-    for (here, there), link in found.links.items():
-        if link.problem == STUCK:
-            saw = f"from {found.names[here]} to {found.names[there]} small packets arrive and large ones do not"
-            rule = "what is on the way takes packets as large as the hosts' MTU"
-            fix = "ip link set NAME mtu 1400, and less until it passes; or correct the switch or tunnel"
-            yield error(saw, rule, fix)
+    for where, _ in broken(found, stuck=True):
+        rule = "what is on the way takes packets as large as the hosts' MTU"
+        fix = "ip link set NAME mtu 1400, and less until it passes; or correct the switch or tunnel"
+        yield error(f"{where} small packets arrive and large ones do not", rule, fix)
 
 
 def bandwidth(found: Hosts) -> Iterator[Finding]:
@@ -427,12 +447,16 @@ def bandwidth(found: Hosts) -> Iterator[Finding]:
         rule = "an all-reduce is as fast as its slowest link"
         fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
         yield error(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
-    if len(found.about) == 2 and len(found.links) == 2 and slowness:  # no third to compare with, but two directions
-        (slow, slower), *_ = sorted((link.bandwidth, pair) for pair, link in found.links.items())
-        here, there = (found.names[each] for each in slower)
-        if max(link.bandwidth for link in found.links.values()) > SLOW * slow:
-            saw = f"from {here} to {there} {format_rate(slow)} arrive, and more than twice as much the other way"
-            yield error(saw, "a link is equally fast both ways", "ethtool NAME shows speed and duplex")
+    for (here, there), ratio in one_way(found).items():
+        saw = f"{found.names[here]} to {found.names[there]} is {ratio:.1f} times slower than the other way"
+        yield error(saw, "a link of two hosts is equally fast both ways", "ethtool NAME shows speed and duplex")
+
+
+def one_way(found: Hosts) -> dict[Pair, float]:
+    """Of two hosts, which have no third to compare with: the direction that is slow, and how many times slower."""
+    links = {pair: link.bandwidth for pair, link in found.links.items() if not link.problem}
+    ratios = {pair: links[pair[::-1]] / links[pair] for pair in links if len(found.about) == len(links) == 2}
+    return {pair: ratio for pair, ratio in ratios.items() if ratio > SLOW}
 
 
 def latency(found: Hosts) -> Iterator[Finding]:
@@ -458,7 +482,8 @@ CHECKS = named(answers, host_versions, host_mtu, clocks, connections, large_pack
 
 
 def format_rate(bandwidth: float) -> str:
-    return f"{8 * bandwidth / 1e9:.3g} Gbit/s"
+    bits = 8 * bandwidth
+    return f"{bits / 1e9:.3g} Gbit/s" if bits > 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
 
 def summarize(found: Hosts) -> str:

@@ -111,7 +111,7 @@ class Examination:
             bar.show("measuring the links")
             if silent is None:
                 self.session.say("hosts: another one leads, and reports")
-                return hosts.follow(listener, timeout)
+                return hosts.follow(listener, addresses, timeout)
             found = hosts.lead(listener, addresses, names, silent)
         theirs = [
             replace(finding, host=found.names[index])
@@ -160,5 +160,5 @@ def command(settings: DoctorSettings, check: tuple[str, ...], timeout: float, as
     if errors := [each.check for each in examination.findings if each.severity == ERROR]:
         raise PlaygroundError(f"not fit for distributed training: {', '.join(dict.fromkeys(errors))}")
     if elsewhere:
-        raise PlaygroundError(f"not fit for distributed training: {elsewhere} errors, see the host that leads")
+        raise PlaygroundError("not fit for distributed training: the host that leads tells why")
     session.say("", prose("Shown: ", good("fit for distributed training"), "."))
