@@ -154,7 +154,7 @@ class Listener(socketserver.ThreadingTCPServer):
     def __init__(self, index: int, address: str, port: int, about: About) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), Handler)
-        self.index, self.about, self.port = index, about, port
+        self.index, self.leader, self.about, self.port = index, index, about, port
         self.heard: dict[int, str] = {}
         """Addresses of the hosts that have greeted this one."""
         self.last_heard = time.monotonic()
@@ -256,7 +256,8 @@ def meet(listener: Listener, addresses: dict[int, str], size: int, timeout: floa
             for index, address in [*listener.heard.items()]:
                 addresses.setdefault(index, address)
             known = reached | {*listener.heard}
-            if min(known) < listener.index:
+            listener.leader = min(known)
+            if listener.leader < listener.index:
                 return None
             if len(known) == size or time.monotonic() > end:
                 return {index: failures.get(index, "it has not come") for index in {*range(size)} - known}
@@ -269,7 +270,7 @@ def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> 
     while not listener.ended.wait(FOLLOW_INTERVAL):
         has_left = False
         try:
-            ask(addresses[min(addresses)], listener.port, "greeting", GREETING_LIMIT, index=listener.index)
+            ask(addresses[listener.leader], listener.port, "greeting", GREETING_LIMIT, index=listener.index)
         except (OSError, ValueError) as failure:
             has_left = isinstance(failure, ConnectionRefusedError) and not listener.ended.is_set()
         if has_left or time.monotonic() > listener.last_heard + timeout + SILENCE:
