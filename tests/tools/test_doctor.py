@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -387,7 +388,7 @@ def test_every_check_of_hosts_finds_a_fault_and_nothing_where_there_is_none() ->
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with Listener(1, "127.0.0.1", 0, ABOUT) as listener:
+    with Listener(1, 2, "127.0.0.1", 0, ABOUT) as listener:
         yield listener
         listener.shutdown()
 
@@ -397,7 +398,7 @@ class Ahead(Handler):
 
     def answer_time(self, question: dict[str, Any]) -> None:
         while self.rfile.read(1):
-            self.wfile.write(hosts.PING.pack(hosts.time.time() + 100))
+            self.wfile.write(hosts.PING.pack(time.time() + 100))
 
 
 class Deaf(Handler):
@@ -408,7 +409,7 @@ class Deaf(Handler):
 
 
 def test_a_link_is_measured(listener: Listener) -> None:
-    port = listener.server_address[1]
+    port = listener.port
     link = hosts.measure("127.0.0.1", port)
     assert (link.problem, link.offset) == ("", 0.0)
     assert 0 < link.latency < hosts.LATENCY_LIMIT
@@ -421,16 +422,16 @@ def test_a_link_is_measured(listener: Listener) -> None:
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "measure"}', b"\xff" * 100])
 def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
-    with socket.create_connection(listener.server_address[:2], timeout=ENOUGH) as connection:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:
         connection.sendall(line + b"\n")
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(100) == b""
 
 
 def test_a_port_that_is_taken_is_refused(listener: Listener) -> None:
-    port = listener.server_address[1]
+    port = listener.port
     with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is taken: choose another with --port"):
-        hosts.listen(["127.0.0.1"], port, None, ABOUT)
+        hosts.listen(["127.0.0.1"], 1, port, None, ABOUT)
 
 
 def test_hosts_find_each_other_and_the_one_that_is_missing(start_cli: Callable[..., subprocess.Popen[str]]) -> None:

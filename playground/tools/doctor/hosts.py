@@ -30,7 +30,7 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import is_loopback
 from playground.tools.doctor import Finding, error, named, warning
-from playground.tools.doctor.machine import resolve
+from playground.tools.doctor.machine import family_of, resolve
 
 GREETING_INTERVAL, GREETING_LIMIT = 0.1, 1.0
 """Seconds between two attempts to reach another host, and until one is given up."""
@@ -45,7 +45,7 @@ LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
 CHUNK = 2**18
 SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
 """How many times slower than expected bandwidth and latency are found, and the least latency (s) that matters."""
-REPEATS = 2
+REPEATS = 3
 CLOCK_TOLERANCE = 1.0
 HOST_WEIGHT, FAST_WEIGHT, STEPS = 1.5, 4.0, 40
 """For `explain`: above 1, so that one slow link is no slow host; below 2, so that both links of one of three hosts are;
@@ -106,16 +106,17 @@ class Handler(socketserver.StreamRequestHandler):
     server: Listener
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            self.connection.settimeout(ANSWER_LIMIT)
-            question = json.loads(self.rfile.readline(2**20))
-            answer = getattr(self, f"answer_{question['ask']}", None)
-            self.server.last_heard = time.monotonic()
-            if answer and (said := answer(question)) is not None:
-                self.wfile.write(json.dumps(said).encode() + b"\n")
+        self.connection.settimeout(ANSWER_LIMIT)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        question = json.loads(self.rfile.readline(2**20))
+        said = getattr(self, f"answer_{question['ask']}")(question)
+        self.server.last_heard = time.monotonic()
+        if said is not None:
+            self.wfile.write(json.dumps(said).encode() + b"\n")
 
     def answer_greeting(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.server.heard[int(question["index"])] = self.client_address[0]
+        if question["index"] in range(self.server.size):
+            self.server.heard[question["index"]] = self.client_address[0]
         return {"index": self.server.index}
 
     def answer_about(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +124,6 @@ class Handler(socketserver.StreamRequestHandler):
 
     def answer_time(self, question: dict[str, Any]) -> None:
         """Answer each byte with the time."""
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while self.rfile.read(1):
             self.wfile.write(PING.pack(time.time()))
 
@@ -133,50 +133,56 @@ class Handler(socketserver.StreamRequestHandler):
         self.connection.settimeout(TRANSFER_LIMIT)
         nbytes, started = self.connection.recv_into(buffer), time.perf_counter()
         end, first = started + TRANSFER_SECONDS, nbytes
-        while nbytes and time.perf_counter() < end:
-            nbytes += self.connection.recv_into(buffer)
+        with contextlib.suppress(TimeoutError):
+            while time.perf_counter() < end:
+                nbytes += self.connection.recv_into(buffer)
         return {"bandwidth": max(1, nbytes - first) / (time.perf_counter() - started)}
 
     def answer_measure(self, question: dict[str, Any]) -> dict[str, Any]:
-        return vars(measure(str(question["there"]), self.server.server_address[1]))
+        return vars(measure(question["there"], self.server.port))
 
     def answer_end(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.server.errors = int(question["errors"])
+        self.server.errors = question["errors"]
         self.server.ended.set()
         return {}
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """What listens on this host, the one with that `index` of the list; `about` is what it says of itself."""
+    """What listens on this host, the one with that `index` of `size`; `about` is what it says of itself."""
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 128
 
-    def __init__(self, index: int, address: str, port: int, about: About) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    def __init__(self, index: int, size: int, address: str, port: int, about: About) -> None:
+        self.address_family = family_of(address)
         super().__init__((address, port), Handler)
-        self.index, self.leader, self.about, self.port = index, index, about, port
+        self.index, self.leader, self.size, self.about = index, index, size, about
+        self.port = int(self.server_address[1])
         self.heard: dict[int, str] = {}
         """Addresses of the hosts that have greeted this one."""
         self.last_heard = time.monotonic()
         self.ended, self.errors = threading.Event(), 0
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever has asked what is no question, or has left, gets no answer."""
 
-def listen(hosts: Sequence[str], port: int, env: RankEnv | None, about: About) -> tuple[Listener, dict[int, str]]:
+
+def listen(
+    hosts: Sequence[str], size: int, port: int, env: RankEnv | None, about: About
+) -> tuple[Listener, dict[int, str]]:
     """The listener of this host, and the addresses of hosts that are known: all of `hosts`, or, without them, that of
     the first host of the world that `env` is of. This host is the first of `hosts` whose address it can listen at.
     Raises `UsageError` if there is none."""
     if env and not hosts:
-        return Listener(int(os.environ.get("GROUP_RANK", env.rank // env.local_size)), "", port, about), {
-            0: env.rendezvous.host
-        }
+        index = int(os.environ.get("GROUP_RANK", env.rank // env.local_size))
+        return Listener(index, size, "", port, about), {0: env.rendezvous.host}
     addresses = {index: ([*resolve(name), ""])[0] for index, name in enumerate(hosts)}
     taken = []
     for index, address in addresses.items():
         misleads = is_loopback(address) and not all(map(is_loopback, addresses.values()))
         try:
             if address:
-                return Listener(index, "" if misleads else address, port, about), dict(enumerate(hosts))
+                return Listener(index, size, "" if misleads else address, port, about), dict(enumerate(hosts))
         except OSError as failure:
             taken += [hosts[index]] * (failure.errno == errno.EADDRINUSE)
     if taken:
@@ -236,8 +242,8 @@ def fill(connection: socket.socket) -> float:
     raise TimeoutError
 
 
-def meet(listener: Listener, addresses: dict[int, str], size: int, timeout: float) -> dict[int, str] | None:
-    """Greet the hosts whose addresses are known until all `size` have come or the time is up. None if one of those
+def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[int, str] | None:
+    """Greet the hosts whose addresses are known until all have come or the time is up. None if one of those
     before this one is there: it leads. Otherwise this host does, and knows why some do not answer."""
     end, reached, failures = time.monotonic() + timeout, {listener.index}, dict[int, str]()
 
@@ -250,7 +256,7 @@ def meet(listener: Listener, addresses: dict[int, str], size: int, timeout: floa
         except (OSError, ValueError, KeyError) as failure:
             failures[index] = describe(failure)
 
-    with ThreadPoolExecutor(size) as pool:
+    with ThreadPoolExecutor(listener.size) as pool:
         while True:
             list(pool.map(greet, {*addresses} - reached))
             for index, address in [*listener.heard.items()]:
@@ -259,8 +265,8 @@ def meet(listener: Listener, addresses: dict[int, str], size: int, timeout: floa
             listener.leader = min(known)
             if listener.leader < listener.index:
                 return None
-            if len(known) == size or time.monotonic() > end:
-                return {index: failures.get(index, "it has not come") for index in {*range(size)} - known}
+            if len(known) == listener.size or time.monotonic() > end:
+                return {index: failures.get(index, "it has not come") for index in {*range(listener.size)} - known}
             time.sleep(GREETING_INTERVAL)
 
 
@@ -310,7 +316,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
                 link = Link(problem=describe(failure))
             before = links.get((here, there), link)
             fastest, widest = min(before.latency, link.latency), max(before.bandwidth, link.bandwidth)
-            links[here, there] = link if link.problem else replace(link, latency=fastest, bandwidth=widest)
+            links[here, there] = before if link.problem else replace(link, latency=fastest, bandwidth=widest)
 
     found = Hosts(names=names, leader=listener.index, about=about, silent=silent, links=links)
     with ThreadPoolExecutor(len(names)) as pool:
@@ -407,10 +413,8 @@ def host_mtu(found: Hosts) -> Iterator[Finding]:
 def clocks(found: Hosts) -> Iterator[Finding]:
     for (here, there), link in found.links.items():
         if here == found.leader and abs(link.offset) > CLOCK_TOLERANCE:
-            name, than = found.names[there], found.names[here]
-            saw = (
-                f"the clock of {name} is {abs(link.offset):,.1f} s {'ahead of' if link.offset > 0 else 'behind'} {than}"
-            )
+            apart = f"{abs(link.offset):,.1f} s {'ahead of' if link.offset > 0 else 'behind'}"
+            saw = f"the clock of {found.names[there]} is {apart} {found.names[here]}"
             rule = "logs and files of several hosts are compared by time; certificates fail beyond minutes"
             yield (error if abs(link.offset) > 300 else warning)(saw, rule, "timedatectl set-ntp true, on both")
 
@@ -428,11 +432,8 @@ def broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
 
 def connections(found: Hosts) -> Iterator[Finding]:
     for where, problem in broken(found, stuck=False):
-        rule, fix = (
-            "every rank connects to every other",
-            "have the firewalls accept TCP between all hosts; compare routes",
-        )
-        yield error(f"no connection {where}: {problem}", rule, fix)
+        fix = "have the firewalls accept TCP between all hosts; compare routes"
+        yield error(f"no connection {where}: {problem}", "every rank connects to every other", fix)
 
 
 def large_packets(found: Hosts) -> Iterator[Finding]:

@@ -45,6 +45,8 @@ ESSENTIAL, SHADOWABLE = {"torch", "torchvision", "numpy"}, sys.stdlib_module_nam
 """Modules without which nothing runs, and those of Python's own."""
 CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "xen", "arch_sys_counter", "riscv_clocksource")
 """Sources of time that are read without a system call."""
+VARIABLES = {backend.interface_variable: backend for backend in BACKENDS.values()}
+"""The variable by which a backend is told its interface. (Those that share one are alike.)"""
 LIMITS = (("NOFILE", "ulimit -n", "files and sockets"), ("NPROC", "ulimit -u", "threads"))
 LEAST = 1024
 
@@ -141,26 +143,25 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def is_own(address: str) -> bool:
-    """Whether this machine has this address."""
-    try:
-        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
+def is_own(name: str) -> bool:
+    """Whether a name or an address is this machine's."""
+    with contextlib.suppress(OSError):
+        for address in run_together({name: partial(resolve, name)}).get(name, []):
+            with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+                probe.bind((address, 0))
+                return True
+    return False
 
 
 def try_port() -> str:
     """Why this host cannot serve the store, at the port that the environment says; empty also if it is not to."""
-    environ = os.environ
-    is_first = environ.get("RANK", "0") == "0" and environ.get(SERVED_BY_TORCHRUN) != "True"
-    with contextlib.suppress(ValueError, OverflowError):  # no port: who joins that world is told
-        if is_first and any(map(is_own, resolve_names()[environ.get("MASTER_ADDR") or "localhost"] or [])):
-            try:
-                socket.create_server(("", int(environ.get("MASTER_PORT", DEFAULT_PORT)))).close()
-            except OSError as failure:
-                return failure.strerror or str(failure)
+    environ, served = os.environ, os.environ.get(SERVED_BY_TORCHRUN) == "True"
+    if served or environ.get("RANK", "0") != "0" or not is_own(environ.get("MASTER_ADDR") or "localhost"):
+        return ""
+    try:
+        socket.create_server(("", int(environ.get("MASTER_PORT", DEFAULT_PORT)))).close()
+    except (OSError, ValueError, OverflowError) as failure:
+        return getattr(failure, "strerror", None) or str(failure)
     return ""
 
 
@@ -342,7 +343,7 @@ def import_path(machine: Machine) -> Iterator[Finding]:
 
 
 def host_name(machine: Machine) -> Iterator[Finding]:
-    name, chosen = machine.hostname, any(machine.environ.get(variable) for variable in variables().values())
+    name, chosen = machine.hostname, any(map(machine.environ.get, VARIABLES))
     addresses = machine.resolved.get(name, ["10.0.0.1"])
     kind = error if machine.several_hosts else warning
     others = [each.name for each in machine.interfaces if each.is_usable and each.name != LOOPBACK_INTERFACE]
@@ -367,11 +368,6 @@ def loopback(machine: Machine) -> Iterator[Finding]:
         yield error(f"localhost resolves to {', '.join(local or ['nothing'])}", rule, fix)
 
 
-def variables() -> dict[str, str]:
-    """The variable by which each backend is told its interface."""
-    return {name: backend.interface_variable for name, backend in BACKENDS.items()}
-
-
 def matching(value: str, interfaces: Sequence[Interface], exact: bool) -> list[Interface]:
     """The interfaces that a value of such a variable stands for. NCCL's has prefixes of names, with = before it exact
     names, with ^ those that are not to be used. Source:
@@ -386,11 +382,10 @@ def interface_variables(machine: Machine) -> Iterator[Finding]:
     usable = [each for each in machine.interfaces if each.is_usable]
     names = ", ".join(each.name for each in usable)
     rule = "it names interfaces that are up and have an address"
-    for backend, variable in variables().items():
-        value = machine.environ.get(variable, "")
-        if not value or not machine.interfaces or backend != min(b for b, v in variables().items() if v == variable):
-            continue  # two backends may share a variable
-        exact = BACKENDS[backend].trusts_host_name
+    for variable, backend in VARIABLES.items():
+        value, exact = machine.environ.get(variable, ""), backend.trusts_host_name
+        if not value or not machine.interfaces:
+            continue
         found = matching(value, usable, exact)
         outer = [each.name for each in usable if each.name != LOOPBACK_INTERFACE] or ["INTERFACE"]
         fix = f"export {variable}={outer[0]}, or unset {variable}"
@@ -442,9 +437,8 @@ def master_port(machine: Machine) -> Iterator[Finding]:
 def proxies(machine: Machine) -> Iterator[Finding]:
     given = {name.lower(): value for name, value in machine.environ.items()}
     spared = re.split(r"[\s,]+", given.get("no_proxy", ""))
-    set_ones = [name for name in ("http_proxy", "all_proxy") if given.get(name)]
-    if set_ones and not {"*", "localhost", "127.0.0.1"} & {*spared}:
-        saw = f"{set_ones[0]} is set, and no_proxy does not contain localhost"
+    if given.get("http_proxy") and not {"*", "localhost", "127.0.0.1"} & {*spared}:
+        saw = "http_proxy is set, and no_proxy does not contain localhost"
         rule = "what ranks serve over HTTP on this machine is not to be asked of a proxy"
         yield warning(saw, rule, "export no_proxy=localhost,127.0.0.1 and the names of the hosts")
 
@@ -477,9 +471,8 @@ def limits(machine: Machine) -> Iterator[Finding]:
             yield kind(f"{command} is {limit}", rule, f"{command} 65536, or in /etc/security/limits.conf")
     if machine.has_infiniband and 0 <= (limit := machine.limits.get("MEMLOCK", -1)) < 2**30:
         rule = "InfiniBand locks the memory that it transfers: unlimited"
-        yield error(
-            f"ulimit -l is {format_bytes(limit)}", rule, "ulimit -l unlimited; of a container: --ulimit memlock=-1"
-        )
+        fix = "ulimit -l unlimited; of a container: --ulimit memlock=-1"
+        yield error(f"ulimit -l is {format_bytes(limit)}", rule, fix)
     if machine.limits.get("AS", -1) >= 0:
         saw = f"ulimit -v is {format_bytes(machine.limits['AS'])}"
         yield warning(saw, "CUDA and torch reserve far more addresses than memory", "ulimit -v unlimited")

@@ -103,11 +103,12 @@ class Examination:
     def examine_hosts(self, size: int) -> int:
         """Returns the number of errors that another host has found, if that leads."""
         env, timeout = self.session.world.rank_env, self.session.run.timeout
-        listener, addresses = hosts.listen(self.settings.hosts, self.settings.port, env, self.describe_itself())
+        about = self.describe_itself()
+        listener, addresses = hosts.listen(self.settings.hosts, size, self.settings.port, env, about)
         names = self.settings.hosts or [f"host {number}" for number in range(size)]
         with self.session.bar() as bar:
             bar.show("waiting for the other hosts")
-            silent = hosts.meet(listener, addresses, size, timeout)
+            silent = hosts.meet(listener, addresses, timeout)
             bar.show("measuring the links")
             if silent is None:
                 self.session.say("hosts: another one leads, and reports")
@@ -115,8 +116,8 @@ class Examination:
             found = hosts.lead(listener, addresses, names, silent)
         theirs = [
             replace(finding, host=found.names[index])
-            for index, about in found.about.items()
-            for finding in about.findings
+            for index, said in found.about.items()
+            for finding in said.findings
             if index != listener.index
         ]
         new = [*run_checks(hosts.CHECKS, self.chosen, found), *theirs]
