@@ -396,7 +396,7 @@ def listener() -> Iterator[Listener]:
 class Ahead(Handler):
     """Of a host whose clock is ahead by 100 s."""
 
-    def answer_time(self, question: dict[str, Any]) -> None:
+    def answer_time(self, question: hosts.Question) -> None:
         while self.rfile.read(1):
             self.wfile.write(hosts.PING.pack(time.time() + 100))
 
@@ -404,7 +404,7 @@ class Ahead(Handler):
 class Deaf(Handler):
     """Of a host that no large packet reaches."""
 
-    def answer_bytes(self, question: dict[str, Any]) -> dict[str, Any]:
+    def answer_bytes(self, question: hosts.Question) -> float:
         raise TimeoutError
 
 
@@ -420,7 +420,7 @@ def test_a_link_is_measured(listener: Listener) -> None:
     assert hosts.measure("127.0.0.1", port).problem == hosts.STUCK
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "measure"}', b"\xff" * 100])
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "time", "loud": 1}', b"\xff" * 100])
 def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:
         connection.sendall(line + b"\n")

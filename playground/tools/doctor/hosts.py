@@ -100,51 +100,64 @@ class Hosts:
         return {(a, b): max(taken[a, b], taken[b, a]) for a, b in taken if a < b and (b, a) in taken}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What one host asks another: one line of JSON."""
+
+    ask: str
+    """Which `answer_…` of `Handler` is wanted."""
+    index: int = -1
+    """Of the host that asks."""
+    there: str = ""
+    """The host to which the link is to be measured."""
+    errors: int = 0
+
+
 class Handler(socketserver.StreamRequestHandler):
-    """Answers one question, which is one line of JSON."""
+    """Answers one question, in one line of JSON unless it says otherwise."""
 
     server: Listener
 
     def handle(self) -> None:
         self.connection.settimeout(ANSWER_LIMIT)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        question = json.loads(self.rfile.readline(2**20))
-        said = getattr(self, f"answer_{question['ask']}")(question)
+        question = Question(**json.loads(self.rfile.readline(2**20)))
+        said = getattr(self, f"answer_{question.ask}")(question)
         self.server.last_heard = time.monotonic()
         if said is not None:
             self.wfile.write(json.dumps(said).encode() + b"\n")
 
-    def answer_greeting(self, question: dict[str, Any]) -> dict[str, Any]:
-        if question["index"] in range(self.server.size):
-            self.server.heard[question["index"]] = self.client_address[0]
-        return {"index": self.server.index}
+    def answer_greeting(self, question: Question) -> int:
+        if question.index in range(self.server.size):
+            self.server.heard[question.index] = self.client_address[0]
+        return self.server.index
 
-    def answer_about(self, question: dict[str, Any]) -> dict[str, Any]:
+    def answer_about(self, question: Question) -> Mapping[str, object]:
         return asdict(self.server.about)
 
-    def answer_time(self, question: dict[str, Any]) -> None:
-        """Answer each byte with the time."""
+    def answer_time(self, question: Question) -> None:
+        """Answers each byte with the time."""
         while self.rfile.read(1):
             self.wfile.write(PING.pack(time.time()))
 
-    def answer_bytes(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Take what comes, for a while."""
+    def answer_bytes(self, question: Question) -> float:
+        """Takes what comes, for a while: bytes per second."""
         buffer = bytearray(CHUNK)
         self.connection.settimeout(TRANSFER_LIMIT)
-        nbytes, started = self.connection.recv_into(buffer), time.perf_counter()
-        end, first = started + TRANSFER_SECONDS, nbytes
+        first, started = self.connection.recv_into(buffer), time.perf_counter()
+        nbytes, end = 1, started + TRANSFER_SECONDS
         with contextlib.suppress(TimeoutError):
-            while time.perf_counter() < end:
+            while first and time.perf_counter() < end:
                 nbytes += self.connection.recv_into(buffer)
-        return {"bandwidth": max(1, nbytes - first) / (time.perf_counter() - started)}
+        return nbytes / (time.perf_counter() - started)
 
-    def answer_measure(self, question: dict[str, Any]) -> dict[str, Any]:
-        return vars(measure(question["there"], self.server.port))
+    def answer_measure(self, question: Question) -> Mapping[str, object]:
+        return vars(measure(question.there, self.server.port))
 
-    def answer_end(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.server.errors = question["errors"]
+    def answer_end(self, question: Question) -> int:
+        self.server.errors = question.errors
         self.server.ended.set()
-        return {}
+        return 0
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -190,16 +203,16 @@ def listen(
     raise UsageError(f"--hosts {','.join(hosts)}: none of them is this machine; name it as the others reach it")
 
 
-def ask(address: str, port: int, what: str, limit: float = ANSWER_LIMIT, **more: object) -> dict[str, Any]:
+def ask(address: str, port: int, question: Question, limit: float = ANSWER_LIMIT) -> Any:
     """The answer of a host. Raises `OSError` or `ValueError` if there is none."""
-    with connect(address, port, what, limit, **more) as connection, connection.makefile() as answer:
-        return dict(json.loads(answer.readline()))
+    with connect(address, port, question, limit) as connection, connection.makefile() as answer:
+        return json.loads(answer.readline())
 
 
-def connect(address: str, port: int, what: str, limit: float, **more: object) -> socket.socket:
+def connect(address: str, port: int, question: Question, limit: float = LATENCY_LIMIT) -> socket.socket:
     connection = socket.create_connection((address, port), timeout=limit)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(json.dumps({"ask": what, **more}).encode() + b"\n")
+    connection.sendall(json.dumps(vars(question)).encode() + b"\n")
     return connection
 
 
@@ -211,7 +224,7 @@ def measure(address: str, port: int) -> Link:
     """Measure the link from here to that host."""
     low, high, latency = -math.inf, math.inf, math.inf
     try:
-        with connect(address, port, "time", LATENCY_LIMIT) as connection:
+        with connect(address, port, Question(ask="time")) as connection:
             for _ in range(PINGS):
                 before, started = time.time(), time.perf_counter()
                 connection.sendall(b".")
@@ -222,7 +235,7 @@ def measure(address: str, port: int) -> Link:
         return Link(problem=describe(failure))
     offset = low if low > 0 else min(high, 0.0)
     try:
-        with connect(address, port, "bytes", LATENCY_LIMIT) as connection:
+        with connect(address, port, Question(ask="bytes")) as connection:
             return Link(latency=latency, offset=offset, bandwidth=fill(connection))
     except (OSError, ValueError):
         return Link(latency=latency, offset=offset, problem=STUCK)
@@ -236,7 +249,7 @@ def fill(connection: socket.socket) -> float:
     while time.monotonic() < end:
         readable, writable, _ = select.select([connection], [connection], [], TRANSFER_LIMIT)
         if readable:
-            return float(json.loads(connection.recv(4096))["bandwidth"])
+            return float(json.loads(connection.recv(4096)))
         if writable:
             connection.send(chunk, socket.MSG_DONTWAIT)
     raise TimeoutError
@@ -246,14 +259,14 @@ def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[
     """Greet the hosts whose addresses are known until all have come or the time is up. None if one of those
     before this one is there: it leads. Otherwise this host does, and knows why some do not answer."""
     end, reached, failures = time.monotonic() + timeout, {listener.index}, dict[int, str]()
+    greeting = Question(ask="greeting", index=listener.index)
 
     def greet(index: int) -> None:
         try:
-            there = ask(addresses[index], listener.port, "greeting", GREETING_LIMIT, index=listener.index)["index"]
-            if there != index:
+            if (there := ask(addresses[index], listener.port, greeting, GREETING_LIMIT)) != index:
                 raise ValueError(f"it is number {there} of its own list")
             reached.add(index)
-        except (OSError, ValueError, KeyError) as failure:
+        except (OSError, ValueError) as failure:
             failures[index] = describe(failure)
 
     with ThreadPoolExecutor(listener.size) as pool:
@@ -276,7 +289,7 @@ def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> 
     while not listener.ended.wait(FOLLOW_INTERVAL):
         has_left = False
         try:
-            ask(addresses[listener.leader], listener.port, "greeting", GREETING_LIMIT, index=listener.index)
+            ask(addresses[listener.leader], listener.port, Question(ask="greeting", index=listener.index))
         except (OSError, ValueError) as failure:
             has_left = isinstance(failure, ConnectionRefusedError) and not listener.ended.is_set()
         if has_left or time.monotonic() > listener.last_heard + timeout + SILENCE:
@@ -299,7 +312,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
     about = {listener.index: listener.about}
     for index in {*addresses} - {*silent, listener.index}:
         try:
-            said = ask(addresses[index], listener.port, "about")
+            said = ask(addresses[index], listener.port, Question(ask="about"))
             about[index] = About(**said | {"findings": [Finding(**each) for each in said["findings"]]})
         except (OSError, ValueError, TypeError) as failure:
             silent[index] = f"it greets, but takes no connection: {describe(failure)}"
@@ -311,7 +324,8 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
                 if here == listener.index:
                     link = measure(addresses[there], listener.port)
                 else:
-                    link = Link(**ask(addresses[here], listener.port, "measure", there=addresses[there]))
+                    question = Question(ask="measure", there=addresses[there])
+                    link = Link(**ask(addresses[here], listener.port, question))
             except (OSError, ValueError, TypeError) as failure:
                 link = Link(problem=describe(failure))
             before = links.get((here, there), link)
@@ -343,7 +357,7 @@ def dismiss(listener: Listener, addresses: Mapping[int, str], found: Hosts, erro
     """Tell all hosts that it is over, and how many errors there are."""
     for index in {*found.about} - {listener.index}:
         with contextlib.suppress(OSError, ValueError):
-            ask(addresses[index], listener.port, "end", errors=errors)
+            ask(addresses[index], listener.port, Question(ask="end", errors=errors))
 
 
 def explain(slowness: Mapping[Pair, float]) -> tuple[dict[int, float], dict[Pair, float]]:

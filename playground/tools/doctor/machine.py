@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
 from playground.measurement import format_bytes
 from playground.measurement.environment import memory as read_memory
@@ -31,6 +31,8 @@ from playground.runtime.host import cores as usable_cores
 from playground.runtime.meeting.environment import SERVED_BY_TORCHRUN
 from playground.runtime.meeting.rendezvous import GET_ADDRESS, LOOPBACK_INTERFACE, is_loopback
 from playground.tools.doctor import Finding, error, named, warning
+
+T = TypeVar("T")
 
 GET_FLAGS, GET_MTU, IS_UP = 0x8913, 0x8921, 1
 """Requests of ioctl: SIOCGIFFLAGS, SIOCGIFMTU; and IFF_UP. Source: netdevice(7)"""
@@ -65,11 +67,11 @@ class Interface:
         return self.is_up and bool(self.address)
 
 
-def run_together(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def run_together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     """The results, by key, of the calls that return within `NETWORK_LIMIT`: each runs in a thread of its own."""
-    results: dict[str, Any] = {}
+    results: dict[str, T] = {}
 
-    def run(key: str, call: Callable[[], Any]) -> None:
+    def run(key: str, call: Callable[[], T]) -> None:
         results[key] = call()
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in calls.items()]

@@ -29,8 +29,8 @@ CHECKS = [check for checks in TIERS.values() for check in checks]
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
-    names: str = flag(
-        "", "Hosts to examine, in the same order on each of them, where this command is to be started, too.",
+    names: str | None = flag(
+        None, "Hosts to examine, in the same order on each of them, where this command is to be started, too.",
         name="--hosts", metavar="HOST,…",
     )  # fmt: skip
     port: int = flag(29600, "Port at which they ask each other.", least=1, most=65535)
@@ -38,7 +38,7 @@ class DoctorSettings:
     @property
     def hosts(self) -> list[str]:
         """Raises `UsageError` for a host that is named twice."""
-        found = [each.strip() for each in self.names.split(",") if each.strip()]
+        found = [each.strip() for each in (self.names or "").split(",") if each.strip()]
         if twice := next((each for each in found if found.count(each) > 1), ""):
             raise UsageError(f"--hosts names {twice} twice: give each host once")
         return found
@@ -111,7 +111,7 @@ class Examination:
             silent = hosts.meet(listener, addresses, timeout)
             bar.show("measuring the links")
             if silent is None:
-                self.session.say("hosts: another one leads, and reports")
+                self.session.say(f"hosts: {names[listener.leader]} leads, and reports")
                 return hosts.follow(listener, addresses, timeout)
             found = hosts.lead(listener, addresses, names, silent)
         theirs = [
