@@ -34,10 +34,10 @@ LO, ETH0 = Interface(name="lo", mtu=65536, address="127.0.0.1"), Interface(name=
 HEALTHY = Machine(
     environ={}, several_hosts=True, python="3.12.1", hostname="a", resolved={"a": ["10.0.0.1"], "localhost": ["::1"]},
     interfaces=[LO, ETH0, Interface(name="eth1", is_up=False)], unreachable={}, port_refusal="",
-    ephemeral_ports=(32768, 60999), clock="tsc", age=1e6, shared_memory=2**33,
-    limits={"NOFILE": 1024, "NPROC": -1, "MEMLOCK": 65536, "AS": -1}, memory=2**34, available_memory=2**33, swapped=0,
+    clock="tsc", age=1e6, shared_memory=2**33,
+    limits={"NOFILE": 1024, "NPROC": -1, "MEMLOCK": 65536}, memory=2**34, available_memory=2**33, swapped=0,
     cores=4, quota=math.inf, core_seconds={0: 1e-4, 1: 1.1e-4, 2: 1e-4, 3: 1.2e-4}, temporary=("/tmp", 2**34),
-    governors=["powersave of intel_pstate"], shadows=[], bad_paths=[], gpus=8, has_infiniband=False,
+    governors=["powersave of intel_pstate"], shadows=[], missing_paths=[], gpus=8, has_infiniband=False,
 )  # fmt: skip
 ONE_HOST = {"several_hosts": False}
 JUMBO = Interface(name="eth1", mtu=9000, address="10.0.1.1")
@@ -46,7 +46,7 @@ MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
     ("python", WARNING, {"python": "3.15.0a3"}, "3.15.0a3 is not a release"),
     ("import-path", ERROR, {"shadows": [("torch", "/home/me/torch.py")]}, "/home/me/torch.py would be imported"),
     ("import-path", WARNING, {"shadows": [("queue", "/home/me/queue.py")]}, "in the place of queue"),
-    ("import-path", WARNING, {"bad_paths": ["/opt/python2.7"]}, "PYTHONPATH names /opt/python2.7"),
+    ("import-path", WARNING, {"missing_paths": ["/opt/gone"]}, "PYTHONPATH names /opt/gone"),
     ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"]}}, "a resolves to 127.0.1.1, which no other host can reach"),
     ("host-name", WARNING, {"resolved": {"a": ["127.0.1.1"]}} | ONE_HOST, "resolves to 127.0.1.1"),
     ("host-name", ERROR, {"resolved": {"a": []}}, "a resolves to nothing"),
@@ -68,7 +68,6 @@ MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
     ("master-address", ERROR, {"environ": {"MASTER_ADDR": "nowhere"}, "resolved": {"nowhere": []}}, "nowhere resolves"),
     ("master-port", ERROR, {"environ": {"MASTER_PORT": "29501"}, "port_refusal": "in use"}, "port 29501: in use"),
     ("master-port", WARNING, {"port_refusal": "in use"}, "port 29500, torchrun's default: in use"),
-    ("master-port", WARNING, {"environ": {"MASTER_PORT": "40000"}}, "40000 may be taken at any time"),
     ("proxies", WARNING, {"environ": {"HTTP_PROXY": "http://me:secret@proxy"}}, "http_proxy is set"),
     ("clock", ERROR, {"age": -3e8}, "3472 days in the future"),
     ("clock", WARNING, {"clock": "acpi_pm"}, "from acpi_pm"),
@@ -78,17 +77,15 @@ MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
     ("limits", ERROR, {"limits": {"NOFILE": 64}}, "ulimit -n is 64"),
     ("limits", WARNING, {"limits": {"NPROC": 500}}, "ulimit -u is 500"),
     ("limits", ERROR, {"limits": {"MEMLOCK": 65536}, "has_infiniband": True}, "ulimit -l is 64 KiB"),
-    ("limits", WARNING, {"limits": {"AS": 2**34}}, "ulimit -v is 16 GiB"),
     ("memory", ERROR, {"available_memory": 2**27}, "128 MiB of memory are available"),
     ("memory", WARNING, {"swapped": 2**32}, "4 GiB of memory are swapped out"),
     ("cores", WARNING, {"quota": 1.5}, "4 cores are seen, and the container may use the time of 1.5"),
     ("threads", WARNING, {"environ": {"OMP_NUM_THREADS": "64"}}, "OMP_NUM_THREADS=64 on 4 cores"),
     ("threads", ERROR, {"environ": {"OMP_NUM_THREADS": "0"}}, "OMP_NUM_THREADS=0 is not a number"),
-    ("core-speed", WARNING, {"core_seconds": {0: 1e-4, 1: 2.5e-4, 2: 1e-4}}, "core 1 needs up to 2.5 times as long"),
+    ("core-speed", WARNING, {"core_seconds": {0: 1e-4, 1: 2.5e-4, 2: 1e-4}}, "up to 2.5 times as long as"),
     ("governor", WARNING, {"governors": ["powersave of acpi-cpufreq"]}, "powersave of acpi-cpufreq"),
     ("disk", ERROR, {"temporary": ("/tmp", 0)}, "0 B are free in /tmp"),
     ("disk", ERROR, {"temporary": ("", 0)}, "no folder for temporary files"),
-    ("disk", WARNING, {"environ": {"TMPDIR": "/gone"}}, "TMPDIR=/gone cannot be written"),
 ]  # fmt: skip
 
 
@@ -188,13 +185,13 @@ def test_the_environment_s_faults_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         for name, value in {
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYTHONPATH": f"{tmp_path}:/gone", "TMPDIR": "/gone",
+            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYTHONPATH": f"{tmp_path}:/gone",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
         found = [f"{each.check}: {each.saw}" for each in run_checks(machine.CHECKS, machine.CHECKS, Machine())]
     for begin in (
-        f"master-port: nothing can listen at port {port}: ", "disk: TMPDIR=/gone",
-        "import-path: PYTHONPATH names /gone", f"import-path: {tmp_path}/torch.py would be imported",
+        f"master-port: nothing can listen at port {port}: ", "import-path: PYTHONPATH names /gone",
+        f"import-path: {tmp_path}/torch.py would be imported",
     ):  # fmt: skip
         assert sum(each.startswith(begin) for each in found) == 1, found
 
@@ -283,6 +280,11 @@ def test_a_torch_that_cannot_be_imported(
     facts = software.examine(1.0 if "sleep" in source else ENOUGH)
     [finding] = run_checks(software.CHECKS, ["torch-import"], facts)
     assert finding.saw == f"a process ended while importing torch: {problem}"
+
+
+def test_a_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "version_of", lambda package: "")
+    assert software.examine(ENOUGH) == Torch()
 
 
 SLOWER = 4.0
@@ -420,7 +422,9 @@ def test_a_link_is_measured(listener: Listener) -> None:
     assert hosts.measure("127.0.0.1", port).problem == hosts.STUCK
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "time", "loud": 1}', b"\xff" * 100])
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "time", "loud": 1}', b"\xff" * 100]
+)
 def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:
         connection.sendall(line + b"\n")

@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from playground.measurement import format_seconds
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import is_loopback
@@ -408,7 +407,7 @@ def answers(found: Hosts) -> Iterator[Finding]:
 
 def host_versions(found: Hosts) -> Iterator[Finding]:
     for package in ("torch", "python", "playground"):
-        versions = {found.names[index]: about.versions.get(package, "none") for index, about in found.about.items()}
+        versions = {found.names[index]: about.versions.get(package) or "none" for index, about in found.about.items()}
         usual = statistics.mode(versions.values())
         if others := [f"{version} on {name}" for name, version in versions.items() if version != usual]:
             kind = error if package == "torch" else warning
@@ -497,17 +496,13 @@ def blame(found: Hosts, slowness: Mapping[Pair, float], limit: float) -> Iterato
 CHECKS = named(answers, host_versions, host_mtu, clocks, connections, large_packets, bandwidth, latency)
 
 
-def format_rate(bandwidth: float) -> str:
-    bits = 8 * bandwidth
-    return f"{bits / 1e9:.3g} Gbit/s" if bits > 1e9 else f"{bits / 1e6:.3g} Mbit/s"
-
-
 def summarize(found: Hosts) -> str:
     """The hosts and links, in a few words."""
-    rates = [link.bandwidth for link in found.links.values() if not link.problem]
-    delays = [link.latency for link in found.links.values() if not link.problem]
+    good = [link for link in found.links.values() if not link.problem]
+    rates, delays = [8e-9 * link.bandwidth for link in good], [1e6 * link.latency for link in good]
     text = f"{len(found.about)} of {len(found.names)} hosts answer"
-    if rates:
-        text += f", {format_rate(min(rates))} to {format_rate(max(rates))}"
-        text += f", {format_seconds(min(delays))} to {format_seconds(max(delays))} there and back"
+    if good:
+        text += (
+            f", {min(rates):.3g} to {max(rates):.3g} Gbit/s, {min(delays):.3g} to {max(delays):.3g} us there and back"
+        )
     return text

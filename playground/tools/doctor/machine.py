@@ -175,11 +175,6 @@ def read(path: str) -> str:
         return ""
 
 
-def read_ephemeral_ports() -> tuple[int, int]:
-    low, high = (read("/proc/sys/net/ipv4/ip_local_port_range") or "0 0").split()
-    return int(low), int(high)
-
-
 def read_swapped() -> int:
     found = dict(re.findall(r"^(Swap\w+):\s*(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
     return 1024 * (int(found.get("SwapTotal", 0)) - int(found.get("SwapFree", 0)))
@@ -190,7 +185,7 @@ def read_limits() -> dict[str, int]:
         return {}
     import resource
 
-    names = [name for name in ("NOFILE", "NPROC", "MEMLOCK", "AS") if hasattr(resource, f"RLIMIT_{name}")]
+    names = [name for name in ("NOFILE", "NPROC", "MEMLOCK") if hasattr(resource, f"RLIMIT_{name}")]
     return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in names}
 
 
@@ -256,27 +251,15 @@ def read_shared_memory() -> int | None:
     return shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0
 
 
-def python_path() -> list[str]:
-    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+def python_path() -> list[Path]:
+    return [Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
 def find_shadows() -> list[tuple[str, str]]:
     """(module, file) in the working folder and in those of PYTHONPATH, if torch imports a module of that name."""
-    found = []
-    for folder in (Path(), *map(Path, python_path())):
-        with contextlib.suppress(OSError):
-            for file in sorted(folder.glob("*")):
-                is_package = folder == Path() and (file / "__init__.py").is_file()  # elsewhere it may be torch itself
-                if (is_package or file.suffix == ".py") and file.stem in ESSENTIAL | SHADOWABLE:
-                    found.append((file.stem, str(file.absolute())))
-    return found
-
-
-def find_bad_paths() -> list[str]:
-    """Folders of PYTHONPATH that are not there, or belong to another version of Python."""
-    versions = {each: re.search(r"python(\d\.\d+)", each) for each in python_path()}
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return [each for each, version in versions.items() if not os.path.exists(each) or (version and version[1] != ours)]
+    files = [file for folder in (Path(), *python_path()) for file in sorted(folder.glob("*.py"))]
+    files += [file.parent for file in Path().glob("*/__init__.py")]  # elsewhere it may be torch itself
+    return [(file.stem, str(file.absolute())) for file in files if file.stem in ESSENTIAL | SHADOWABLE]
 
 
 def spans_hosts() -> bool:
@@ -304,7 +287,6 @@ class Machine:
     unreachable: Mapping[str, str] = fact(find_unreachable)
     """Interfaces at whose address this machine does not reach itself, and why."""
     port_refusal: str = fact(try_port)
-    ephemeral_ports: tuple[int, int] = fact(read_ephemeral_ports)
     clock: str = fact(lambda: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
     """What the kernel reads the time from."""
     age: float = fact(lambda: time.time() - Path(__file__).stat().st_mtime)
@@ -323,7 +305,8 @@ class Machine:
     """Policies of the CPU's frequency with their drivers, each once: "powersave of acpi-cpufreq"."""
     temporary: tuple[str, int] = fact(find_temporary)
     shadows: Sequence[tuple[str, str]] = fact(find_shadows)
-    bad_paths: Sequence[str] = fact(find_bad_paths)
+    missing_paths: Sequence[str] = fact(lambda: [str(each) for each in python_path() if not each.exists()])
+    """Folders of PYTHONPATH that are not there."""
     gpus: int = fact(lambda: len([*Path("/proc/driver/nvidia/gpus").glob("*")]))
     has_infiniband: bool = fact(lambda: any(Path("/sys/class/infiniband").glob("*")))
 
@@ -339,9 +322,8 @@ def import_path(machine: Machine) -> Iterator[Finding]:
         kind = error if module in ESSENTIAL else warning
         saw = f"{file} would be imported in the place of {module}"
         yield kind(saw, "Python looks in a script's folder and in PYTHONPATH first", f"rename {file}")
-    for folder in machine.bad_paths:
-        saw = f"PYTHONPATH names {folder}, which is missing or another Python's"
-        yield warning(saw, "it adds folders that exist, for this Python", "unset PYTHONPATH, or correct it")
+    for folder in machine.missing_paths:
+        yield warning(f"PYTHONPATH names {folder}, which is missing", "its folders exist", "unset or correct it")
 
 
 def host_name(machine: Machine) -> Iterator[Finding]:
@@ -430,10 +412,6 @@ def master_port(machine: Machine) -> Iterator[Finding]:
         default = "" if port else ", torchrun's default"
         saw = f"nothing can listen at port {port or DEFAULT_PORT}{default}: {machine.port_refusal}"
         yield (error if port else warning)(saw, "rank 0 listens at MASTER_PORT, which must be free", fix)
-    low, high = machine.ephemeral_ports
-    if port.isdigit() and low <= int(port) <= high:
-        rule = f"the system gives the ports from {low} to {high} to whoever connects somewhere"
-        yield warning(f"MASTER_PORT={port} may be taken at any time", rule, f"choose one below {low}")
 
 
 def proxies(machine: Machine) -> Iterator[Finding]:
@@ -475,9 +453,6 @@ def limits(machine: Machine) -> Iterator[Finding]:
         rule = "InfiniBand locks the memory that it transfers: unlimited"
         fix = "ulimit -l unlimited; of a container: --ulimit memlock=-1"
         yield error(f"ulimit -l is {format_bytes(limit)}", rule, fix)
-    if machine.limits.get("AS", -1) >= 0:
-        saw = f"ulimit -v is {format_bytes(machine.limits['AS'])}"
-        yield warning(saw, "CUDA and torch reserve far more addresses than memory", "ulimit -v unlimited")
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
@@ -512,8 +487,7 @@ def threads(machine: Machine) -> Iterator[Finding]:
 def core_speed(machine: Machine) -> Iterator[Finding]:
     if slow := slow_cores(machine.core_seconds):
         times = [machine.core_seconds[core] / median_low(machine.core_seconds.values()) for core in slow]
-        which = f"core{'s' * (len(slow) > 1)} {', '.join(map(str, slow[:8]))}{', …' * (len(slow) > 8)}"
-        saw = f"{which} need{'s' * (len(slow) == 1)} up to {max(times):.1f} times as long as the others"
+        saw = f"up to {max(times):.1f} times as long as others need: cores {', '.join(map(str, slow))}"
         rule = "all ranks wait for the slowest at every step"
         yield warning(saw, rule, "look for what runs there, heat and power limits; keep ranks off them: taskset -c")
 
@@ -527,15 +501,12 @@ def governor(machine: Machine) -> Iterator[Finding]:
 
 def disk(machine: Machine) -> Iterator[Finding]:
     (folder, free), rule = machine.temporary, "torch, torchrun and compilers write files in TMPDIR: 1 GiB at least"
-    wanted = machine.environ.get("TMPDIR", "")
     if not folder:
         yield error("no folder for temporary files can be written", rule, "export TMPDIR with one that can be written")
     elif free < 2**30:
         kind = error if free < 2**24 else warning
         saw = f"{format_bytes(free)} are free in {folder}"
         yield kind(saw, rule, "make room there, or export TMPDIR with another folder")
-    if folder and wanted and Path(wanted).absolute() != Path(folder).absolute():
-        yield warning(f"TMPDIR={wanted} cannot be written, {folder} is used", rule, "create it, or unset TMPDIR")
 
 
 CHECKS = named(

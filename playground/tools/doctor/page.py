@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from playground.console.session import Session
 from playground.console.text import Prose, bad, good, prose
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
-from playground.runtime.meeting.rendezvous import interface_towards
+from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, interface_towards
 from playground.tools import TOOLS
 from playground.tools.doctor import ERROR, Finding, hosts, machine, run_checks, software
 
@@ -92,13 +91,10 @@ class Examination:
         """What this host is asked for by the one that leads."""
         env, others = self.session.world.rank_env, self.settings.hosts
         towards = {interface_towards(each) for each in others or [env.rendezvous.host if env else ""]}
-        known = {each.name: each.mtu for each in machine.find_interfaces() if each.name in towards - {"lo"}}
-        versions = {"python": platform.python_version()}
-        for package in ("torch", "playground"):
-            versions[package] = importlib.metadata.version(package)
-        return hosts.About(
-            name=platform.node(), versions=versions, mtu=min(known.values(), default=0), findings=self.findings
-        )
+        mtus = [each.mtu for each in machine.find_interfaces() if each.name in towards - {LOOPBACK_INTERFACE}]
+        versions = {package: software.version_of(package) for package in ("torch", "playground")}
+        versions["python"] = platform.python_version()
+        return hosts.About(name=platform.node(), versions=versions, mtu=min(mtus, default=0), findings=self.findings)
 
     def examine_hosts(self, size: int) -> int:
         """Returns the number of errors that another host has found, if that leads."""

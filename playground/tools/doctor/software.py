@@ -64,14 +64,19 @@ class Torch:
     """Name, MiB of memory in use and in all, and utilisation in percent, of each GPU of the machine."""
 
 
+def version_of(package: str) -> str:
+    """The version of a package that is installed, by its metadata; empty if it is not."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
 def examine(timeout: float) -> Torch:
     """Start the process, and wait for it `timeout` seconds at most."""
-    facts: dict[str, object] = {"stage": "importing torch"}
-    for package in ("torch", "torchvision"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            facts["version" if package == "torch" else package] = importlib.metadata.version(package)
-    if "version" not in facts:
+    facts: dict[str, object] = {"version": version_of("torch"), "torchvision": version_of("torchvision")}
+    if not facts["version"]:
         return Torch()
+    facts["stage"] = "importing torch"
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     child = subprocess.Popen(
         [sys.executable, "-m", TRY.module], env=environ, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
