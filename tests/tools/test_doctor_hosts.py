@@ -12,6 +12,8 @@ import pytest
 from hosts import BURST, SEGMENTS, Host, Network, ip, run
 from processes import ENOUGH
 
+from playground.runtime.host import cores
+
 pytestmark = pytest.mark.stress
 
 Hosts = Callable[..., Network]
@@ -60,6 +62,15 @@ def test_healthy_hosts_are_fit(hosts: Hosts) -> None:
     codes, document = examine(hosts(4))
     assert (codes, told(document)) == ([0] * 4, [])
     assert len(document["hosts"]["links"]) == 12
+
+
+def test_a_busy_machine_is_fit(hosts: Hosts) -> None:
+    """Twice as many programs that never sleep as there are cores blame no core, no host and no link."""
+    network = hosts(3)
+    for _ in range(2 * cores()):
+        network.hosts[0].start(sys.executable, "-SE", "-c", "while True: pass")
+    codes, document = examine(network, "--check", "core-speed,loopback,firewall,hosts")
+    assert (codes, told(document)) == ([0] * 3, [])
 
 
 def test_torchrun_s_hosts_are_fit(hosts: Hosts) -> None:

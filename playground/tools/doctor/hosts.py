@@ -249,8 +249,9 @@ def fill(connection: socket.socket) -> float:
         readable, writable, _ = select.select([connection], [connection], [], TRANSFER_LIMIT)
         if readable:
             return float(json.loads(connection.recv(4096)))
-        if writable:
-            connection.send(chunk, socket.MSG_DONTWAIT)
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # closed meanwhile: the answer can still be read
+            if writable:
+                connection.send(chunk, socket.MSG_DONTWAIT)
     raise TimeoutError
 
 
@@ -307,7 +308,8 @@ def rounds(hosts: Sequence[int]) -> Iterator[list[Pair]]:
 
 
 def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], silent: dict[int, str]) -> Hosts:
-    """Ask all hosts about themselves, and have each pair measure its link; links that look slow once more, alone."""
+    """Ask all hosts about themselves, and have each pair measure its link; those that seem broken
+    once more, and those that seem slow, alone."""
     about = {listener.index: listener.about}
     for index in {*addresses} - {*silent, listener.index}:
         try:
@@ -327,14 +329,18 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
                     link = Link(**ask(addresses[here], listener.port, question))
             except (OSError, ValueError, TypeError) as failure:
                 link = Link(problem=describe(failure))
-            before = links.get((here, there), link)
-            fastest, widest = min(before.latency, link.latency), max(before.bandwidth, link.bandwidth)
-            links[here, there] = before if link.problem else replace(link, latency=fastest, bandwidth=widest)
+            before = links.get((here, there))
+            if before is None or before.problem:
+                links[here, there] = link
+            elif not link.problem:
+                fastest, widest = min(before.latency, link.latency), max(before.bandwidth, link.bandwidth)
+                links[here, there] = replace(link, latency=fastest, bandwidth=widest)
 
     found = Hosts(names=names, leader=listener.index, about=about, silent=silent, links=links)
     with ThreadPoolExecutor(len(names)) as pool:
         for pairs in rounds(sorted(about)):
             list(pool.map(measure_both_ways, pairs))
+        list(pool.map(measure_both_ways, {(min(pair), max(pair)) for pair, link in links.items() if link.problem}))
     for _ in range(REPEATS):
         for pair in suspects(found):
             measure_both_ways(pair)
