@@ -362,14 +362,6 @@ CLUSTERS: list[tuple[str, str, Hosts, str]] = [
         "bandwidth", ERROR, with_links(ab=replace(LINK, bandwidth=2e8), ac=replace(LINK, bandwidth=2e8)),
         "a has a bandwidth 5.0 times lower",
     ),
-    (
-        "bandwidth", ERROR,
-        Hosts(
-            names=("a", "b"), about=dict.fromkeys(range(2), ABOUT),
-            links={(0, 1): LINK, (1, 0): replace(LINK, bandwidth=1e8)},
-        ),
-        "b to a is 10.0 times slower than the other way",
-    ),
     ("latency", WARNING, with_links(ac=replace(LINK, latency=5e-3)), "the link between a and c has a latency 100.0"),
 ]  # fmt: skip
 

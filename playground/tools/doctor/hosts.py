@@ -349,7 +349,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
 
 def suspects(found: Hosts) -> list[Pair]:
     """The links that are slow, and those of hosts that are."""
-    blamed = {(min(pair), max(pair)) for pair in one_way(found)}
+    blamed = set[Pair]()
     for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
         slowness = found.slowness(which)
         hosts, links = explain(slowness)
@@ -463,21 +463,10 @@ def large_packets(found: Hosts) -> Iterator[Finding]:
 
 
 def bandwidth(found: Hosts) -> Iterator[Finding]:
-    slowness = found.slowness("bandwidth")
-    for who, factor in blame(found, slowness, SLOW):
+    for who, factor in blame(found, found.slowness("bandwidth"), SLOW):
         rule = "an all-reduce is as fast as its slowest link"
         fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
         yield error(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
-    for (here, there), ratio in one_way(found).items():
-        saw = f"{found.names[here]} to {found.names[there]} is {ratio:.1f} times slower than the other way"
-        yield error(saw, "a link of two hosts is equally fast both ways", "ethtool NAME shows speed and duplex")
-
-
-def one_way(found: Hosts) -> dict[Pair, float]:
-    """Of two hosts, which have no third to compare with: the direction that is slow, and how many times slower."""
-    links = {pair: link.bandwidth for pair, link in found.links.items() if not link.problem}
-    ratios = {pair: links[pair[::-1]] / links[pair] for pair in links if len(found.about) == len(links) == 2}
-    return {pair: ratio for pair, ratio in ratios.items() if ratio > SLOW}
 
 
 def latency(found: Hosts) -> Iterator[Finding]:
