@@ -1,7 +1,7 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
     lessons/      the path, a folder for each chapter, from hello to pipeline
-    tools/        commands beside the path: bench, scale, snapshots, chaos, break
+    tools/        commands beside the path: bench, scale, snapshots, chaos, break, why, doctor
     see/          a recorded run: record, analyse, paint and play it; the figures of the tutorials
     remote/       remote calls by send and recv
     algorithms/   our own all-reduce, an algorithm a file, and what carries its messages

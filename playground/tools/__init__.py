@@ -16,16 +16,19 @@ class Tool:
     command: Remote
 
 
-FOLDERS = {"break": "gallery"}
-"""Where a tool lies whose command has another name: a keyword of Python cannot be imported."""
+MODULES = {"break": "gallery.page", "why": "gallery.why"}
+"""Where a command lies that has not a folder of its own with its name: a keyword of Python cannot be imported."""
 TOOLS = {
-    name: Tool(name=name, purpose=purpose, command=remote(f"playground.tools.{FOLDERS.get(name, name)}.page:command"))
+    name: Tool(
+        name=name, purpose=purpose, command=remote(f"playground.tools.{MODULES.get(name, f'{name}.page')}:command")
+    )
     for name, purpose in (
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
         ("snapshots", "list and verify the snapshots of a training run, measure what one costs"),
-        ("why", "say who waits for whom in a run that stands still"),
         ("chaos", "kill processes of a training at random, and compare its end with an undisturbed one"),
         ("break", "run programs that hang, fail or return wrong values, each with its diagnosis and its cure"),
+        ("why", "say who waits for whom in a run that stands still"),
+        ("doctor", "is this machine, are these hosts, fit for distributed training?"),
     )
 }

@@ -281,7 +281,7 @@ def detail(operation: Operation, kind: str) -> str:
         name += f" {'to' if operation.kind == SEND else 'from'} {'anyone' if peer is None else f'rank {peer}'}"
     more = {
         ROOTS: f" {'to' if name in TO_ROOT else 'from'} rank {peer}",
-        PARTIAL_GROUP: f" of ranks {format_ranks(operation.shape)}" * (operation.name == NEW_GROUP),
+        PARTIAL_GROUP: f" of ranks {format_ranks(operation.shape)}" * bool(operation.shape),
         SHAPES: f" of shape {shape}",
         DTYPES: f" of {operation.dtype}",
         SIZES: f" of {operation.dtype}{shape}",

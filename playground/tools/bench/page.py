@@ -289,7 +289,7 @@ def result_texts(result: BenchResult) -> list[str | Prose]:
         trials = f"{min(row.trials for row in result.rows)} or more of {result.settings.iterations} trials per row"
         return ["", *averages, prose("Measured ", bad("in part"), f": {what}, {trials}.")]
     verdict = bad(f"{result.wrong:,} elements are wrong") if result.wrong else good("every element is right")
-    return ["", *averages, prose(f"Measured: {what}; of all results, ", verdict, ".")]
+    return ["", *averages, *result.suspicions, prose(f"Measured: {what}; of all results, ", verdict, ".")]
 
 
 def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
