@@ -456,8 +456,13 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
         for collective in settings.collectives:
             call_once(settings, collective, rank, size)
         if rank == 0:
-            names = wire.description if wire else None, mpi.name if mpi else None
-            report(start=BenchStart(environment=environment.describe(), wire=names[0], mpi=names[1]))
+            report(
+                start=BenchStart(
+                    environment=environment.describe(),
+                    wire=wire.description if wire else None,
+                    mpi=mpi.name if mpi else None,
+                )
+            )
         what = product(settings.collectives, settings.sizes)
         points = [Point(settings, collective, nbytes, rank, size, wire, mpi) for collective, nbytes in what]
         passes = split_into_passes(settings.iterations)

@@ -51,6 +51,7 @@ class Mpirun:
         """`output`: the file for what they print."""
         self.peers: dict[int, Connection] = {}
         """Connections to the processes, by their rank in the MPI world."""
+        end_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM, ctypes.CDLL(None))
         with output.open("wb") as file:
             self.process = subprocess.Popen(
                 [program, "-n", str(size), sys.executable, "-m", __name__, str(address), str(size)],
@@ -59,7 +60,7 @@ class Mpirun:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, ctypes.CDLL(None)),
+                preexec_fn=end_with_us if sys.platform == "linux" else None,
             )
 
     def connect(self, listener: socket.socket) -> None:
