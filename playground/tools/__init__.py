@@ -17,7 +17,7 @@ class Tool:
 
 
 MODULES = {"break": "gallery.page", "why": "gallery.why"}
-"""Where a command lies that has not a folder of its own with its name: a keyword of Python cannot be imported."""
+"""Where a command lies that is not the page of a folder with its name: a keyword of Python cannot be imported."""
 TOOLS = {
     name: Tool(
         name=name, purpose=purpose, command=remote(f"playground.tools.{MODULES.get(name, f'{name}.page')}:command")

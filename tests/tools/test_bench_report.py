@@ -121,7 +121,7 @@ def test_ticks_are_sizes_that_were_measured() -> None:
 def test_the_figure_is_logarithmic_and_its_ticks_are_sizes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [replace(ROW, size=size, busbw=size / 1e6) for size in (1024, 65536, 2**22)]
-    result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, limit=None, error=None)
+    result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, limit=None, mpi=None, error=None)
     page.bandwidth_plot("title", result, tmp_path / "plot.svg")
     svg = (tmp_path / "plot.svg").read_text()
     # matplotlib draws text as outlines, and leaves the text itself in comments

@@ -76,6 +76,8 @@ class BenchStart:
     environment: Environment
     wire: str | None
     """Description of the wire, if it is measured."""
+    mpi: str | None
+    """The implementation of MPI, if it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ class BenchResult:
     environment: Environment | None
     rows: list[Row]
     limit: Limit | None
+    mpi: str | None
+    """The implementation of MPI, if it was measured."""
     error: str | None
     """Cause of an early end; None if the run is complete."""
 
@@ -145,7 +149,7 @@ class BenchResult:
         """Content of the JSON document, beside the fields of every document."""
         about = {"environment": self.environment, "settings": self.settings.document}
         content: dict[str, object] = {**about, "rows": self.rows}
-        content |= {"average_busbw": self.average_busbw, "limit": self.limit}
+        content |= {"average_busbw": self.average_busbw, "limit": self.limit, "mpi": self.mpi}
         return content | {"complete": self.error is None, "error": self.error}
 
 
