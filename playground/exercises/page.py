@@ -13,7 +13,7 @@ import click
 from playground.console import terminal
 from playground.console.paths import FilePath
 from playground.console.session import to_document
-from playground.console.tables import Column, Table, numbers
+from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import PASS, Exercise, exercises, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
@@ -61,13 +61,14 @@ def exercise(name: Exercise | None, reset: bool) -> None:
 
 
 def show_map(work: Work) -> None:
-    table = Table(*numbers("n"), "exercise", Column("", wraps=True), "state", *numbers("hints"))
-    following = None
+    table = Table("lesson", "exercise", Column("", wraps=True), "state")
+    following, lesson = None, ""
     for each in exercises().values():
         state = work.state(each)
         following = following or (None if state == "passed" else each)
-        known = work.of(each)
-        table.add(each.number, each.name, each.title.partition(": ")[2], state, known.hints or None)
+        shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
+        hints = f"{work.of(each).hints} of {len(each.hints)} hints" * bool(work.of(each).hints)
+        table.add(shown, each.name, each.title.partition(": ")[2], ", ".join(filter(None, [state, hints])))
     end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     terminal.say(table, "", end)
 

@@ -73,7 +73,7 @@ class Work:
             return "begun"
         if known.version != exercise.version:
             return f"passed v{known.version}, check again"
-        return "passed" if self.has_passed(exercise) else "changed since it passed"
+        return "passed" if self.has_passed(exercise) else "changed"
 
     def has_passed(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has passed the exercise as it is now."""

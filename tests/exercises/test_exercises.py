@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import textwrap
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from playground.app import CHAPTERS
 from playground.exercises import check
 from playground.exercises.exercise import BLOCKED, DEADLOCK, ERROR, FAIL, LOOP, PASS, Exercise, Mistake, exercises
 from playground.exercises.verdict import Source, Verdict, check_source, explain_digits, tell_lines
@@ -63,6 +65,15 @@ def test_every_exercise_has_its_parts(exercise: Exercise) -> None:
     assert len([number for number in (each.number for each in ALL) if number == exercise.number]) == 1
     for mistake in exercise.mistakes:
         assert mistake.apply(exercise.solution) != exercise.solution
+
+
+@pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in ALL}))
+def test_chapters_name_their_exercises(lesson: str) -> None:
+    chapter = CHAPTERS[lesson].read_text(encoding="utf-8")
+    for named in re.findall(r"\[checked\]\(../../exercises/README.md\): (.*?)\.\n", chapter, re.DOTALL):
+        found = [exercises()[name] for name in re.findall(r"`([\w-]+)`", named)]
+        assert found
+        assert {exercise.lesson for exercise in found} == {lesson}
 
 
 SWAP = exercises()["swap"]
@@ -236,7 +247,7 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert "stays as it is" in run_cli("exercise", "swap").out
     assert "is in swap.1.py now" in " ".join(run_cli("exercise", "p2p/swap", "--reset").out.split())
     assert (folder / "swap.1.py").read_text() == SWAP.solution
-    assert Work(folder).state(SWAP) == "changed since it passed"
+    assert Work(folder).state(SWAP) == "changed"
     Work(folder).note(SWAP, version=SWAP.version + 1)
     assert Work(folder).state(SWAP) == f"passed v{SWAP.version + 1}, check again"
 
