@@ -323,13 +323,13 @@ def test_a_class_is_a_table(folder: Path, run_cli: Run) -> None:
     for student, text in texts.items():
         (folder / student).mkdir()
         (folder / student / "average.py").write_text(text)
-    assert run_cli("check", "--class", folder, "-n", 2, "--csv").out.splitlines() == [
+    assert run_cli("check", "--class", folder, "--csv").out.splitlines() == [
         "student,average",
         "ann,pass",
         "ben,forgets to divide",
         "eve,not written yet",
     ]
-    assert "1 of 3 (average): forgets to divide" in run_cli("check", "--class", folder, "-n", 2).out
+    assert "1 of 3 (average): forgets to divide" in run_cli("check", "--class", folder).out
 
 
 def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
