@@ -16,11 +16,11 @@ class Tool:
     command: Remote
 
 
-MODULES = {"break": "gallery.page", "why": "gallery.why"}
-"""Where a command lies that is not the page of a folder with its name: a keyword of Python cannot be imported."""
+OTHERS = {"break": "gallery.page:command", "why": "gallery.page:why_command"}
+"""Commands that are not that of a page in a folder of their name: a keyword of Python cannot be imported."""
 TOOLS = {
     name: Tool(
-        name=name, purpose=purpose, command=remote(f"playground.tools.{MODULES.get(name, f'{name}.page')}:command")
+        name=name, purpose=purpose, command=remote("playground.tools." + OTHERS.get(name, f"{name}.page:command"))
     )
     for name, purpose in (
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),

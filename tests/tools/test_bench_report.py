@@ -59,7 +59,7 @@ def test_a_trial_counts_as_on_its_slowest_rank_and_says_which(world: Callable[..
 
 def suspect(*rows: Row) -> list[str]:
     rows = tuple(replace(row, trials=5, root=-1) for row in rows)
-    return BenchResult(settings=EVERYTHING, environment=None, rows=[*rows], limit=None, error=None).suspicions
+    return BenchResult(settings=EVERYTHING, environment=None, rows=[*rows], limit=None, mpi=None, error=None).suspicions
 
 
 def test_a_suspicious_row_names_the_doctor_s_check() -> None:

@@ -36,7 +36,7 @@ from playground.runtime.black_box import (
 )
 from playground.runtime.black_box.sources import NONE, Sources
 
-NAME = "playground-black-box"
+NAME = "black-box-of-a-rank"
 MAGIC = int.from_bytes(b"PLAYBOX1", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
 """Environment variable that turns black boxes off, with the value 0."""

@@ -1,4 +1,5 @@
-"""The command `break`: programs that go wrong, what is expected of each, and its cure. Does not import torch."""
+"""The commands `break`, for programs that go wrong, what is expected of each and its cure, and `why`. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from logging.handlers import BufferingHandler
 import click
 
 from playground.console.options import ALL, RunOptions, flags
-from playground.console.session import Session
+from playground.console.session import Session, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.runtime.black_box import diagnosis as why, wait_graph
@@ -25,6 +26,7 @@ from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.tools import TOOLS
+from playground.tools.gallery.why import find_worlds, look_twice
 
 TOOL = TOOLS["break"]
 SIZE = 3
@@ -263,3 +265,19 @@ def outcome_texts(outcome: Outcome) -> Texts:
         table.add(rank, *values)
     said = [prose(bad(f"{outcome.error or 'A warning'}:")), outcome.told] if outcome.told else ["No error is raised."]
     return [*said, "", "The cure:", *cure, "", table]
+
+
+@click.command("why", short_help=TOOLS["why"].purpose)
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+def why_command(pid: int, as_json: bool) -> None:
+    """Say who waits for whom in the run of process PID: that of `python -m playground`, of your script, of pytest or
+    torchrun, or any rank's. The run goes on undisturbed.
+
+    Ranks on other hosts are not seen from here.
+    """
+    worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
+    if as_json:
+        click.echo(to_document({"worlds": [{"ranks": ranks, "diagnosis": why.diagnose(ranks)} for ranks in worlds]}))
+    else:
+        click.echo("\n\n".join(map(why.tell, worlds)))

@@ -1,4 +1,4 @@
-"""The command `why`: looks at a run that goes on, from outside. Does not import torch."""
+"""Looks at the ranks of a run from outside, while it goes on. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,34 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
-from playground.console.session import to_document
 from playground.runtime.black_box import IN_OPERATION, IN_PROGRAM, STOPPED, RankState
 from playground.runtime.black_box.box import View, find_boxes, is_stopped, process_status
-from playground.runtime.black_box.diagnosis import diagnose, tell
 from playground.runtime.errors import UsageError
-from playground.tools import TOOLS
 
-TOOL = TOOLS["why"]
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
-
-
-@click.command(TOOL.name, short_help=TOOL.purpose)
-@click.argument("pid", type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-def command(pid: int, as_json: bool) -> None:
-    """Say who waits for whom in the run of process PID: that of `python -m playground`, of your script, of pytest or
-    torchrun, or any rank's. The run goes on undisturbed.
-
-    Ranks on other hosts are not seen from here.
-    """
-    worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
-    if as_json:
-        click.echo(to_document({"worlds": [{"ranks": states, "diagnosis": diagnose(states)} for states in worlds]}))
-    else:
-        click.echo("\n\n".join(map(tell, worlds)))
 
 
 def find_worlds(pid: int) -> list[list[View]]:
