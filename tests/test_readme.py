@@ -43,6 +43,7 @@ NOT_RUN = {
     "python -m playground ladder --model bert": "half a minute",
     "python -m playground chaos --kills 5 -- sgd --dataset digits --limit 1200 --epochs 3 "
     "--snapshot-every 2": "it shows something else each time",
+    "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c,d": "four machines",
