@@ -15,10 +15,10 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
 from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, interface_towards
 from playground.tools import TOOLS
-from playground.tools.doctor import ERROR, Finding, hosts, machine, run_checks, software
+from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, run_checks, software
 
 TOOL = TOOLS["doctor"]
-TIERS: Mapping[str, Mapping[str, object]] = {
+TIERS: Mapping[str, Mapping[str, Check]] = {
     "machine": machine.CHECKS,
     "torch": software.CHECKS,
     "hosts": hosts.CHECKS,
