@@ -367,9 +367,10 @@ def find_fault(exercise: Exercise, text: str) -> str:
         return NOT_WRITTEN
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        is_placed = isinstance(error, SyntaxError)
-        return f"line {error.lineno or 1}: {error.msg}" if is_placed else f"it cannot be parsed: {error!r}"
+    except SyntaxError as error:
+        return f"line {error.lineno or 1}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"it cannot be parsed: {error!r}"
     for node in ast.walk(tree):
         for name in imported_names(node):
             if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
