@@ -205,10 +205,11 @@ class View:
 
     @property
     def progress(self) -> object:
-        """Stays the same as long as the main thread sleeps in one operation, or is in none, and the program has not
-        returned."""
-        used = process_status(self.pid, "task", str(self.pid))[11:13] if self.waits else []  # ticks, as user and system
-        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used
+        """Stays the same as long as the main thread sleeps, or is stopped, in one operation, or is in none, and the
+        program has not returned."""
+        status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
+        used = status[11:13]  # ticks of the processor, as user and system
+        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used, status[:1] == [b"T"]
 
     @property
     def programs(self) -> int:
