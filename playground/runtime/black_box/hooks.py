@@ -96,6 +96,16 @@ class Hooks:
             kept.clear()
         self.box = box
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations write nowhere in this block, whose time is taken: to write takes some microseconds for each. All
+        ranks must pause at the same point."""
+        box, self.box = self.box, None
+        try:
+            yield
+        finally:
+            self.box = box
+
     def forget_groups(self) -> None:
         """Groups are about to be made: they may get the ids of groups that are gone, by which operations are known."""
         self.limited.clear()
