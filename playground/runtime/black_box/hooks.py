@@ -145,7 +145,7 @@ class Hooks:
             known = box.known.get(key)
             if known is None:
                 ranks = self.ranks_of(group)
-                peer = None if root is None else ranks[root]
+                peer = None if root is None else dict(enumerate(ranks)).get(root)  # torch refuses one that is none
                 known = box.describe(key, (COLLECTIVE, name, ranks, shape, dtype, peer, number_of(group)))
             return self.follow(box, known, real, group, *args, **kwargs)
 
@@ -164,7 +164,7 @@ class Hooks:
             known = box.known.get(key)
             if known is None:
                 ranks = self.ranks_of(group)
-                peer = None if from_anyone else ranks[place[0]]
+                peer = None if from_anyone else dict(enumerate(ranks)).get(place[0])
                 known = box.describe(key, (kind, kind, ranks, tensor.shape, tensor.dtype, peer, place[-1]))
             return self.follow(box, known, real, group, tensors, *place)
 
