@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 ANYTHING = object()
+REDUCED: list[int] = []
+"""In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
+PENDING: list[object] = []
+"""In a rank: the solution's messages and reductions in flight."""
 
 
 @dataclass(frozen=True)

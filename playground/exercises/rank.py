@@ -1,7 +1,8 @@
 """In a rank: run a solution on the cases of its judge, and report to the parent what it does.
 
 What the solution calls of torch.distributed is recorded, and made as unforgiving as the documentation: a tensor that is
-being received holds `POISON` until `wait()`, and one that is being sent may not change before.
+being received, or reduced asynchronously, holds `POISON` until `wait()`, and one that is being sent may not change
+before.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
 
-from playground.exercises.cases import ANYTHING, Case, flatten
+from playground.exercises.cases import ANYTHING, PENDING, REDUCED, Case, flatten
 from playground.exercises.exercise import ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, Source, find_difference
 from playground.runtime.rank.rank import report
@@ -77,8 +78,10 @@ class Record:
 
     def begin(self) -> None:
         self.calls, self.sent, self.received = 0, list[tuple[int, int]](), [0] * self.size
-        self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
+        self.problems, self.pending = list[tuple[str, str, int]](), cast(list[Request], PENDING)
         self.printed = Printed(self)
+        for seen in (REDUCED, PENDING):
+            seen.clear()
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""
@@ -111,7 +114,7 @@ class Record:
 
 @dataclass(eq=False)
 class Request:
-    """A message in flight, as torch's `Work`."""
+    """A message or an all_reduce in flight, as torch's `Work`."""
 
     record: Record
     work: Any
@@ -120,7 +123,7 @@ class Request:
     line: int
     tensor: torch.Tensor
     copy: torch.Tensor
-    """What is being sent, or received."""
+    """What is being sent, received or reduced."""
     held: torch.Tensor
     """What `tensor` has to hold until the message is over."""
     over: bool = field(default=False)
@@ -133,6 +136,13 @@ class Request:
             result = self.work.wait(*args)
         self.finish()
         return result
+
+    def get_future(self) -> Any:
+        def finish(future: Any) -> list[torch.Tensor]:
+            self.finish()
+            return [self.tensor]
+
+        return self.work.get_future().then(finish)
 
     def is_completed(self) -> bool:
         completed = self.work.is_completed()
@@ -149,8 +159,9 @@ class Request:
         if not torch.equal(self.tensor, self.held):
             words = f"the tensor of this {self.kind} changed before wait()"
             record.problem("written before wait", words, self.line)
-        if self.kind == "irecv":
+        if self.kind != "isend":
             self.tensor.data.copy_(self.copy)
+        if self.kind == "irecv":
             record.received[self.work._source_rank() if self.peer is None else self.peer] += 1
 
 
@@ -194,6 +205,17 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         record.pending.append(Request(record, work, "irecv", peer, line, tensor, copy, held))
         return record.pending[-1]
 
+    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        REDUCED.append(tensor.numel())
+        with record.within("all_reduce") as line:
+            if not async_op:
+                return real["all_reduce"](tensor, op, group)
+            copy = tensor.detach().clone()
+            work = real["all_reduce"](copy, op, group, async_op=True)
+        held = tensor.data.fill_(POISON).clone()
+        record.pending.append(Request(record, work, "all_reduce", None, line, tensor, copy, held))
+        return record.pending[-1]
+
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
         with record.within("batch_isend_irecv"):
             pass
@@ -211,7 +233,7 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return recorded
 
     functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv)}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, all_reduce, batch_isend_irecv)}
     return {name: unless_nested(name, function) for name, function in functions.items()}
 
 
