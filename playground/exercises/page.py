@@ -113,15 +113,14 @@ def check(
     for file in files:
         if size and file.stem.replace("_", "-") in exercises():
             check_world(find_exercise(file.name), size)
-    verdicts = check_all(files, size, seed, say=not as_json)
+    seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))
     while watch:
-        seen = read_all(files)
-        click.echo("Watching; Ctrl-C ends.", err=True)
-        while (now := read_all(files)) == seen:
-            time.sleep(POLL)
+        now = read_all(files)  # before they are checked: what is saved meanwhile is checked again
         check_all([file for file in files if now[file] != seen[file]], size, seed, say=True)
+        seen = now
+        time.sleep(POLL)
     raise click.exceptions.Exit(max(verdict.exit_code for verdict in verdicts))
 
 

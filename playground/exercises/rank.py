@@ -28,7 +28,16 @@ import torch.distributed as dist
 
 from playground.exercises.cases import ANYTHING, PENDING, REDUCED, Case, flatten
 from playground.exercises.exercise import ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, Source, find_difference
+from playground.exercises.verdict import (
+    DEADLINE,
+    ENDLESS,
+    NOT_WRITTEN,
+    POISON,
+    RETURNED,
+    SHORT_CUT,
+    Source,
+    find_difference,
+)
 from playground.runtime.rank.rank import report
 
 COLLECTIVES = (
@@ -98,7 +107,7 @@ class Record:
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
         if name in (*MESSAGES, *COLLECTIVES) and name not in self.allowed:
-            self.problem("short cut", f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
+            self.problem(SHORT_CUT, f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
@@ -222,6 +231,8 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
 
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "new_group":
+            report(group=tuple([*args, kwargs.get("ranks")][0] or range(record.size)))
         with record.within(name):
             return real[name](*args, **kwargs)
 
@@ -326,7 +337,7 @@ def run_case(
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):
-        returned = function(rank, size, *case.args)
+        returned = function(*((rank, size) if case.gives_rank else ()), *case.args)
     for request in record.pending:
         record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]

@@ -22,6 +22,7 @@ TOOLS = {
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
         ("snapshots", "list and verify the snapshots of a training run, measure what one costs"),
+        ("why", "say who waits for whom in a run that stands still"),
         ("chaos", "kill processes of a training at random, and compare its end with an undisturbed one"),
     )
 }

@@ -61,6 +61,8 @@ MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
 TEXTS = RING + RECORD.size * CAPACITY
 LENGTH = TEXTS + TEXT
+HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor")
+"""Names of threads that call no operation, or are not among the others."""
 Description = tuple[str, str, tuple[int, ...], Any, Any, "int | None", int]
 """kind, name, group, shape, dtype, peer, tag: see `Operation`. The types are torch's own."""
 Known = tuple[int, int, Callable[[], int]]
@@ -187,15 +189,17 @@ class View:
             self.memory = mmap.mmap(opened, LENGTH, prot=mmap.PROT_READ)
         finally:
             os.close(opened)
+        self.pid = pid
         self.words = memoryview(self.memory)[: 8 * COUNTS].cast("q")
         if self.words[TITLE] != MAGIC:
             raise ValueError(f"the black box of process {pid} is of another version")
 
     @property
-    def progress(self) -> tuple[int, int, int]:
-        """Stays the same as long as the main thread is in one operation, or in none, and the program has not
+    def progress(self) -> object:
+        """Stays the same as long as the main thread sleeps in one operation, or is in none, and the program has not
         returned."""
-        return self.words[NEXT], self.words[MAIN], self.words[ENDED]
+        used = process_status(self.pid, "task", str(self.pid))[11:13] if self.waits else []  # ticks, as user and system
+        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used
 
     @property
     def programs(self) -> int:
@@ -235,10 +239,10 @@ class View:
         )
 
     @property
-    def world(self) -> tuple[str, int]:
-        """The name of its world, and how many ranks that has."""
+    def world(self) -> tuple[str, int] | None:
+        """The name of its world, and how many ranks that has; None before the first program."""
         lines = read_lines(self.memory[TEXTS : TEXTS + 1024])
-        return lines[0][1] if lines else "", self.words[SIZE]
+        return (lines[0][1], self.words[SIZE]) if lines else None
 
 
 def read_lines(text: bytes) -> list[list[Any]]:
@@ -270,6 +274,26 @@ def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]
         state=DONE if done > 0 else AWAITED if number == main else ISSUED,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip
+
+
+def count_other_threads() -> int:
+    """The number of threads of this process that may call operations, besides the main one."""
+    return sum(thread.name not in HARMLESS for thread in threading.enumerate())
+
+
+def process_status(pid: int, *thread: str) -> list[bytes]:
+    """The state of a process or of one of its threads, and what follows; empty if it is gone.
+
+    Source: proc_pid_stat(5)
+    """
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}", *thread, "stat").read_bytes().rpartition(b")")[2].split()
+    return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped this process (SIGSTOP)."""
+    return process_status(pid)[:1] == [b"T"]
 
 
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:

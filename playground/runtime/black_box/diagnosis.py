@@ -360,6 +360,12 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     return calls.find_late()
 
 
+def describe(states: Sequence[RankState]) -> str:
+    """The diagnosis or, if no rank waits, what each does."""
+    rows = {state.rank: (state.end or state.doing, state.line, "") for state in states}
+    return str(diagnose(states) or f"no rank waits\n{draw_table(rows, {state.rank: state.since for state in states})}")
+
+
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation, as far as they are known, that ranks called differently, although it may have worked."""
     calls = Calls(states)

@@ -1,0 +1,1 @@
+"""Why a run stands still: who waits for whom, from the black boxes of its ranks."""
