@@ -42,7 +42,7 @@ EXERCISE = Exercise(
         Mistake(
             "waits in the hook",
             {"dist.all_reduce(following.grad, async_op=True)": "None; dist.all_reduce(following.grad)", WAIT: ""},
-            "backward stands still until the gradient has come back",
+            "backward waits until the gradient has come back",
         ),
         Mistake(
             "an unused parameter hangs",
@@ -54,6 +54,11 @@ EXERCISE = Exercise(
             "the order differs by rank",
             {ORDERLY: AT_ONCE},
             "where a parameter is not used, those behind it leave early",
+        ),
+        Mistake(
+            "hooks are left behind",
+            {"    for hook in hooks:\n        hook.remove()\n": ""},
+            "in the next step they run again, with the lists of this one",
         ),
         Mistake("forgets to divide", {"        param.grad /= size\n": ""}, "all_reduce leaves the sum"),
     ),
@@ -88,13 +93,15 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             held=lambda unused=unused: {
                 "parameter": [-param for param in model],
                 "grad": [param.grad for param in model],
-                "elements reduced": sum(REDUCED),
-                "all_reduces at the end of backward": seen if unused is None else [],
+                "all_reduce": f"of {sum(REDUCED)} elements in all",
+                "all_reduces when backward ends": ", ".join(seen if unused is None else []),
+                "hooks": "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
             },
             expected={
                 "parameter": means,
                 "grad": means,
-                "elements reduced": sum(mean.numel() for mean in means),
-                "all_reduces at the end of backward": [IN_FLIGHT] if unused is None else [],
+                "all_reduce": f"of {sum(mean.numel() for mean in means)} elements in all",
+                "all_reduces when backward ends": IN_FLIGHT if unused is None else "",
+                "hooks": "removed",
             },
         )
