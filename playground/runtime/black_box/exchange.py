@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +84,13 @@ def encode(state: RankState) -> str:
 
 
 def decode(text: bytes) -> RankState:
-    content: dict[str, Any] = json.loads(text)
+    content = json.loads(text)
     waits_for = content.pop("waits_for")
     operations = tuple(operation_of(each) for each in content.pop("operations"))
     counts = {(kind, tuple(group), peer, tag): count for (kind, group, peer, tag), count in content.pop("counts")}
     return RankState(**content, operations=operations, counts=counts, waits_for=waits_for and operation_of(waits_for))
 
 
-def operation_of(content: Mapping[str, Any]) -> Operation:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
-    }
-    return Operation(**fields)
+def operation_of(content: Any) -> Operation:
+    content |= {"group": tuple(content["group"]), "shape": tuple(content["shape"])}
+    return Operation(**content)

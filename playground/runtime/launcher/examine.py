@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, RankState
 from playground.runtime.black_box.box import CAPACITY
-from playground.runtime.black_box.diagnosis import Diagnosis, describe, diagnose, find_mismatch
+from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch, tell
 from playground.runtime.black_box.sources import PACKAGES
 from playground.runtime.errors import RankFailed
 from playground.runtime.launcher.rank_handle import RankHandle
@@ -86,6 +86,8 @@ class Examiner:
     def explain(self, stacks: Mapping[int, str] = MappingProxyType({})) -> Diagnosis | None:
         """Why the ranks stand still, or one has failed, as far as can be told. `stacks` say where ranks are."""
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in self.states(latest=CAPACITY)]
+        if any(state.doing == DEAD for state in states):  # gloo aborts a process that gets another size than it expects
+            return find_mismatch(states) or diagnose(states)
         return diagnose(states) or find_mismatch(states)
 
     def find_mismatch(self) -> Diagnosis | None:
@@ -104,7 +106,7 @@ class Examiner:
 
     def tell(self) -> None:
         with contextlib.suppress(OSError):
-            print(describe(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
+            print(tell(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
 
 
 def line_of(stack: str) -> str:

@@ -64,7 +64,7 @@ class Loss:
 
     ranks: list[int]
     reason: str
-    deadlock: dict[str, Any] | None = None
+    deadlock: Any = None
     """The fields of its `Diagnosis`, if ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:

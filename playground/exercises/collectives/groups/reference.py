@@ -3,7 +3,10 @@ import torch.distributed as dist
 
 
 def groups(rank: int, size: int, tensor: torch.Tensor) -> None:
-    """Leave in `tensor` what the first of its kind has in its own: rank 0 of the even ranks, rank 1 of the odd ones."""
+    """Leave in `tensor` what the first rank of its kind has in its own.
+
+    That is rank 0 of the even ranks, and rank 1 of the odd ones.
+    """
     # write this
     evens = dist.new_group([*range(0, size, 2)])
     odds = dist.new_group([*range(1, size, 2)])

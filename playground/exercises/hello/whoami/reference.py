@@ -4,7 +4,10 @@ import torch.distributed as dist
 
 
 def whoami() -> dict[str, int]:
-    """This process's rank, the size of its world, and the number of its node, where each has LOCAL_WORLD_SIZE ranks."""
+    """This process's rank, the size of its world, and the number of its node.
+
+    Each node has LOCAL_WORLD_SIZE ranks.
+    """
     # write this
     rank = dist.get_rank()
     size = dist.get_world_size()

@@ -4,8 +4,16 @@ import torch.distributed as dist
 PARCEL, LETTER = 1, 2
 
 
-def anyone(rank: int, size: int, parcel: torch.Tensor, letter: torch.Tensor) -> list[list[torch.Tensor]] | None:
-    """On rank 0, all parcels and all letters, each in the order of the ranks, its own included; None on the others."""
+def anyone(
+    rank: int,
+    size: int,
+    parcel: torch.Tensor,
+    letter: torch.Tensor,
+) -> list[list[torch.Tensor]] | None:
+    """On rank 0, all parcels and all letters; None on the others.
+
+    Each list is in the order of the ranks, rank 0's own included.
+    """
     # write this
     if rank > 0:
         dist.send(parcel, 0, tag=PARCEL)

@@ -3,7 +3,7 @@ import torch.distributed as dist
 
 
 def column(rank: int, size: int, matrix: torch.Tensor, index: int) -> None:
-    """Rank 1 gets column `index` of rank 0's matrix into its own. All else stays as it is."""
+    """Rank 1 gets column `index` of rank 0's matrix into its own."""
     # write this
     if rank == 0:
         dist.send(matrix[:, index].contiguous(), 1)

@@ -3,7 +3,7 @@ import torch.distributed as dist
 
 
 def shift(rank: int, size: int, tensor: torch.Tensor) -> None:
-    """Leave in `tensor` what the left neighbour's held. All ranks send and receive at the same time."""
+    """Leave in `tensor` what the left neighbour's held."""
     left, right = (rank - 1) % size, (rank + 1) % size
     # write this
     arrived = torch.empty_like(tensor)

@@ -3,7 +3,10 @@ import torch.distributed as dist
 
 
 def token_ring(rank: int, size: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The token as this rank has it last: rank 0's tensor goes round the ring, and each other rank adds its own."""
+    """The token as this rank has it last.
+
+    Rank 0's tensor goes round the ring, and each other rank adds its own.
+    """
     token = tensor.clone()
     # write this
     if rank == 0:

@@ -1,4 +1,4 @@
-"""The command `why`: looks at a run that goes on, from outside. Does not import torch."""
+"""Looks at the ranks of a run from outside, while it goes on. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,45 +8,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
-from playground.console.session import to_document
 from playground.runtime.black_box import IN_OPERATION, IN_PROGRAM, STOPPED, RankState
 from playground.runtime.black_box.box import View, find_boxes, is_stopped, process_status
-from playground.runtime.black_box.diagnosis import describe, diagnose
 from playground.runtime.errors import UsageError
-from playground.tools import TOOLS
 
-TOOL = TOOLS["why"]
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
 
 
-@click.command(TOOL.name, short_help=TOOL.purpose)
-@click.argument("pid", type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-def command(pid: int, as_json: bool) -> None:
-    """Say who waits for whom in the run of process PID: that of `python -m playground`, of your script, of pytest or
-    torchrun, or any rank's. The run goes on undisturbed.
-
-    Ranks on other hosts are not seen from here.
-    """
-    boxes = find_run(pid)
-    states = look_twice(boxes)
-    found = diagnose(states)
-    click.echo(to_document({"ranks": states, "diagnosis": found}) if as_json else describe(states))
-
-
-def find_run(pid: int) -> list[View]:
-    """The black boxes of the world that process `pid` has started, or is a rank of; of those on this host. Raises
+def find_worlds(pid: int) -> list[list[View]]:
+    """The black boxes of each world that process `pid` has started, or is a rank of; of those on this host. Raises
     `UsageError` if there is none."""
     if not Path(f"/proc/{pid}").exists():
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
-    worlds = {box.world for box in find_boxes(list_family(pid))} - {None}
+    worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
         raise UsageError(f"process {pid} has started no ranks that may be looked at: name that of a run, as its user")
     everyone = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [box for box in find_boxes(everyone) if box.world in worlds]
+    boxes = [*find_boxes(everyone)]
+    return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
 
 
 def list_family(pid: int) -> Iterator[int]:

@@ -1,1 +1,0 @@
-"""Why a run stands still: who waits for whom, from the black boxes of its ranks."""
