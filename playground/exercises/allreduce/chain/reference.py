@@ -3,7 +3,10 @@ import torch.distributed as dist
 
 
 def chain(rank: int, size: int, tensor: torch.Tensor) -> None:
-    """Leave in `tensor`, on every rank, the sum of all ranks' tensors. Each rank talks to its neighbours only."""
+    """Leave in `tensor`, on every rank, the sum of all ranks' tensors.
+
+    Each rank talks to its neighbours only.
+    """
     left, right = rank - 1, rank + 1
     theirs = torch.empty_like(tensor)
     # write this

@@ -3,8 +3,11 @@ import torch.distributed as dist
 
 
 def doubling(rank: int, size: int, tensor: torch.Tensor) -> None:
-    """Leave in `tensor`, on every rank, the sum of all ranks' tensors, after about log2(size) steps."""
-    power = 1 << (size.bit_length() - 1)  # the largest power of two that is not larger than size
+    """Leave in `tensor`, on every rank, the sum of all ranks' tensors.
+
+    That takes about log2(size) steps.
+    """
+    power = 1 << (size.bit_length() - 1)  # the largest power of two <= size
     theirs = torch.empty_like(tensor)
     # write this
     if rank >= power:

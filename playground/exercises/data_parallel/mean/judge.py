@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from playground.exercises.cases import Case
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
-TOTAL = "    total = torch.stack([losses.double().sum(), torch.tensor(len(losses), dtype=torch.float64)])\n"
+TOTAL = "    total[0], total[1] = losses.sum(), len(losses)\n"
 SAMPLES = {
     "3 samples each": (3,) * 5,
     "1 sample on rank 0, 3 on rank 1, …": (1, 3, 2, 5, 4),
@@ -21,13 +21,13 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "mean of means",
-            {TOTAL: "    total = torch.tensor([losses.mean(), 1.0])\n"},
+            {TOTAL: "    total[0], total[1] = losses.mean(), 1\n"},
             "a sample weighs more on a rank that has few",
         ),
         Mistake("own samples only", {"    dist.all_reduce(total)\n": ""}, "nothing is asked of the other ranks"),
         Mistake(
             "the sum of means",
-            {TOTAL: "    total = torch.tensor([losses.mean(), 1.0 / size])\n"},
+            {TOTAL: "    total[0], total[1] = losses.mean(), 1 / size\n"},
             "the number of ranks is left out",
         ),
         Mistake(

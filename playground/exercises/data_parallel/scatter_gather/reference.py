@@ -4,10 +4,17 @@ from torch import nn
 
 
 def scatter_gather(
-    rank: int, size: int, module: nn.Linear, batch: torch.Tensor | None, samples: int
+    rank: int,
+    size: int,
+    module: nn.Linear,
+    batch: torch.Tensor | None,
+    samples: int,
 ) -> torch.Tensor | None:
-    """On rank 0, which alone has `batch` [samples, features]: the outputs for it [samples, outputs]. On the others:
-    None. Each rank puts its chunk of the batch, as `tensor_split` cuts it, through its own `module`."""
+    """The outputs for rank 0's `batch` [samples, features]; None elsewhere.
+
+    Each rank puts its chunk of the batch, as `tensor_split` cuts it, through
+    its own `module`. `batch` is None on all ranks but 0.
+    """
     # write this
     if batch is None:
         length = len(torch.arange(samples).tensor_split(size)[rank])

@@ -40,7 +40,7 @@ EXERCISE = Exercise(
         Mistake("the cap is ignored", {" > cap": " > 10**9"}, "all gradients are in one bucket"),
         Mistake(
             "a bucket for each gradient",
-            {"if bucket and sum(each.numel() for each in bucket) + param.numel() > cap": "if bucket"},
+            {"if bucket and held + param.numel() > cap": "if bucket"},
             "a bucket takes gradients as long as they fit",
         ),
         Mistake(

@@ -10,7 +10,7 @@ from playground.exercises.ladder.gradients import average_gradients, describe_re
 
 REDUCE = "    dist.all_reduce(row)\n    row /= size\n"
 COPY = """\
-    for gradient, part in zip(gradients, row.split([each.numel() for each in gradients]), strict=True):
+    for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 """
 SHAPES = {

@@ -17,7 +17,7 @@ WITHOUT = """\
             param.grad = torch.zeros_like(param)
         collect(param)
 """
-HOOKS = "[param.register_post_accumulate_grad_hook(collect) for param in params]"
+HOOKS = "hooks.append(param.register_post_accumulate_grad_hook(collect))"
 ORDERLY = """\
         while len(works) < len(params) and params[len(works)] in ready:
             following = params[len(works)]
@@ -38,7 +38,7 @@ EXERCISE = Exercise(
             {STEP: "", EACH: f"{STEP}{EACH}"},
             "the step takes gradients that are still being reduced",
         ),
-        Mistake("all after backward", {HOOKS: "[]"}, "nothing is on its way while backward computes"),
+        Mistake("all after backward", {HOOKS: "pass"}, "nothing is on its way while backward computes"),
         Mistake(
             "waits in the hook",
             {"dist.all_reduce(following.grad, async_op=True)": "None; dist.all_reduce(following.grad)", WAIT: ""},

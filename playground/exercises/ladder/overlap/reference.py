@@ -5,9 +5,19 @@ import torch.distributed as dist
 from torch import nn
 
 
-def overlap(rank: int, size: int, model: nn.Module, loss: torch.Tensor, step: Callable[[], None]) -> None:
-    """Run `loss.backward()`, leave in every parameter's `grad` its mean over all ranks, and call `step()`, which
-    changes the parameters. All-reduces run during backward. Where a rank has no gradient (None), it counts as zeros."""
+def overlap(
+    rank: int,
+    size: int,
+    model: nn.Module,
+    loss: torch.Tensor,
+    step: Callable[[], None],
+) -> None:
+    """Run `loss.backward()`, average the gradients, and call `step()`.
+
+    Before the step, which changes the parameters, every `grad` is its mean over
+    all ranks. All-reduces run during backward. Where a rank has no gradient
+    (None), it counts as zeros.
+    """
     params = [*model.parameters()][::-1]
     works: dict[nn.Parameter, dist.Work] = {}
     # write this
@@ -19,7 +29,9 @@ def overlap(rank: int, size: int, model: nn.Module, loss: torch.Tensor, step: Ca
             following = params[len(works)]
             works[following] = dist.all_reduce(following.grad, async_op=True)
 
-    hooks = [param.register_post_accumulate_grad_hook(collect) for param in params]
+    hooks = []
+    for param in params:
+        hooks.append(param.register_post_accumulate_grad_hook(collect))
     loss.backward()
     for param in params:
         if param.grad is None:

@@ -24,7 +24,7 @@ EXERCISE = Exercise(
             "the first epochs are repeated in their old order",
         ),
         Mistake("never shuffles", {"seed=seed": "shuffle=False"}),
-        Mistake("every rank visits every sample", {"num_replicas=size, rank=rank": "num_replicas=1, rank=0"}),
+        Mistake("every rank visits every sample", {"size, rank, seed": "1, 0, seed"}),
         Mistake(
             "drops what is left over",
             {"seed=seed": "seed=seed, drop_last=True"},

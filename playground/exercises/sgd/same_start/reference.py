@@ -3,7 +3,7 @@ from torch import nn
 
 
 def same_start(rank: int, size: int, model: nn.Module) -> None:
-    """Leave in the model, on every rank, the parameters and buffers that rank 0 has."""
+    """Leave in every rank's model the parameters and buffers of rank 0's."""
     # write this
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.data, src=0)

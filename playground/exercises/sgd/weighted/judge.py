@@ -13,7 +13,8 @@ SAMPLES = {
     "none on rank 1": (2, 0, 3, 1, 2),
     "none on rank 0": (0, 4, 0, 3, 1),
 }
-LOSS = 'mse_loss(model(inputs), targets, reduction="sum") / targets.shape[1]'
+SUM = ', reduction="sum"'
+MEAN = " / targets.shape[1]"
 EXERCISE = Exercise(
     module=__name__,
     number=22,
@@ -22,7 +23,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "mean of means",
-            {LOSS: "mse_loss(model(inputs), targets)", "loss * size / samples": "loss"},
+            {SUM: "", MEAN: "", "loss * size / samples": "loss"},
             "a sample weighs more on a rank that has few",
         ),
         Mistake(
@@ -32,7 +33,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "the mean over samples only",
-            {" / targets.shape[1]": ""},
+            {MEAN: ""},
             "mse_loss also divides by the number of outputs",
         ),
         Mistake(
