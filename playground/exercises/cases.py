@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 ANYTHING = object()
+MAX_VALUES = 2**16
+"""Of a tensor: of a larger one the first are looked at."""
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
 PENDING: list[object] = []
@@ -77,7 +79,8 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
 
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
-        yield Leaf(where, kind, tuple(value.shape), tuple(value.detach().flatten().tolist()))
+        values = value.detach().flatten()[:MAX_VALUES].tolist()
+        yield Leaf(where, kind, tuple(value.shape), tuple(values))
     elif isinstance(value, dict):
         for name, item in value.items():
             yield from flatten(item, f"{where}.{name}".removeprefix("."))

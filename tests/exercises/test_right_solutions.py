@@ -410,7 +410,7 @@ def overlap(rank, size, model, loss, step):
 }
 
 
-@pytest.mark.parametrize(("name", "way"), SOLUTIONS, ids="-".join)
+@pytest.mark.parametrize(("name", "way"), SOLUTIONS)
 def test_another_way_is_right_too(name: str, way: str) -> None:
     exercise = exercises()[name]
     source = Source(exercise.function, SOLUTIONS[name, way], exercise.file)
