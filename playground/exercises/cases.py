@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 ANYTHING = object()
 MAX_VALUES = 2**16
 """Of a tensor: of a larger one the first are looked at."""
+REDUCED: list[int] = []
+"""In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
+PENDING: list[object] = []
+"""In a rank: the solution's messages and reductions in flight."""
 
 
 @dataclass(frozen=True)

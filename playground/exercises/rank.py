@@ -22,12 +22,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
 
-from playground.exercises.cases import ANYTHING, Case, flatten
+from playground.exercises.cases import ANYTHING, PENDING, REDUCED, Case, flatten
 from playground.exercises.exercise import ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
 from playground.exercises.verdict import (
     DEADLINE,
@@ -89,8 +89,10 @@ class Record:
 
     def begin(self) -> None:
         self.calls, self.sent, self.received = 0, list[tuple[int, int]](), [0] * self.size
-        self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
+        self.problems, self.pending = list[tuple[str, str, int]](), cast(list[Request], PENDING)
         self.printed = Printed(self)
+        for seen in (REDUCED, PENDING):
+            seen.clear()
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""
@@ -145,6 +147,13 @@ class Request:
             result = self.work.wait(*args)
         self.finish()
         return result
+
+    def get_future(self) -> Any:
+        def finish(future: Any) -> list[torch.Tensor]:
+            self.finish()
+            return [self.tensor]
+
+        return self.work.get_future().then(finish)
 
     def is_completed(self) -> bool:
         completed = self.work.is_completed()
@@ -213,6 +222,7 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
 
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        REDUCED.append(tensor.numel())
         with record.within("all_reduce") as line:
             if not async_op:
                 return real["all_reduce"](tensor, op, group)

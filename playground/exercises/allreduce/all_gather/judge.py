@@ -1,0 +1,42 @@
+"""The second half of the ring: what a rank has received, it passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case, inputs
+from playground.exercises.exercise import Exercise, Mistake
+
+EXERCISE = Exercise(
+    module=__name__,
+    number=14,
+    mistakes=(
+        Mistake(
+            "resends its own",
+            {"isend(gathered[(rank - step) % size]": "isend(tensor"},
+            "from step 1 on, the tensor that has just arrived is due",
+        ),
+        Mistake(
+            "one tensor for all",
+            {"[tensor.clone() for _ in range(size)]": "[tensor.clone()] * size"},
+            "[x] * N is N times the same memory",
+        ),
+        Mistake(
+            "in order of arrival",
+            {"return gathered": "return [gathered[(rank - step) % size] for step in range(size)]"},
+            "place r is for what rank r has, on every rank",
+        ),
+        Mistake(
+            "stops one step early",
+            {"range(size - 1)": "range(size - 2)"},
+            "each tensor has N - 1 ranks to go to",
+        ),
+    ),
+)
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    for about, give in inputs():
+        tensor, everyones = give(rank), [give(other) for other in range(size)]
+        sends = [((rank + 1) % size, len(tensor))] * (size - 1)
+        yield Case(about, (tensor,), returns=everyones, held=tensor, expected=give(rank), sends=sends)
