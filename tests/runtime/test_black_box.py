@@ -221,6 +221,22 @@ def test_a_killed_rank_is_named_alone(world: Worlds) -> None:
     assert str(caught.value) == "rank 1 of 2 was killed by SIGKILL"
 
 
+def aborts(rank: int, size: int) -> None:
+    """gloo aborts a process that receives more than it expects."""
+    if rank == 0:
+        dist.recv(torch.ones(1), 1)
+    else:
+        dist.send(torch.ones(1000), 0)
+
+
+def test_what_a_rank_did_before_gloo_aborted_it_is_known(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match="rank 0 of 2 was killed by SIGABRT") as caught:
+        world(2, fresh=True).run(aborts)
+    found = caught.value.diagnosis
+    assert found is not None
+    assert (found.kind, found.culprits, found.line) == ("different sizes", (0, 1), line_of(aborts, 3))
+
+
 DESCRIPTION = (SEND, SEND, (0, 1), (3,), "float32", 1, 7)
 
 

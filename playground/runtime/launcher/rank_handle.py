@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from playground.runtime.backends import Backend
-from playground.runtime.black_box.box import View, find_boxes, is_stopped
+from playground.runtime.black_box.box import View, is_stopped
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
@@ -53,7 +53,8 @@ class RankHandle:
     """Whether it has died, and the others go on."""
     assigned: int = 0
     """How often it was given something to do."""
-    found_box: View | None = None
+    box: View | None = None
+    """Its black box, once it has told of it."""
 
     def assign(self, work: Work) -> None:
         """Give it something to do."""
@@ -71,13 +72,6 @@ class RankHandle:
     def may_be_lost(self) -> bool:
         """Whether it has died, and the others may go on. (An exception is another matter.)"""
         return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
-
-    @property
-    def box(self) -> View | None:
-        """Its black box, once it has one."""
-        if self.found_box is None and self.up and not self.vanished:
-            self.found_box = next(find_boxes([self.process.pid]), None)
-        return self.found_box
 
     def is_stopped(self) -> bool:
         """Whether somebody has stopped its process (SIGSTOP)."""
@@ -113,6 +107,9 @@ class RankHandle:
             return content[0]
         elif kind == "result":
             self.result, self.clean = content
+        elif kind == "box":
+            with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
+                self.box = View(self.process.pid, *content)
         elif kind == "paused":
             self.paused = content[0]
         elif kind == "stack":

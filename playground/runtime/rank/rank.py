@@ -8,6 +8,7 @@
 | `("result", pickled, clean)` | a signal: it asks you to end soon (`preempted()`)    |
 | `("failed", error)`          | end of file: the launcher is gone, go at once        |
 | `("paused", flag)`           |                                                      |
+| `("box", file)`              |                                                      |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
 fails only because it is gone, and the first failure to be told is the first that happened. A rank that has handed in
@@ -156,6 +157,8 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
         if member is None or state is None:
             member = Member(rank, size, backend, rendezvous=rendezvous, listener=listener, timeout=work.timeout)
             state = ProcessState()
+            if member.box:  # now, while there is time to open it: gloo may abort this process in its first operation
+                launcher.tell("box", member.box.file)
         else:
             member.drop_groups()
         member.form_group(work.timeout)
