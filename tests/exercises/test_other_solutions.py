@@ -1,0 +1,45 @@
+"""Right solutions that are not the reference pass, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from playground.exercises.exercise import PASS, exercises
+from playground.exercises.verdict import Source, check_source, tell_lines
+from playground.exercises.work import Work
+from playground.runtime.launcher.server import preload
+
+SOLUTIONS = {
+    ("accumulate", "one no_sync for all but the last, scaled at the end"): """
+import torch.nn.functional as F
+
+
+def accumulate(rank, size, model, inputs, targets):
+    with model.no_sync():
+        for some, wanted in zip(inputs[:-1], targets[:-1]):
+            F.mse_loss(model(some), wanted).backward()
+    F.mse_loss(model(inputs[-1]), targets[-1]).backward()
+    for param in model.parameters():
+        param.grad /= len(inputs)
+""",
+    ("accumulate", "the flag instead of no_sync"): """
+def accumulate(rank, size, model, inputs, targets):
+    for number, (some, wanted) in enumerate(zip(inputs, targets), 1):
+        model.require_backward_grad_sync = number == len(inputs)
+        ((model(some) - wanted) ** 2 / targets.numel()).sum().backward()
+""",
+}
+
+for name, _ in SOLUTIONS:
+    preload(*exercises()[name].preload)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(("name", "way"), SOLUTIONS, ids="-".join)
+def test_another_way_is_right_too(name: str, way: str) -> None:
+    exercise = exercises()[name]
+    source = Source(exercise.function, SOLUTIONS[name, way], exercise.file)
+    verdict = check_source(exercise, source, Work(Path("nowhere")).sources_before(exercise))
+    assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
