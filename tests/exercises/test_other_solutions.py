@@ -30,6 +30,36 @@ def accumulate(rank, size, model, inputs, targets):
         model.require_backward_grad_sync = number == len(inputs)
         ((model(some) - wanted) ** 2 / targets.numel()).sum().backward()
 """,
+    ("hook", "waits in the hook"): """
+import torch
+import torch.distributed as dist
+
+
+def hook(rank, size, model, inputs):
+    def average(state, bucket):
+        compressed = bucket.buffer().half()
+        dist.all_reduce(compressed)
+        future = torch.futures.Future()
+        future.set_result(compressed.float() / size)
+        return future
+
+    model.register_comm_hook(None, average)
+    model(inputs).sum().backward()
+""",
+    ("hook", "divides before"): """
+import torch
+import torch.distributed as dist
+
+
+def hook(rank, size, model, inputs):
+    def average(state, bucket):
+        share = (bucket.buffer() / size).to(torch.float16)
+        future = dist.all_reduce(share, async_op=True).get_future()
+        return future.then(lambda future: future.value()[0].to(torch.float32))
+
+    model.register_comm_hook(None, average)
+    model(inputs).sum().backward()
+""",
 }
 
 for name, _ in SOLUTIONS:
