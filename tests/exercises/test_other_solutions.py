@@ -88,6 +88,44 @@ def token_loss(rank, size, model, inputs, labels):
         (F.cross_entropy(model(inputs).transpose(1, 2), labels) * mine * size / tokens.item()).backward()
     average(rank, size, model)
 """,
+    ("sync", "isend and irecv"): """
+import torch
+import torch.distributed as dist
+
+
+def sync(rank, size, parameters, compute, steps, lr):
+    for _ in range(steps):
+        if rank:
+            dist.send(compute(parameters), 0)
+            dist.recv(parameters, 0)
+            continue
+        pushed = [torch.empty_like(parameters) for _ in range(1, size)]
+        for request in [dist.irecv(each, worker) for worker, each in enumerate(pushed, 1)]:
+            request.wait()
+        parameters -= lr * torch.stack(pushed).mean(dim=0)
+        for request in [dist.isend(parameters, worker) for worker in range(1, size)]:
+            request.wait()
+""",
+    ("sync", "pushes in any order"): """
+import torch
+import torch.distributed as dist
+
+
+def sync(rank, size, parameters, compute, steps, lr):
+    for _ in range(steps):
+        if rank == 0:
+            pushed = {}
+            while len(pushed) < size - 1:
+                gradient = torch.empty_like(parameters)
+                pushed[dist.recv(gradient)] = gradient
+            for gradient in pushed.values():
+                parameters -= lr * gradient / len(pushed)
+            for worker in pushed:
+                dist.send(parameters, worker)
+        else:
+            dist.send(compute(parameters), 0)
+            dist.recv(parameters, 0)
+""",
 }
 
 for name, _ in SOLUTIONS:
