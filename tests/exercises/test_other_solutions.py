@@ -126,6 +126,53 @@ def sync(rank, size, parameters, compute, steps, lr):
             dist.send(compute(parameters), 0)
             dist.recv(parameters, 0)
 """,
+    ("stale", "a limit, and the last first"): """
+import torch
+import torch.distributed as dist
+
+
+def stale(rank, size, parameters, steps, staleness, workers):
+    for _ in range(steps * (rank > 0)):
+        dist.send(torch.tensor(10**rank), 0)
+        dist.recv(parameters, 0)
+    pushes, blocked = [0] * (size - 1), set()
+    while rank == 0 and min(pushes) < steps:
+        worker, gradient = workers.next_push()
+        parameters.add_(gradient)
+        pushes[worker - 1] += 1
+        blocked.add(worker)
+        limit = min(pushes) + staleness
+        for each in sorted(blocked, reverse=True):
+            if pushes[each - 1] <= limit:
+                blocked.discard(each)
+                workers.reply(each, parameters)
+""",
+    ("stale", "room that is left"): """
+import torch
+import torch.distributed as dist
+
+
+def stale(rank, size, parameters, steps, staleness, workers):
+    if rank > 0:
+        for _ in range(steps):
+            dist.send(torch.tensor(10**rank), 0)
+            dist.recv(parameters, 0)
+        return
+    room = {worker: staleness + 1 for worker in range(1, size)}
+    owed = []
+    for _ in range(steps * (size - 1)):
+        worker, gradient = workers.next_push()
+        parameters += gradient
+        was = max(room.values())
+        room[worker] -= 1
+        if max(room.values()) < was:
+            room = {each: left + 1 for each, left in room.items()}
+        owed.append(worker)
+        free = {each for each in owed if room[each] > 0}
+        for each in free:
+            workers.reply(each, parameters)
+        owed = [each for each in owed if each not in free]
+""",
 }
 
 for name, _ in SOLUTIONS:

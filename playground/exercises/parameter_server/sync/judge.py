@@ -53,8 +53,8 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         yield Case(
             f"{steps} step{'s' * (steps > 1)}",
             (parameters, partial(compute, targets[rank - 1], seen), steps, 0.5),
-            held=[seen, parameters],
-            expected=[points[:-1] if rank else [], points[-1]],
+            held={"seen": seen, "parameters": parameters},
+            expected={"seen": points[:-1] if rank else [], "parameters": points[-1]},
             is_coded=False,
             sends=[(worker, 5) for worker in range(1, size)] * steps if rank == 0 else [(0, 5)] * steps,
             delay=0.05 * (rank == slow),
