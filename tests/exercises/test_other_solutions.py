@@ -173,6 +173,61 @@ def stale(rank, size, parameters, steps, staleness, workers):
             workers.reply(each, parameters)
         owed = [each for each in owed if each not in free]
 """,
+    ("gpipe", "isend, and the last microbatch back first"): """
+import torch
+import torch.distributed as dist
+
+
+def gpipe(rank, size, stage, inputs, targets):
+    received, sent, requests = [], [], []
+    for m in range(len(inputs)):
+        x = inputs[m].clone()
+        if rank:
+            dist.irecv(x, rank - 1).wait()
+        received.append(x.requires_grad_())
+        sent.append(stage(x))
+        if rank + 1 < size:
+            requests.append(dist.isend(sent[-1].detach().clone(), rank + 1))
+    for x, y, wanted in list(zip(received, sent, targets))[::-1]:
+        if rank + 1 < size:
+            g = torch.zeros_like(y)
+            dist.recv(g, rank + 1)
+        else:
+            g = 2 * (y.detach() - wanted) / targets.numel()
+        y.backward(g)
+        if rank:
+            requests.append(dist.isend(x.grad, rank - 1))
+    for request in requests:
+        request.wait()
+""",
+    ("gpipe", "by data, summed losses"): """
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+
+def gpipe(rank, size, stage, inputs, targets):
+    is_first, is_last = rank == 0, rank == size - 1
+    features = [torch.empty_like(each).requires_grad_() for each in inputs]
+    outputs = []
+    for m, each in enumerate(features):
+        if is_first:
+            each.data.copy_(inputs[m])
+        else:
+            dist.recv(each.data, rank - 1)
+        outputs.append(stage(each))
+        if not is_last:
+            dist.send(outputs[m].data, rank + 1)
+    for m, output in enumerate(outputs):
+        if is_last:
+            F.mse_loss(output, targets[m], reduction="sum").div(targets.numel()).backward()
+        else:
+            gradient = torch.empty_like(output)
+            dist.recv(gradient, rank + 1)
+            torch.autograd.backward([output], [gradient])
+        if not is_first:
+            dist.send(features[m].grad, rank - 1)
+""",
 }
 
 for name, _ in SOLUTIONS:
