@@ -228,6 +228,28 @@ def gpipe(rank, size, stage, inputs, targets):
         if not is_first:
             dist.send(features[m].grad, rank - 1)
 """,
+    ("one-forward-one-backward", "by what is in flight"): """
+def one_forward_one_backward(rank, size, stage, microbatches):
+    forwards = backwards = 0
+    while backwards < microbatches:
+        if forwards < microbatches and forwards - backwards < size - rank:
+            stage.forward(forwards)
+            forwards += 1
+        else:
+            stage.backward(backwards)
+            backwards += 1
+    stage.finish()
+""",
+    ("one-forward-one-backward", "by time"): """
+def one_forward_one_backward(rank, size, stage, microbatches):
+    delay = size - rank - 1
+    for time in range(microbatches + delay):
+        if time < microbatches:
+            stage.forward(time)
+        if time >= delay:
+            stage.backward(time - delay)
+    stage.finish()
+""",
 }
 
 for name, _ in SOLUTIONS:
