@@ -316,7 +316,7 @@ def is_alike(made: Attempt, other: Attempt) -> bool:
     if status == DEADLOCK:
         return {rank: at[:2] for rank, at in made.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
     if status != FAIL:
-        return made.verdict.words.partition(":")[0] == other.verdict.words.partition(":")[0]
+        return made.verdict.words == other.verdict.words
     mine, theirs = made.observed[made.case], other.observed.get(made.case, {})
     pairs = [(mine[rank], theirs[rank]) for rank in mine if rank in theirs]
     return (
