@@ -133,6 +133,37 @@ def token_loss(rank, size, model, inputs, labels):
         (F.cross_entropy(model(inputs).transpose(1, 2), labels) * mine * size / tokens.item()).backward()
     average(rank, size, model)
 """,
+    ("agree", "lower and lower"): """
+import torch
+import torch.distributed as dist
+
+
+def agree(rank, size, steps):
+    limit = 10**9
+    while True:
+        mine = max((step for step in steps if step <= limit), default=-1)
+        least, most = torch.tensor(mine), torch.tensor(mine)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        if least == most:
+            return None if mine < 0 else mine
+        limit = int(least)
+""",
+    ("agree", "rank 0 decides"): """
+import torch.distributed as dist
+
+
+def agree(rank, size, steps):
+    lists = [None] * size if rank == 0 else None
+    dist.gather_object(sorted(steps), lists)
+    answer = [None]
+    for step in sorted(steps if rank == 0 else [], reverse=True):
+        if all(step in each for each in lists):
+            answer = [step]
+            break
+    dist.broadcast_object_list(answer)
+    return answer[0]
+""",
     ("sync", "isend and irecv"): """
 import torch
 import torch.distributed as dist
