@@ -164,6 +164,55 @@ def agree(rank, size, steps):
     dist.broadcast_object_list(answer)
     return answer[0]
 """,
+    ("call", "requests from anyone"): """
+import torch
+import torch.distributed as dist
+
+
+def call(rank, size, arguments, calls, service):
+    if rank > 0:
+        requests = [dist.isend(torch.tensor([rank, number, x]), 0) for number, x in enumerate(arguments)]
+        answers = {}
+        while len(answers) < len(arguments):
+            reply = torch.zeros(2, dtype=torch.long)
+            dist.recv(reply)
+            answers[int(reply[0])] = int(reply[1])
+        [request.wait() for request in requests]
+        return [answers[number] for number in sorted(answers)]
+    pending = sum(calls)
+    while pending:
+        message = torch.zeros(3, dtype=torch.long)
+        dist.recv(message)
+        pending -= 1
+        ready = service.submit(message, int(message[2])) + (service.close() if not pending else [])
+        for ticket, answer in ready:
+            dist.send(torch.tensor([ticket[1], answer]), int(ticket[0]))
+    return []
+""",
+    ("call", "tags in the place of numbers"): """
+import torch
+import torch.distributed as dist
+
+
+def call(rank, size, arguments, calls, service):
+    if rank > 0:
+        answers = [torch.tensor(0) for _ in arguments]
+        replies = [dist.irecv(answer, 0, tag=number) for number, answer in enumerate(answers)]
+        for argument in arguments:
+            dist.isend(torch.tensor(argument), 0).wait()
+        for reply in replies:
+            reply.wait()
+        return [int(answer) for answer in answers]
+    ready = []
+    for caller in range(size):
+        for number in range(calls[caller]):
+            argument = torch.tensor(0)
+            dist.recv(argument, caller)
+            ready += service.submit((caller, number), int(argument))
+    for (caller, number), answer in ready + service.close():
+        dist.send(torch.tensor(answer), caller, tag=number)
+    return []
+""",
     ("sync", "isend and irecv"): """
 import torch
 import torch.distributed as dist
