@@ -136,6 +136,7 @@ def show_path() -> None:
     formatter.write_text(f"Start with: python -m playground {PATH[0].name}")
     formatter.write_text(f"Then read its chapter: python -m playground {READ} {PATH[0].name}")
     formatter.write_text(f"Beside the path: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
+    formatter.write_text(f"Exercises that check themselves: python -m playground {next(iter(EXERCISES))}")
     click.echo(formatter.getvalue().rstrip())
 
 

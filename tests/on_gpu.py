@@ -163,6 +163,7 @@ ROWS = (
     Row("elastic {on} {data}"),
     Row("elastic {on} {data} --way ddp"),
     Row("elastic {on} {data}", needs=several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
+    Row("doctor --check torch"),
     Row("chaos --kills 3 -- sgd {on} {few} --snapshot-every 20", limit=300),
     Row("chaos --kills 3 -- bert {on} {data} --way ddp --only train --steps 200", limit=300),
     # Recordings.

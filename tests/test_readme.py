@@ -43,7 +43,9 @@ NOT_RUN = {
     "python -m playground ladder --model bert": "half a minute",
     "python -m playground chaos --kills 5 -- sgd --dataset digits --limit 1200 --epochs 3 "
     "--snapshot-every 2": "it shows something else each time",
-    "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "half a minute",
+    "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
+    "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
+    "python -m playground doctor --hosts a,b,c,d": "four machines",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
     "-m playground sgd": "two machines",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "

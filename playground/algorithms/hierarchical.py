@@ -12,6 +12,9 @@ hosts, L that of ranks per host, N = H * L, and S the size of the tensor in byte
 
 Hosts need not be alike. The one with the fewest ranks has L; on any other, the ranks beyond the first L hand their
 tensor to one of these, sit out, and get the result back.
+
+Inside hosts it sends messages, too, where ranks could share memory: so every step can be shown, and the cost follows
+from the links at both levels.
 Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash (2018), arXiv 1811.05233, where
 the two levels are the two directions of a torus
 """

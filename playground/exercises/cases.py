@@ -35,6 +35,8 @@ class Case:
     """What this rank is to send, as (receiver, elements) in any order; messages without elements do not count."""
     most: int | None = None
     """Elements that it may send in all."""
+    gives_rank: bool = True
+    """Whether `rank` and `size` are given."""
     delay: float = 0.0
     """Seconds that this rank comes late."""
 

@@ -2,7 +2,7 @@
 
 | file           | what is in it                                                                                   |
 |----------------|-------------------------------------------------------------------------------------------------|
-| `reference.py` | the solution; what lies between `# write this` and `# until here` is left out of the stub       |
+| `reference.py` | the solution; what is between `# write this` and `# until here` is not in the stub; 80 columns  |
 | `judge.py`     | `EXERCISE`, and `cases(rank, size, seed)`, which every rank runs: inputs and what must come out |
 | `text.md`      | the task, and three hints: the idea, the place, nearly the code                                 |
 

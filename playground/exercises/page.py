@@ -13,7 +13,7 @@ import click
 from playground.console import terminal
 from playground.console.paths import FilePath
 from playground.console.session import to_document
-from playground.console.tables import Column, Table, numbers
+from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import PASS, Exercise, exercises, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
@@ -41,33 +41,34 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # older versions of cli
         return [click.shell_completion.CompletionItem(name) for name in exercises() if name.startswith(incomplete)]
 
 
-named = click.argument("name", type=Named())
+named = click.argument("chosen", metavar="NAME", type=Named())
 
 
 @click.command("exercise", short_help=EXERCISES["exercise"].purpose)
-@click.argument("name", type=Named(), required=False)
+@click.argument("chosen", metavar="[NAME]", type=Named(), required=False)
 @click.option("--reset", is_flag=True, help="Begin again; a file that is there gets another name.")
-def exercise(name: Exercise | None, reset: bool) -> None:
+def exercise(chosen: Exercise | None, reset: bool) -> None:
     """List the exercises and how far you are; with NAME, write the file to be completed into this folder and show the
     task."""
-    if name is None:
+    if chosen is None:
         if reset:
             raise UsageError("--reset begins one exercise again: name it")
         show_map(Work(Path.cwd()))
         return
-    told = Work(Path.cwd()).begin(name, reset)
-    show_markdown(name.task)
+    told = Work(Path.cwd()).begin(chosen, reset)
+    show_markdown(chosen.task)
     terminal.say("", told)
 
 
 def show_map(work: Work) -> None:
-    table = Table(*numbers("n"), "exercise", Column("", wraps=True), "state", *numbers("hints"))
-    following = None
+    table = Table("lesson", "exercise", Column("", wraps=True), "state")
+    following, lesson = None, ""
     for each in exercises().values():
         state = work.state(each)
         following = following or (None if state == "passed" else each)
-        known = work.of(each)
-        table.add(each.number, each.name, each.title.partition(": ")[2], state, known.hints or None)
+        shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
+        hints = f"{work.of(each).hints} of {len(each.hints)} hints" * bool(work.of(each).hints)
+        table.add(shown, each.name, each.title.partition(": ")[2], ", ".join(filter(None, [state, hints])))
     end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     terminal.say(table, "", end)
 
@@ -97,8 +98,8 @@ def check(
     """
     if as_csv and not students:
         raise UsageError("--csv is for the table of --class DIR: add it, or leave --csv out")
-    if students and (files or watch or as_json):
-        raise UsageError("--class DIR checks what is in DIR: leave FILE, --watch and --json out")
+    if students and (files or watch or as_json or size):
+        raise UsageError("--class DIR checks what is in DIR: leave FILE, -n, --watch and --json out")
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
     server.preload(JUDGE.module)
@@ -108,30 +109,24 @@ def check(
     server.warm_up()
     keep_worlds()
     if students:
-        show_class(students, size, seed, as_csv)
+        show_class(students, seed, as_csv)
         return
     files = files or tuple(list_solutions(Path.cwd()))
     if not files:
         raise UsageError("there is no solution in this folder: python -m playground exercise lists what there is to do")
-    for file in files:
-        if size and file.stem.replace("_", "-") in exercises():
-            check_world(find_exercise(file.name), size)
-    verdicts = check_all(files, size, seed, say=not as_json)
+    for each in (exercises().get(file.stem.replace("_", "-")) for file in files):
+        if size and each and size not in each.worlds:
+            sizes = ", ".join(map(str, sorted(each.worlds)))
+            raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
+    seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))
     while watch:
-        seen = read_all(files)
-        click.echo("Watching; Ctrl-C ends.", err=True)
-        while (now := read_all(files)) == seen:
-            time.sleep(POLL)
+        now = read_all(files)  # before they are checked: what is saved meanwhile is checked again
         check_all([file for file in files if now[file] != seen[file]], size, seed, say=True)
+        seen = now
+        time.sleep(POLL)
     raise click.exceptions.Exit(max(verdict.exit_code for verdict in verdicts))
-
-
-def check_world(each: Exercise, size: int) -> None:
-    if size not in each.worlds:
-        sizes = ", ".join(map(str, sorted(each.worlds)))
-        raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
 
 
 def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
@@ -161,7 +156,7 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
     return {file: file.read_bytes() if file.is_file() else b"" for file in files}
 
 
-def show_class(folder: Path, size: int | None, seed: int, as_csv: bool) -> None:
+def show_class(folder: Path, seed: int, as_csv: bool) -> None:
     """A table of students and exercises, and the mistakes by frequency. Each student has a folder in `folder`."""
     if not folder.is_dir():
         raise UsageError(f"--class {folder}: there is no such folder")
@@ -170,7 +165,7 @@ def show_class(folder: Path, size: int | None, seed: int, as_csv: bool) -> None:
         raise UsageError(f"--class {folder}: no folder in it has a solution, such as {next(iter(exercises()))}.py")
     verdicts = {}
     for student in students:
-        made = check_all(list_solutions(student), size, seed, say=False)
+        made = check_all(list_solutions(student), None, seed, say=False)
         verdicts[student.name] = {verdict.exercise: verdict for verdict in made}
     names = [name for name in exercises() if any(name in each for each in verdicts.values())]
     rows = [
@@ -194,23 +189,23 @@ def summarise(verdict: Verdict) -> str:
 
 @click.command("hint", short_help=EXERCISES["hint"].purpose)
 @named
-def hint(name: Exercise) -> None:
+def hint(chosen: Exercise) -> None:
     """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
     work = Work(Path.cwd())
-    shown = min(work.of(name).hints + 1, len(name.hints))
-    work.note(name, hints=shown)
-    for number, text in enumerate(name.hints[:shown], 1):
-        show_markdown(f"{number} of {len(name.hints)}: {text}")
+    shown = min(work.of(chosen).hints + 1, len(chosen.hints))
+    work.note(chosen, hints=shown)
+    for number, text in enumerate(chosen.hints[:shown], 1):
+        show_markdown(f"{number} of {len(chosen.hints)}: {text}")
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
 @named
 @click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
-def solution(name: Exercise, give_up: bool) -> None:
+def solution(chosen: Exercise, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
     work = Work(Path.cwd())
-    if not work.of(name).version:
+    if not work.of(chosen).version:
         if not give_up:
-            raise UsageError(f"{name.name} has not passed here: check {name.file} first, or add --give-up")
-        work.note(name, gave_up=True)
-    click.echo(name.solution, nl=False)
+            raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
+        work.note(chosen, gave_up=True)
+    click.echo(chosen.solution, nl=False)

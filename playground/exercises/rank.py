@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import linecache
+import re
 import signal
 import sys
 import threading
@@ -27,14 +28,24 @@ import torch.distributed as dist
 
 from playground.exercises.cases import ANYTHING, Case, flatten
 from playground.exercises.exercise import ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, Source, find_difference
-from playground.runtime.rank.rank import report
+from playground.exercises.verdict import (
+    DEADLINE,
+    ENDLESS,
+    NOT_WRITTEN,
+    POISON,
+    RETURNED,
+    SHORT_CUT,
+    Source,
+    find_difference,
+)
+from playground.runtime.rank.rank import LOST_PEER, report
 
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
     "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
 )  # fmt: skip
+WORLD = ("init_process_group", "destroy_process_group")
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and characters printed in one case, of which the first are shown."""
 
@@ -95,7 +106,7 @@ class Record:
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
         if name in (*MESSAGES, *COLLECTIVES) and name not in self.allowed:
-            self.problem("short cut", f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
+            self.problem(SHORT_CUT, f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
@@ -111,7 +122,7 @@ class Record:
 
 @dataclass(eq=False)
 class Request:
-    """A message in flight, as torch's `Work`."""
+    """A message in flight, or an all_reduce, as torch's `Work`."""
 
     record: Record
     work: Any
@@ -120,7 +131,7 @@ class Request:
     line: int
     tensor: torch.Tensor
     copy: torch.Tensor
-    """What is being sent, or received."""
+    """What is being sent, received or summed."""
     held: torch.Tensor
     """What `tensor` has to hold until the message is over."""
     over: bool = field(default=False)
@@ -149,8 +160,9 @@ class Request:
         if not torch.equal(self.tensor, self.held):
             words = f"the tensor of this {self.kind} changed before wait()"
             record.problem("written before wait", words, self.line)
-        if self.kind == "irecv":
+        if self.kind != "isend":
             self.tensor.data.copy_(self.copy)
+        if self.kind == "irecv":
             record.received[self.work._source_rank() if self.peer is None else self.peer] += 1
 
 
@@ -199,7 +211,18 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
             pass
         return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
 
+    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        with record.within("all_reduce") as line:
+            if not async_op:
+                return real["all_reduce"](tensor, op, group)
+            copy, held = tensor.detach().clone(), tensor.detach().clone()
+            work = real["all_reduce"](copy, op, group, True)
+        record.pending.append(Request(record, work, "all_reduce", None, line, tensor, copy, held))
+        return record.pending[-1]
+
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "new_group":
+            report(group=tuple([*args, kwargs.get("ranks")][0] or range(record.size)))
         with record.within(name):
             return real[name](*args, **kwargs)
 
@@ -211,21 +234,21 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return recorded
 
     functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv)}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv, all_reduce)}
     return {name: unless_nested(name, function) for name, function in functions.items()}
 
 
 @contextlib.contextmanager
 def patched(record: Record) -> Iterator[None]:
-    """Record what the solution does, and keep it from asking for a keyboard."""
+    """Record what the solution does, and keep it from what a rank cannot do."""
 
-    def refuse(name: str) -> Callable[..., NoReturn]:
-        return lambda *args, **kwargs: stop(
-            f"{name}() needs a keyboard, and ranks have none: take it out", record.line()
-        )
+    def refuse(words: str) -> Callable[..., NoReturn]:
+        return lambda *args, **kwargs: stop(f"{words}: take it out", record.line())
 
     places: list[tuple[Any, str, Any]] = [
-        (builtins, "input", refuse("input")), (sys, "breakpointhook", refuse("breakpoint")),
+        (builtins, "input", refuse("input() needs a keyboard, and ranks have none")),
+        (sys, "breakpointhook", refuse("breakpoint() needs a keyboard, and ranks have none")),
+        *((dist, name, refuse(f"{name}() is not for you to call: the ranks have their world")) for name in WORLD),
         *((module, name, function) for name, function in record_messages(record).items()
           for module in (dist, dist.distributed_c10d)),
     ]  # fmt: skip
@@ -257,8 +280,10 @@ def solving(record: Record) -> Iterator[None]:
             yield
     except BaseException as error:
         record.depth = 1
+        if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
+            raise  # another rank is to be told of: the launcher sees how it ended
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == record.file]
-        words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        words = re.sub(r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0])
         is_stub = isinstance(error, NotImplementedError)
         about = {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
         report(**about, line=(lines or [0])[-1] or 0, printed=record.printed.text.getvalue())
@@ -293,7 +318,7 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
                 functions = [import_source(source) for source in sources][-1]
             function = getattr(functions, exercise.function)
             for place, case in enumerate(cases(rank, size, seed)):
-                if only in (None, place) and not run_case(rank, size, place, case, function, record, group):
+                if only in (None, place) and not run_case(rank, size, seed, place, case, function, record, group):
                     return
     finally:
         for name in sys.modules.keys() - kept.keys():
@@ -302,15 +327,15 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
 
 
 def run_case(
-    rank: int, size: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
+    rank: int, size: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
 ) -> bool:
     """Run one case and report it; whether all ranks may go on to the next."""
     record.begin()
-    torch.manual_seed(place)
+    torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):
-        returned = function(rank, size, *case.args)
+        returned = function(*((rank, size) if case.gives_rank else ()), *case.args)
     for request in record.pending:
         record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]

@@ -38,7 +38,7 @@ HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a busy machine may start that slowly. Ranks themselves
 end a case that takes too long, and a deadlock is proved before."""
 ENDLESS = "runs without end"
-RETURNED = ("has returned", None, 0)
+RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
 """In the place of an operation, its peer and its line."""
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
@@ -157,6 +157,10 @@ def name_ranks(ranks: Sequence[int]) -> str:
 ASK_FOR_SIZES = "do tensors that meet in a message or a collective have the same size?"
 
 
+NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
+"""Mistakes that are recognised in any exercise."""
+
+
 class Ended(Exception):
     """A rank has reported what ends the check."""
 
@@ -173,6 +177,8 @@ class Attempt:
     """By case and rank."""
     at: dict[int, tuple[str, int | None, int]] = field(default_factory=dict)
     """The operation that each rank called last, its peer and its line."""
+    groups: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    """The groups that each rank has made."""
 
     def tell(self, **values: object) -> None:
         self.verdict = replace(self.verdict, **values)  # type: ignore[arg-type]
@@ -184,17 +190,37 @@ class Attempt:
         elif "observed" in event:
             self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
-            self.case = max(self.case, event["number"])
+            self.case, self.at[rank] = max(self.case, event["number"]), COMPUTES
             self.tell(case=event["about"])
+        elif "group" in event:
+            self.groups.setdefault(rank, []).append(event["group"])
         else:
             self.tell(rank=rank, **event)
             raise Ended
 
     def tell_deadlock(self, diagnosis: Diagnosis | None) -> None:
+        if endless := [
+            rank for rank, at in self.at.items() if at == COMPUTES
+        ]:  # inside C code, or it would have said so
+            self.tell(status=LOOP, rank=endless[0], words=ENDLESS)
+            return
         if diagnosis:
             self.tell(mistake=diagnosis.kind, says=diagnosis.cure)
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
         self.tell(status=DEADLOCK, ranks=tuple(ranks))
+
+    def tell_groups(self) -> None:
+        """Tell of groups that ranks made differently. What comes of it differs from run to run."""
+        made = [self.groups.get(rank, []) for rank in range(self.size)]
+        for place, group in enumerate(made[0] or made[1 % self.size]):
+            for rank, groups in enumerate(made):
+                if groups[place : place + 1] != [group]:
+                    by_members = all(rank in each for rank, groups in enumerate(made) for each in groups)
+                    mistake = ONLY_MEMBERS if by_members else ANOTHER_ORDER
+                    words = f"has not made the group of ranks {', '.join(map(str, group))} when others did"
+                    says = "new_group takes all ranks of the world, in one order"
+                    self.tell(status=FAIL, mistake=mistake, says=says, words=words, rank=rank, ranks=())
+                    return
 
     def tell_failure(self) -> bool:
         """Tell of the first failure that was observed, and return whether there is one."""
@@ -267,6 +293,8 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict, onl
             made.tell(status=ERROR, rank=error.rank, words=f"{error.reason}; {ASK_FOR_SIZES}")
         elif not made.tell_failure():  # after a failure, messages may be left over
             made.tell(status=BLOCKED, words=error.headline)
+    if made.verdict.status in (PASS, FAIL, DEADLOCK):
+        made.tell_groups()
     return made
 
 
@@ -298,9 +326,9 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt) -> Verdict:
     """The verdict, with the name of the catalogued mistake that does the same."""
     verdict = made.verdict
-    if verdict.mistake != "short cut" and verdict.words != NOT_WRITTEN:
+    if verdict.mistake not in NAMED and verdict.words != NOT_WRITTEN:
         for mistake in exercise.mistakes:
-            if mistake.status == verdict.status:
+            if mistake.status == verdict.status and mistake.name not in NAMED:
                 wrong = replace(source, text=mistake.apply(exercise.solution))
                 empty = Verdict(exercise=exercise.name, file=source.file, world=made.size, seed=verdict.seed)
                 if is_alike(made, attempt(exercise, [*before, wrong], empty, made.case)):
@@ -387,7 +415,15 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.mistake:
         lines.append(f"  {verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}")
     if verdict.words:
-        element = " of ".join(filter(None, [f"element {verdict.index}" * (verdict.index is not None), verdict.where]))
+        element = " of ".join(
+            filter(
+                None,
+                [
+                    f"element {verdict.index}" * (verdict.index is not None),
+                    f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where,
+                ],
+            )
+        )
         rank = f"rank {verdict.rank}" * (verdict.rank is not None)
         where = ", ".join(filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)]))
         lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")

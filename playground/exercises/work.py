@@ -6,6 +6,7 @@ Whatever that file has lost, `check` finds out again. Solutions are read once, a
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 import textwrap
@@ -73,27 +74,24 @@ class Work:
             return "begun"
         if known.version != exercise.version:
             return f"passed v{known.version}, check again"
-        return "passed" if self.has_passed(exercise) else "changed since it passed"
+        return "passed" if self.has_passed(exercise) else "changed"
 
     def has_passed(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has passed the exercise as it is now."""
         known, file = self.of(exercise), self.folder / exercise.file
         is_current = known.version == exercise.version and file.is_file()
-        return is_current and digest(read_text(file)) == known.digest
+        return is_current and digest(file.read_bytes().decode(errors="replace")) == known.digest
 
     def begin(self, exercise: Exercise, reset: bool) -> str:
         """Write the stub, unless there is a file; with `reset` that file gets another name. Says what was done."""
-        file = self.folder / exercise.file
-        words = ""
-        if file.exists():
-            if not reset:
-                return f"{file.name} is here already and stays as it is: check it, or begin again with --reset."
-            number = 1
-            while (kept := file.with_suffix(f".{number}.py")).exists():
-                number += 1
-            file.rename(kept)
-            words = f"What was in it is in {kept.name} now. "
+        file, words = self.folder / exercise.file, ""
+        if file.exists() and not reset:
+            return f"{file.name} is here already and stays as it is: check it, or begin again with --reset."
         try:
+            if file.exists():
+                names = (file.with_suffix(f".{number}.py") for number in itertools.count(1))
+                kept = file.rename(next(each for each in names if not each.exists()))
+                words = f"What was in it is in {kept.name} now. "
             with file.open("x", encoding="utf-8") as stub:
                 stub.write(exercise.stub)
         except OSError as error:
@@ -119,7 +117,10 @@ class Work:
         if verdict.status == PASS and world is None:
             known = self.of(exercise)
             if (known.version, known.digest) != (exercise.version, digest(text)):
-                self.note(exercise, version=exercise.version, digest=digest(text))
+                try:
+                    self.note(exercise, version=exercise.version, digest=digest(text))
+                except UsageError as error:  # that it has passed is true all the same
+                    click.echo(f"playground: {error}", err=True)
         return verdict
 
 

@@ -80,12 +80,16 @@ def memory(which: str) -> int:
 
 
 def container_headroom(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """The bytes that this process's container may still allocate; empty if there is no limit. Source:
-    https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)"""
-    v1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
-    for limit, usage in (("memory.max", "memory.current"), v1):
+    """The bytes that this process's container may still allocate, those included that hold files which the kernel can
+    read again; empty if there is no limit. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose
+    files have other names)"""
+    v1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
+    for limit, usage, parts in (("memory.max", "memory.current", "memory.stat"), v1):
         try:
-            return [max(0, int((root / limit).read_text()) - int((root / usage).read_text()))]
+            used = int((root / usage).read_text())
+            text = (root / parts).read_text() if (root / parts).exists() else ""
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+            return [max(0, int((root / limit).read_text()) - used + (int(cached[1]) if cached else 0))]
         except (OSError, ValueError):  # no such file, or "max": no limit
             continue
     return []

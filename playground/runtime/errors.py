@@ -15,6 +15,7 @@ Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the c
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        told = str(self.diagnosis) if self.diagnosis else ""
+        told = str(self.diagnosis) if self.diagnosis and self.rank not in self.diagnosis.culprits else ""
         return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others), told]))
 
 
@@ -91,6 +92,8 @@ class Preempted(PlaygroundError):
         return "; ".join(filter(None, [f"preempted by {self.signal} after step {self.step}", self.hint]))
 
 
+TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
+"""How backends say that an operation took too long."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 """In the place of the stack of a rank that has not told where it stands."""
 

@@ -10,16 +10,23 @@ from playground.measurement import environment
 
 
 @pytest.mark.parametrize(
-    ("folder", "limit", "usage"),
-    [("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")],
+    ("folder", "limit", "usage", "cached"),
+    [
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
 )
-def test_a_container_may_take_what_its_limit_leaves(folder: str, limit: str, usage: str, tmp_path: Path) -> None:
+def test_a_container_may_take_what_its_limit_leaves(
+    folder: str, limit: str, usage: str, cached: str, tmp_path: Path
+) -> None:
     (tmp_path / folder).mkdir(exist_ok=True)
     (tmp_path / folder / limit).write_text("1000\n")
     (tmp_path / folder / usage).write_text("300\n")
     assert environment.container_headroom(tmp_path) == [700]
     (tmp_path / folder / usage).write_text("1300\n")
     assert environment.container_headroom(tmp_path) == [0]
+    (tmp_path / folder / "memory.stat").write_text(f"anon 800\n{cached} 500\n")
+    assert environment.container_headroom(tmp_path) == [200]
 
 
 def test_without_a_limit_there_is_none(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from playground.tools.bench.benchmark import PASSES, Trials, split_into_passes
 from playground.tools.bench.page import CsvFile
 from playground.tools.bench.results import BenchResult, Row
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
+from playground.tools.doctor.machine import CHECKS
 
 EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32))
 ROW = Row(
@@ -53,6 +55,26 @@ def test_a_trial_counts_as_on_its_slowest_rank_and_says_which(world: Callable[..
         assert slowest_us == pytest.approx([2, 6, 4, 9])
         assert slowest_rank == (1, 0.75)
         assert rank_us == pytest.approx([4, 5])
+
+
+def suspect(*rows: Row) -> list[str]:
+    rows = tuple(replace(row, trials=5, root=-1) for row in rows)
+    return BenchResult(settings=EVERYTHING, environment=None, rows=[*rows], limit=None, mpi=None, error=None).suspicions
+
+
+def test_a_suspicious_row_names_the_doctor_s_check() -> None:
+    small, large = replace(ROW, size=4, times_us=[7.0, 9.0]), replace(ROW, size=16, times_us=[5.0, 6.0])
+    [about_size] = suspect(large, small)
+    assert about_size.startswith("reduce_scatter by recursive-doubling: 4 bytes take longer than 16, ")
+    assert suspect(small, replace(large, times_us=[5.0, 8.0])) == []  # in some trials only
+    assert suspect(small, replace(large, algorithm="ring")) == []
+    rows = [replace(ROW, algorithm=name, size=size, times_us=[size]) for name in ("ring", "auto") for size in (1, 2)]
+    [about_rank] = suspect(*rows)
+    assert about_rank.startswith("Rank 127 is the last in every row, ")
+    assert suspect(*rows[:3]) == suspect(*rows[1:], replace(rows[0], slowest_rank=1)) == []
+    assert suspect(*(replace(row, slowest_percent=80.0) for row in rows)) == []
+    named = re.findall(r"doctor --check ([\w,-]+)", f"{about_size} {about_rank}")
+    assert {name for names in named for name in names.split(",")} <= {*CHECKS}
 
 
 def lines_of(settings: BenchSettings, wire: str | None, *, wide: bool) -> list[str]:
@@ -99,7 +121,7 @@ def test_ticks_are_sizes_that_were_measured() -> None:
 def test_the_figure_is_logarithmic_and_its_ticks_are_sizes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [replace(ROW, size=size, busbw=size / 1e6) for size in (1024, 65536, 2**22)]
-    result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, limit=None, error=None)
+    result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, limit=None, mpi=None, error=None)
     page.bandwidth_plot("title", result, tmp_path / "plot.svg")
     svg = (tmp_path / "plot.svg").read_text()
     # matplotlib draws text as outlines, and leaves the text itself in comments

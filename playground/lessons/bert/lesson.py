@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.bert.history import History
-from playground.lessons.bert.settings import BertSettings, Training
+from playground.lessons.bert.settings import BertSettings, Losses, Training
 from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
@@ -84,12 +84,18 @@ def train(rank: int, size: int, settings: BertSettings) -> Training:
 
     Every rank returns the same figures.
     """
+    model, history = take_all_steps(rank, size, settings)
+    return history.result(model, *test(model.module, settings, rank, size))
+
+
+def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, History]:
+    """The trained model, and its losses."""
     model, loss_of, optimizer = prepare(settings)
     history = History(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
     for loss in take_steps(loss_of, optimizer, itertools.islice(batches(settings, rank, size), settings.steps)):
         history.add(loss)
-    return history.result(model, *test(model.module, settings, rank, size))
+    return model, history
 
 
 def take_steps(loss_of: Loss, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]) -> Iterator[torch.Tensor]:
@@ -109,10 +115,11 @@ def prepare(settings: BertSettings) -> tuple[Any, Loss, torch.optim.Optimizer]:
     return model, loss_of, torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
 
 
-def same_losses(rank: int, size: int, settings: BertSettings) -> Training:
+def same_losses(rank: int, size: int, settings: BertSettings) -> Losses:
     """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
     differs is rounding."""
-    return train(rank, size, settings.exact)
+    _, history = take_all_steps(rank, size, settings.exact)
+    return Losses(way=settings.way, workers=settings.workers, losses=history.losses)
 
 
 def build_model(kind: type[nn.Module], settings: BertSettings) -> nn.Module:

@@ -131,13 +131,19 @@ EXACT = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """Training by one way, all workers together."""
+class Losses:
+    """The losses of a training by one way, all workers together."""
 
     way: str
     workers: int
     losses: list[float]
     """The mean over the global batch, before each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Losses):
+    """Training by one way, all workers together."""
+
     test_accuracy: float
     tested: int
     """Test pairs, each counted once."""
@@ -165,7 +171,7 @@ class Equality:
     difference: float
 
 
-def compare_losses(alone: Training, others: Sequence[Training]) -> list[Equality]:
+def compare_losses(alone: Losses, others: Sequence[Losses]) -> list[Equality]:
     """How far each training is from `alone`. Raises `PlaygroundError` if it is by more than rounding."""
     result = []
     for other in others:

@@ -55,9 +55,11 @@ def refusal(error: Exception) -> str:
 
 
 def raised_by_torch(error: Exception) -> bool:
-    """Whether `error` was raised in a module of torch, or in what is written in C++ and was called from there."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "torch"
+    """Whether `error` was raised in a module of torch, or in what is written in C++ and was called from there. (The
+    black box stands between the two.)"""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    others = [module for module in modules if not module.startswith("playground.runtime.black_box.")]
+    return bool(others) and others[-1].partition(".")[0] == "torch"
 
 
 __all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "refusal", "synchronize"]

@@ -1,8 +1,8 @@
 """What each rank has done last, in memory that outlives it: why a run stands still can be told without having recorded
 it.
 
-`box` is that memory, `hooks` write to it in a rank, `diagnosis` tells from the boxes of all ranks who waits for whom.
-Does not import torch.
+`box` is that memory, `hooks` write to it in a rank. From the boxes of all ranks `wait_graph` finds who waits for whom,
+and `diagnosis` says why. Does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the p
 
 Channel = tuple[str, tuple[int, ...], int | None, int]
 """What operations are counted by: for a message its kind, group, peer and tag; for a collective "collective", or
-the name of one that is counted by itself; its group, None and 0."""
+the name of one that is counted by itself; its group, None and its tag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class Operation:
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
     tag: int = 0
+    """Of a message. For a collective, a number that groups of the same ranks differ by."""
     line: str = ""
     """Where the program calls it: "train.py:12 in step"."""
     state: str = DONE
@@ -61,7 +62,7 @@ class Operation:
 def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int) -> Channel:
     """What an operation is counted by."""
     if kind == COLLECTIVE:
-        return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, 0
+        return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, tag
     return kind, group, peer, tag
 
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from playground.runtime.black_box import (
 )
 from playground.runtime.black_box.sources import NONE, Sources
 
-NAME = "playground-black-box"
+NAME = "black-box-of-a-rank"
 MAGIC = int.from_bytes(b"PLAYBOX1", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
 """Environment variable that turns black boxes off, with the value 0."""
@@ -61,10 +61,12 @@ MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
 TEXTS = RING + RECORD.size * CAPACITY
 LENGTH = TEXTS + TEXT
+HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor")
+"""Names of threads that call no operation, or are not among the others."""
 Description = tuple[str, str, tuple[int, ...], Any, Any, "int | None", int]
 """kind, name, group, shape, dtype, peer, tag: see `Operation`. The types are torch's own."""
-Known = tuple[int, int, Callable[[], int]]
-"""The number of a description, the place of its channel's count, and what counts."""
+Known = tuple[int, int]
+"""The number of a description, and the place of its channel's count."""
 
 
 def open_box(rank: int, size: int, world: str) -> Box | None:
@@ -99,7 +101,7 @@ class Box:
         self.known: dict[Any, Known] = {}
         """By whatever whoever calls operations looks them up by."""
         self.described: dict[Description, Known] = {}
-        self.channels: dict[Any, tuple[int, Callable[[], int]]] = {}
+        self.channels: dict[Any, int] = {}
         self.raised: dict[str, int] = {}
         self.lines_written = itertools.count()
         self.sources = Sources(lambda line: self.write("line", f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
@@ -132,17 +134,18 @@ class Box:
                 channel = channel_of(kind, name, group, peer, tag)
                 if channel not in self.channels:
                     place = COUNTS + min(len(self.channels), MOST_CHANNELS - 1)  # see `RankState.has_other_threads`
-                    self.channels[channel] = place, itertools.count().__next__
+                    self.channels[channel] = place
                     self.write("channel", place, *channel)
-                self.described[description] = self.write("operation", *map(plain, description)), *self.channels[channel]
+                self.described[description] = self.write("operation", *map(plain, description)), self.channels[channel]
             self.known[key] = self.described[description]
             return self.known[key]
 
     def call(self, known: Known, depth: int, may_give_up: bool = False) -> int:
         """An operation is called, by the program's innermost line from `depth` frames above this one on. Returns its
         number. (Of what is done at each operation, a fifth is time, and the rest is cold caches: every name counts.)"""
-        description, place, count = known
-        number, index, words = self.next_number(), count(), self.words
+        description, place = known
+        number, words = self.next_number(), self.words
+        index = words[place]
         RECORD.pack_into(
             self.memory, RING + RECORD.size * (number % CAPACITY),
             number + 1, time.monotonic_ns(), -may_give_up, index, self.sources.find(depth), description,
@@ -150,6 +153,11 @@ class Box:
         )  # fmt: skip
         words[place], words[NEXT] = index + 1, number + 1
         return number
+
+    def take_back(self, number: int, known: Known) -> None:
+        """The operation was refused before it began: it does not count, and meets none of the others'."""
+        self.words[known[1]] -= 1
+        self.words[RING // 8 + RECORD.size // 8 * (number % CAPACITY)] = 0
 
     def note_raised(self, error: BaseException) -> int:
         """The number of an exception, which is written to the text if it is new."""
@@ -187,15 +195,17 @@ class View:
             self.memory = mmap.mmap(opened, LENGTH, prot=mmap.PROT_READ)
         finally:
             os.close(opened)
+        self.pid = pid
         self.words = memoryview(self.memory)[: 8 * COUNTS].cast("q")
         if self.words[TITLE] != MAGIC:
             raise ValueError(f"the black box of process {pid} is of another version")
 
     @property
-    def progress(self) -> tuple[int, int, int]:
-        """Stays the same as long as the main thread is in one operation, or in none, and the program has not
+    def progress(self) -> object:
+        """Stays the same as long as the main thread sleeps in one operation, or is in none, and the program has not
         returned."""
-        return self.words[NEXT], self.words[MAIN], self.words[ENDED]
+        used = process_status(self.pid, "task", str(self.pid))[11:13] if self.waits else []  # ticks, as user and system
+        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used
 
     @property
     def programs(self) -> int:
@@ -235,10 +245,10 @@ class View:
         )
 
     @property
-    def world(self) -> tuple[str, int]:
-        """The name of its world, and how many ranks that has."""
+    def world(self) -> tuple[str, int] | None:
+        """The name of its world, and how many ranks that has; None before the first program."""
         lines = read_lines(self.memory[TEXTS : TEXTS + 1024])
-        return lines[0][1] if lines else "", self.words[SIZE]
+        return (lines[0][1], self.words[SIZE]) if lines else None
 
 
 def read_lines(text: bytes) -> list[list[Any]]:
@@ -272,10 +282,37 @@ def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]
     )  # fmt: skip
 
 
+def count_other_threads() -> int:
+    """The number of threads of this process that may call operations, besides the main one."""
+    return sum(thread.name not in HARMLESS for thread in threading.enumerate())
+
+
+def process_status(pid: int, *thread: str) -> list[bytes]:
+    """The state of a process or of one of its threads, and what follows; empty if it is gone.
+
+    Source: proc_pid_stat(5)
+    """
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}", *thread, "stat").read_bytes().rpartition(b")")[2].split()
+    return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped this process (SIGSTOP)."""
+    return process_status(pid)[:1] == [b"T"]
+
+
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:
-    """The black boxes of these processes, of those that may be looked at."""
+    """The black boxes of these processes, of those that may be looked at. (A launcher has those of its ranks open.)"""
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
-            for file in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{file}").startswith(f"/memfd:{NAME}"):
-                    yield View(pid, int(file))
+            files = (file for file in os.listdir(f"/proc/{pid}/fd") if is_box(f"/proc/{pid}/fd/{file}"))
+            views = (View(pid, int(file)) for file in files)
+            if own := next((view for view in views if view.words[PID] == pid), None):
+                yield own
+
+
+def is_box(path: str) -> bool:
+    with contextlib.suppress(OSError):  # it has been closed since
+        return os.readlink(path).startswith(f"/memfd:{NAME}")
+    return False

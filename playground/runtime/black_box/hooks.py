@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,7 @@ from playground.runtime.black_box import (
     RECEIVE,
     SEND,
 )
-from playground.runtime.black_box.box import MAIN, Box
+from playground.runtime.black_box.box import MAIN, Box, Known
 from playground.runtime.forks import call_in_children
 
 COLLECTIVES = {
@@ -132,9 +133,8 @@ class Hooks:
             if known is None:
                 ranks = self.ranks_of(group)
                 peer = None if root is None else ranks[root]
-                known = box.describe(key, (COLLECTIVE, name, ranks, shape, dtype, peer, 0))
-            number = box.call(known, 3, id(group) in self.limited)
-            return self.follow(box, number, real, group, *args, **kwargs)
+                known = box.describe(key, (COLLECTIVE, name, ranks, shape, dtype, peer, number_of(group)))
+            return self.follow(box, known, real, group, *args, **kwargs)
 
         return collective
 
@@ -153,25 +153,28 @@ class Hooks:
                 ranks = self.ranks_of(group)
                 peer = None if from_anyone else ranks[place[0]]
                 known = box.describe(key, (kind, kind, ranks, tensor.shape, tensor.dtype, peer, place[-1]))
-            number = box.call(known, 3, id(group) in self.limited)
-            return self.follow(box, number, real, group, tensors, *place)
+            return self.follow(box, known, real, group, tensors, *place)
 
         return message
 
-    def follow(self, box: Box, number: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make the call. What it returns is a work, or the operation is over."""
+    def follow(self, box: Box, known: Known, real: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
+        number = box.call(known, 4, id(group) in self.limited)
         is_main, words = threading.get_ident() == box.main_thread, box.words
         if is_main:
             words[MAIN] = number
-        work = None
         try:
-            work = real(*args, **kwargs)
+            work = real(group, *args, **kwargs)
+        except BaseException:
+            box.take_back(number, known)
+            raise
         finally:
             if is_main:
                 words[MAIN] = box.around
-            if work is None:
-                box.end(number)
-        self.works[id(work)] = number
+        if work is None:
+            box.end(number)
+        else:
+            self.works[id(work)] = number
         return work
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,7 +223,7 @@ class Hooks:
             group = getattr(ddp, "process_group", None) or kwargs.get("process_group") or dist.group.WORLD
             if self.box is None or group is None:
                 return real(ddp, *args, **kwargs)
-            with self.inside(self.box, name, self.ranks_of(group)):
+            with self.inside(self.box, name, self.ranks_of(group), tag=number_of(group)):
                 return real(ddp, *args, **kwargs)
 
         return method
@@ -244,16 +247,18 @@ class Hooks:
                 return real(*args, **kwargs)
             with contextlib.ExitStack() as passes:
                 for group in groups:
-                    passes.enter_context(self.inside(box, BACKWARD, self.ranks_of(group)))
+                    passes.enter_context(self.inside(box, BACKWARD, self.ranks_of(group), tag=number_of(group)))
                 return real(*args, **kwargs)
 
         return backward
 
     @contextlib.contextmanager
-    def inside(self, box: Box, name: str, ranks: tuple[int, ...], shape: tuple[int, ...] = ()) -> Iterator[None]:
+    def inside(
+        self, box: Box, name: str, ranks: tuple[int, ...], shape: tuple[int, ...] = (), tag: int = 0
+    ) -> Iterator[None]:
         """Record a collective of these ranks that takes as long as this block, in which there may be others."""
-        key = name, ranks, shape
-        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, shape, "", None, 0))
+        key = name, ranks, shape, tag
+        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, shape, "", None, tag))
         number = box.call(known, 4)
         is_main, around = threading.get_ident() == box.main_thread, box.around
         if is_main:
@@ -264,6 +269,11 @@ class Hooks:
             if is_main:
                 box.around = box.words[MAIN] = around
             box.end(number)
+
+
+def number_of(group: Any) -> int:
+    """A number of the process group: the same on all its ranks, another one for other groups of these ranks."""
+    return zlib.crc32(group.group_name.encode())
 
 
 hooks = Hooks()

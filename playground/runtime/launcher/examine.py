@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import sys
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, RankState
 from playground.runtime.black_box.box import CAPACITY
-from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch, tell
 from playground.runtime.black_box.sources import PACKAGES
 from playground.runtime.errors import RankFailed
 from playground.runtime.launcher.rank_handle import RankHandle
+from playground.runtime.rank.preemption import handle
 
 INTERVAL = 0.25
 """Seconds between two looks."""
@@ -57,9 +62,7 @@ class Examiner:
         return found
 
     def progress_of(self, rank: RankHandle) -> object:
-        """Changes when the rank goes on. One that waits goes on, too, as long as its thread uses the processor."""
-        box = rank.box
-        return rank.done, rank.vanished, box and box.progress, rank.cpu_time() if box and box.waits else 0
+        return rank.done, rank.vanished, rank.box and rank.box.progress
 
     def states(self, still: Collection[RankHandle] | None = None, latest: int = LATEST) -> list[RankState]:
         """What each rank does. Those that are not `still` are about to do something else."""
@@ -83,11 +86,27 @@ class Examiner:
     def explain(self, stacks: Mapping[int, str] = MappingProxyType({})) -> Diagnosis | None:
         """Why the ranks stand still, or one has failed, as far as can be told. `stacks` say where ranks are."""
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in self.states(latest=CAPACITY)]
+        if any(state.doing == DEAD for state in states):  # gloo aborts a process that gets another size than it expects
+            return find_mismatch(states) or diagnose(states)
         return diagnose(states) or find_mismatch(states)
 
     def find_mismatch(self) -> Diagnosis | None:
         """An operation in which the ranks did not agree although all of them have returned."""
         return find_mismatch(self.states(latest=LATEST_OF_ENDED))
+
+    @contextlib.contextmanager
+    def on_request(self) -> Iterator[None]:
+        """In this block, SIGQUIT has it told on stderr who waits for whom, and all go on. (In the main thread, unless
+        the program handles that signal itself.)"""
+        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGQUIT"):
+            yield
+            return
+        with handle([signal.SIGQUIT], lambda number, frame: self.tell()):
+            yield
+
+    def tell(self) -> None:
+        with contextlib.suppress(OSError):
+            print(tell(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
 
 
 def line_of(stack: str) -> str:

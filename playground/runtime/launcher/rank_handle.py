@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import signal
 import time
@@ -12,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from playground.runtime.backends import Backend
-from playground.runtime.black_box.box import View, find_boxes
+from playground.runtime.black_box.box import View, find_boxes, is_stopped
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
@@ -82,20 +81,7 @@ class RankHandle:
 
     def is_stopped(self) -> bool:
         """Whether somebody has stopped its process (SIGSTOP)."""
-        return self.status()[:1] == [b"T"]
-
-    def cpu_time(self) -> list[bytes]:
-        """What its main thread has used of the processor, in ticks of the clock: as user and as system."""
-        return self.status("task", str(self.process.pid))[11:13]
-
-    def status(self, *thread: str) -> list[bytes]:
-        """The state of its process or of a thread, and what follows; empty if it is gone. Source: proc_pid_stat(5)"""
-        with (
-            contextlib.suppress(OSError),
-            open(os.path.join(f"/proc/{self.process.pid}", *thread, "stat"), "rb") as file,
-        ):
-            return file.read().rpartition(b")")[2].split()
-        return []
+        return is_stopped(self.process.pid)
 
     def receive_all(self) -> list[Event]:
         """Take in the messages that have arrived, and return the reports among them. Where the line ends, its process

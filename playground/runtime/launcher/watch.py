@@ -5,13 +5,13 @@ silent too long.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
 from playground.runtime.errors import (
+    TIMED_OUT,
     UNHEARD,
     Deadlock,
     PeerDisconnected,
@@ -32,7 +32,6 @@ START_LIMIT = 300.0
 """Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
 AFTERMATH = 0.25
 """Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
-TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 
 
 def watch(
@@ -42,9 +41,27 @@ def watch(
     are silent for `timeout` seconds (`START_LIMIT` while one is coming up, unless it is stopped).
 
     A signal of which `notice` is given is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
-    told, and its result is not waited for.
+    told, and its result is not waited for. On SIGQUIT (Ctrl-\\ at a terminal), who waits for whom is told on stderr.
     """
-    silence, examiner = 0.0, Examiner(ranks)
+    examiner = Examiner(ranks)
+    with examiner.on_request():
+        watch_under(examiner, ranks, timeout, on_report, notice, on_loss)
+    for rank in ranks:
+        rank.relay_output()
+    if silent := examiner.find_mismatch():
+        logging.getLogger("playground").warning(silent)
+
+
+def watch_under(
+    examiner: Examiner,
+    ranks: list[RankHandle],
+    timeout: float,
+    on_report: Progress,
+    notice: PreemptionNotice,
+    on_loss: OnLoss,
+) -> None:
+    """Watch, and have the ranks examined from time to time."""
+    silence = 0.0
     while not all(rank.done for rank in ranks):
         starting = [rank for rank in ranks if not rank.up]
         limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else timeout
@@ -60,10 +77,6 @@ def watch(
             raise explained(RankTimeout(len(ranks), silence, collect_stacks(ranks)), examiner)
         if any(rank.failure and not rank.lost for rank in ranks):
             lose_dead(ranks, examiner, on_report, on_loss)
-    for rank in ranks:
-        rank.relay_output()
-    if silent := examiner.find_mismatch():
-        logging.getLogger("playground").warning(silent)
 
 
 def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float) -> None:

@@ -11,13 +11,15 @@ import re
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from playground.runtime import backends, signals
-from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.black_box.diagnosis import Diagnosis
+from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.peers import Loss, PeerWatch
@@ -112,15 +114,22 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
         failed = describe_loss(watch)
     elif not hung_up:
         why = failed.reason.removeprefix("failed: ") if isinstance(failed, RankFailed) else failed.headline
+        if isinstance(failed, RankFailed) and TIMED_OUT.search(failed.traceback):
+            failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
     prepare_to_leave(failed, watch)
     return failed
 
 
-def describe_loss(watch: PeerWatch) -> PeerDisconnected:
-    """The loss that is known to this rank, in one line."""
+def describe_loss(watch: PeerWatch) -> PlaygroundError:
+    """The loss that is known to this rank, in one line; a deadlock whole, on rank 0."""
     assert watch.loss
     rank, size = watch.env.rank, watch.env.size
+    if watch.loss.deadlock and rank == 0:
+        told = Diagnosis(**watch.loss.deadlock)
+        return Deadlock(size, 0.0, {}, replace(told, culprits=tuple(told.culprits)))
+    if watch.loss.deadlock:
+        return PeerDisconnected(rank, size, f"ends with the others: {watch.loss.reason}")
     given_up = rank in watch.loss.ranks
     return PeerDisconnected(
         rank, size, f"was given up by the others: {watch.loss.reason}" if given_up else f"{watch.loss}"

@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from playground.runtime import signals
+from playground.runtime.black_box.diagnosis import Diagnosis
+from playground.runtime.black_box.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
 from playground.runtime.meeting.connections import (
@@ -62,6 +64,8 @@ class Loss:
 
     ranks: list[int]
     reason: str
+    deadlock: Any = None
+    """The fields of its `Diagnosis`, if ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:
         return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
@@ -175,6 +179,7 @@ class PeerWatch:
         self.one_at_a_time = threading.Lock()
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
+        self.exchange: Exchange | None = None
         self.suspects: dict[int, float] = {}
         """When the connection to a rank of another host broke."""
         self.noticed: Loss | None = None
@@ -189,6 +194,8 @@ class PeerWatch:
         """Begin, in a world whose store can be connected to. All ranks must call this."""
         import torch.distributed as dist
 
+        from playground.runtime.black_box.hooks import hooks
+
         if self.env.size == 1 or self.env.rendezvous.path:
             return
         # without a way to the others, what gloo says of them has to do
@@ -196,6 +203,8 @@ class PeerWatch:
             self.store = connect_as_client(self.env.rendezvous, self.env.size, self.timeout)
             detect_silence_of(self.env.rendezvous.port)
             self.introduce()
+            if hooks.box:
+                self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box)
             self.thread.start()
 
     def close(self) -> None:
@@ -263,6 +272,8 @@ class PeerWatch:
             self.learn(Loss(**json.loads(self.store.get("loss"))))
         else:
             self.judge(ends)
+            if self.exchange and (deadlock := self.exchange.look()):
+                self.report(Loss([], deadlock.sentence, asdict(deadlock)))
 
     def judge(self, ends: list[tuple[Peer, Loss | None]]) -> None:
         """Report the peers that have ended without taking leave."""
@@ -306,6 +317,14 @@ class PeerWatch:
         if self.store and self.env.rank not in loss.ranks:
             with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
                 self.store.add("heard", 1)
+
+    def explain(self) -> Diagnosis | None:
+        """What the black boxes tell of an operation of this rank that has failed."""
+        import torch.distributed as dist
+
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            return self.exchange.explain() if self.exchange else None
+        return None
 
     def await_heard(self) -> None:
         """Wait until all but the lost have heard of the loss: whoever leaves may take the store along."""

@@ -33,6 +33,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from playground.runtime.black_box.box import count_other_threads
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.meeting.rendezvous import Rendezvous
@@ -53,8 +54,6 @@ Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
-HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor")
-"""Names of threads that call no operation, or are not among the others."""
 _listeners: list[Callable[[Event], None]] = []
 
 
@@ -121,11 +120,6 @@ class Launcher:
             raise RankFailed(self.rank, self.size, words) from None
         flush()
         self.tell("result", pickled, clean)
-
-
-def count_other_threads() -> int:
-    """The number of threads that may call operations, besides the main one."""
-    return sum(thread.name not in HARMLESS for thread in threading.enumerate())
 
 
 def main(

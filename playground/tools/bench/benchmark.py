@@ -10,6 +10,7 @@ import math
 import os
 import select
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.meeting.connections import address_towards
+from playground.tools.bench.mpi import MpiCall, MpiWorld, open_mpi
 from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
+from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, MPI, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
 TRIAL = 0.006
@@ -114,13 +116,16 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 class Workload:
     """A collective on pieces of `count` elements. Where it works in place, input and output are the same tensor."""
 
-    def __init__(self, settings: BenchSettings, collective: str, count: int, rank: int, size: int) -> None:
-        self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
+    def __init__(
+        self, settings: BenchSettings, collective: str, count: int, device: torch.device, size: int, rank: int
+    ) -> None:
+        self.settings, self.spec, self.count = settings, COLLECTIVES[collective], count
+        self.rank, self.size = rank, size
         self.op = getattr(dist.ReduceOp, OPS[settings.op])
         self.data_for = self.op if self.spec.reduces else None
         self.dtype = getattr(torch, settings.dtype)
         self.expected = self.spec.pieces_expected(rank, size)
-        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device())
+        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device)
         self.output = self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
         self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
         """Pieces of `count` elements; none on a rank that gives nothing."""
@@ -149,6 +154,11 @@ class Workload:
         return sum(
             count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
         )
+
+    def clear(self) -> None:
+        """Make all numbers zero: however often zeros are reduced, none becomes infinite or too small for its type."""
+        for buffer in (self.input, self.output):
+            buffer.zero_()
 
     def pattern(self, source: int) -> torch.Tensor:
         """The input of the rank `source`, or the right result of the `REDUCTION`."""
@@ -326,12 +336,22 @@ class Point:
     """One collective at one size: a row per algorithm, and the wire's if there is one, all timed in turns."""
 
     def __init__(
-        self, settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int, wire: Wire | None
+        self,
+        settings: BenchSettings,
+        collective: str,
+        nbytes: int,
+        rank: int,
+        size: int,
+        wire: Wire | None,
+        mpi: MpiWorld | None,
     ) -> None:
-        self.settings, self.spec, self.rank, self.size, self.wire = settings, COLLECTIVES[collective], rank, size, wire
+        self.settings, self.spec, self.rank, self.size = settings, COLLECTIVES[collective], rank, size
+        self.wire, self.mpi = wire, mpi
         self.count = settings.count(collective, nbytes, size)
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
         self.algorithms = settings.algorithms_of(collective)
+        if mpi:
+            self.algorithms += (MPI,)
         if wire and wire.memory_limits and collective == "all_reduce":
             self.algorithms += (MEMORY,)
         self.wrong: dict[str, int] = {}
@@ -345,23 +365,27 @@ class Point:
     def measure(self, iterations: int, order: Random) -> None:
         """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
         of all sizes together might not fit into memory. All ranks must call this."""
-        workload = Workload(self.settings, self.spec.name, self.count, self.rank, self.size)
-        calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
+        make = partial(Workload, self.settings, self.spec.name, self.count, device(), self.size)
+        workload = make(self.rank)
+        calls = {
+            algorithm: MpiCall(self.mpi, make) if self.mpi and algorithm == MPI else workload.call(algorithm)
+            for algorithm in self.algorithms
+        }
         if not self.trials:
             for algorithm, call in calls.items():
                 report(checking=True)
-                total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
+                wrong = call.wrong if isinstance(call, MpiCall) else workload.count_wrong(call)
+                total = torch.tensor(0 if algorithm == MEMORY else wrong, device=device())
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
-        for buffer in (workload.input, workload.output):
-            buffer.zero_()  # however often zeros are reduced, none becomes infinite or too small for its type
+        workload.clear()
         candidates = [*calls.values(), *([self.wire.transfer(self.nbytes)] if self.wire else [])]
         warm_up(candidates, min(1, self.settings.warmup) if self.trials else self.settings.warmup)
         if not self.trials:  # find how many calls of each candidate fill a trial
-            seconds_per_call = slowest([timed(call, times=SAMPLE)() for call in candidates])
+            seconds_per_call = slowest([timer(call, SAMPLE)() for call in candidates])
             calls_per_trial = (max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call)
             self.trials = [Trials(number, self.size) for number in calls_per_trial]
-        timers = [timed(call, times=each.calls) for call, each in zip(candidates, self.trials, strict=True)]
+        timers = [timer(call, each.calls) for call, each in zip(candidates, self.trials, strict=True)]
         for each, seconds in zip(self.trials, interleave(timers, range(iterations), order), strict=True):
             each.add(seconds)
 
@@ -393,6 +417,11 @@ class Point:
         )
 
 
+def timer(call: Call, times: int) -> Callable[[], float]:
+    """A function that returns the seconds of one of `times` calls in a row."""
+    return call.timed(times) if isinstance(call, MpiCall) else timed(call, times)
+
+
 def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
     """The figures of calls on `nbytes` bytes; `factor` is busbw / algbw."""
     times_us = trials.slowest_us
@@ -421,13 +450,21 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     hosts = all_gather_object(host_id())
     check_gpu_memory(settings, size, len(set(hosts)))
     order = Random(settings.seed)
-    with open_wire(rank, size, hosts) if settings.limit else contextlib.nullcontext() as wire:
+    with contextlib.ExitStack() as stack:
+        wire = stack.enter_context(open_wire(rank, size, hosts)) if settings.limit else None
+        mpi = enter_mpi(stack, settings, rank, size)
         for collective in settings.collectives:
             call_once(settings, collective, rank, size)
         if rank == 0:
-            report(start=BenchStart(environment=environment.describe(), wire=wire.description if wire else None))
+            report(
+                start=BenchStart(
+                    environment=environment.describe(),
+                    wire=wire.description if wire else None,
+                    mpi=mpi.name if mpi else None,
+                )
+            )
         what = product(settings.collectives, settings.sizes)
-        points = [Point(settings, collective, nbytes, rank, size, wire) for collective, nbytes in what]
+        points = [Point(settings, collective, nbytes, rank, size, wire, mpi) for collective, nbytes in what]
         passes = split_into_passes(settings.iterations)
         for number, trials in enumerate(passes, 1):
             for done, point in enumerate(points, len(points) * (number - 1)):
@@ -437,6 +474,19 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
                 point.measure(trials, order)
                 if rank == 0:
                     report(measured=point.result(complete=number == len(passes)))
+
+
+def enter_mpi(stack: contextlib.ExitStack, settings: BenchSettings, rank: int, size: int) -> MpiWorld | None:
+    """The MPI world, until the stack is closed, if it is wanted and starts; if it does not, rank 0 says why. Raises
+    `UsageError` if it was asked for by its name."""
+    try:
+        return stack.enter_context(open_mpi(settings.mpirun, rank, size)) if settings.mpirun else None
+    except UsageError as error:
+        if not settings.takes_what_is_there:
+            raise
+        if rank == 0:
+            print(error, file=sys.stderr)
+        return None
 
 
 def check_operation(settings: BenchSettings) -> None:
@@ -463,7 +513,7 @@ def call_once(settings: BenchSettings, collective: str, rank: int, size: int) ->
     """Raise `UsageError` if the backend cannot do this with tensors of this type, or not this operation."""
     for algorithm in settings.algorithms_of(collective):
         try:
-            Workload(settings, collective, 1, rank, size).call(algorithm)()
+            Workload(settings, collective, 1, device(), size, rank).call(algorithm)()
         except (RuntimeError, ValueError) as error:
             if not (words := refusal(error)):
                 raise

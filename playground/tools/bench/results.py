@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles
 
@@ -75,6 +76,8 @@ class BenchStart:
     environment: Environment
     wire: str | None
     """Description of the wire, if it is measured."""
+    mpi: str | None
+    """The implementation of MPI, if it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,8 @@ class BenchResult:
     environment: Environment | None
     rows: list[Row]
     limit: Limit | None
+    mpi: str | None
+    """The implementation of MPI, if it was measured."""
     error: str | None
     """Cause of an early end; None if the run is complete."""
 
@@ -124,14 +129,32 @@ class BenchResult:
         return sum(row.wrong for row in self.rows)
 
     @property
+    def suspicions(self) -> list[str]:
+        """What no algorithm explains: a size that takes longer than the next larger one, in every trial of both, and
+        one rank that is the last in every row. With the check of `doctor` that looks for the cause."""
+        found, trusted = [], [row for row in self.rows if row.trials >= MIN_TRIALS]
+        for row, larger in pairwise(sorted(trusted, key=lambda row: (row.collective, row.algorithm, row.size))):
+            is_next = (row.collective, row.algorithm) == (larger.collective, larger.algorithm)
+            if is_next and min(row.times_us) > max(larger.times_us):
+                what = f"{row.collective} by {row.algorithm}: {row.size:,} bytes take longer than {larger.size:,}"
+                found.append(f"{what}, see doctor --check threads,cores.")
+        alike = [row for row in trusted if row.root == -1]  # elsewhere one rank has to be the last
+        last = {row.slowest_rank if row.slowest_percent >= ALWAYS else -1 for row in alike}
+        if len(last) == 1 and -1 not in last and len({row.algorithm for row in alike}) > 1 and len(alike) >= MIN_ROWS:
+            found.append(f"Rank {last.pop()} is the last in every row, see doctor --check core-speed on its host.")
+        return found
+
+    @property
     def document(self) -> dict[str, object]:
         """Content of the JSON document, beside the fields of every document."""
         about = {"environment": self.environment, "settings": self.settings.document}
         content: dict[str, object] = {**about, "rows": self.rows}
-        content |= {"average_busbw": self.average_busbw, "limit": self.limit}
+        content |= {"average_busbw": self.average_busbw, "limit": self.limit, "mpi": self.mpi}
         return content | {"complete": self.error is None, "error": self.error}
 
 
+ALWAYS, MIN_ROWS = 90.0, 4
+"""Percent of the trials in which a rank is the last, and number of rows, from which on that is no chance."""
 MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
 """Fields of a result that must be the same in both, or they cannot be compared."""
 MIN_TRIALS = 5

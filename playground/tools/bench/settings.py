@@ -17,7 +17,11 @@ Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
@@ -97,7 +101,14 @@ def geometric_range(begin: int, end: int, factor: int) -> tuple[int, ...]:
     return tuple(takewhile(lambda size: size <= end, (begin * factor**step for step in count())))
 
 
-ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)]))
+MPI = "mpi"
+"""A row beside the algorithms of every collective, where there is an MPI: its own, found by `find_mpirun`."""
+MPI_TYPES = {
+    **{"float32": "FLOAT", "float64": "DOUBLE", "int8": "INT8_T", "uint8": "UINT8_T"},
+    **{"int32": "INT32_T", "int64": "INT64_T"},
+}
+"""The data types that MPI has, and their names there."""
+ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms), MPI]))
 """Every algorithm of any collective."""
 MEMORY = "memory"
 """A row beside the algorithms of all_reduce, with --limit on the CPUs of one host: what its memory takes at least."""
@@ -111,6 +122,12 @@ OPS = {name: name.upper() for name in ("sum", "prod", "min", "max", "avg", "band
 """Name of each in `dist.ReduceOp`."""
 MAX_TRIALS = 100_000
 """Per size: beyond, one size of one algorithm takes more than ten minutes."""
+
+
+def find_mpirun() -> str | None:
+    """The program that starts MPI here, of this Python's environment first; None if it or mpi4py is missing."""
+    folders = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+    return shutil.which("mpirun", path=os.pathsep.join(folders)) if importlib.util.find_spec("mpi4py") else None
 
 
 def available_algorithms(collective: str) -> tuple[str, ...]:
@@ -136,6 +153,8 @@ class BenchSettings:
         "Also measure what the hardware allows: plain TCP, between hosts if there are several and on loopback if "
         "not, or a copy within the GPU's memory.",
     )
+    mpirun: str | None = None
+    """The program that starts MPI, if that is measured, too."""
     seed: int = 1234
     """Seed of the order in which algorithms have their turns."""
 
@@ -170,8 +189,8 @@ class BenchSettings:
 
     def check_algorithms(self, collective: str) -> None:
         """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
-        missing = [name for name in self.algorithms if name not in available_algorithms(collective)]
-        if not missing or set(self.algorithms) == set(ALGORITHMS):
+        missing = [name for name in self.algorithms if name not in (*available_algorithms(collective), MPI)]
+        if not missing or self.takes_what_is_there:
             return
         if collective in OURS:
             raise UsageError(
@@ -182,6 +201,11 @@ class BenchSettings:
             f"--algorithm {missing[0]} for {collective}: ours are algorithms for {', '.join(OURS)} alone, "
             f"leave --algorithm out for the others"
         )
+
+    @property
+    def takes_what_is_there(self) -> bool:
+        """Whether no algorithm was asked for by its name."""
+        return set(self.algorithms) in (set(), set(ALGORITHMS))
 
     def check_world(self, size: int) -> None:
         """Raise `UsageError` if the smallest size does not have an element for each of `size` ranks."""
@@ -217,10 +241,11 @@ class BenchSettings:
         needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
         all_to_all = "all_reduce" in self.collectives and "all-to-all" in self.algorithms_of("all_reduce")
         tensors = 2 + size if all_to_all else 4
-        return self.sizes[-1] * local_size * (tensors + 4 * self.limit)
+        return self.sizes[-1] * local_size * (tensors + 4 * self.limit + 4 * bool(self.mpirun))
 
     @property
     def document(self) -> dict[str, object]:
         """As --json prints them: with the algorithms that are measured."""
         measured = {name for collective in self.collectives for name in self.algorithms_of(collective)}
+        measured |= {MPI} if self.mpirun else set()
         return asdict(self) | {"algorithms": tuple(name for name in ALGORITHMS if name in measured)}

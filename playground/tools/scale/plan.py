@@ -102,10 +102,10 @@ class Sample:
 class Effort:
     """How much is measured. Sizes of tensors are in bytes."""
 
-    seconds: float = 20.0
+    seconds: float = 10.0
     """For how long rounds begin."""
-    fitted: tuple[int, ...] = (4, 2 << 10, 32 << 10, 512 << 10, 4 << 20, 16 << 20)
-    held_out: tuple[int, ...] = (256, 8 << 10, 128 << 10, 1 << 20, 8 << 20)
+    fitted: tuple[int, ...] = (4, 2 << 10, 32 << 10, 512 << 10, 8 << 20)
+    held_out: tuple[int, ...] = (256, 8 << 10, 128 << 10, 2 << 20)
     """Sizes only to predict, between those to fit to."""
     fitted_between: tuple[int, ...] = (4, 2 << 10, 1 << 20, 4 << 20)
     """Both again, from host to host: few, as a link may be slow, and the large ones far above what its buffers hold."""

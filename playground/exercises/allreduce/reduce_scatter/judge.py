@@ -26,7 +26,7 @@ EXERCISE = Exercise(
             "sends its own chunk each time",
             {
                 "    for step": "    given = tensor.clone().tensor_split(size)\n    for step",
-                "mine = chunks[(rank - step)": "mine = given[(rank - step)",
+                "outgoing = chunks[": "outgoing = given[",
             },
             "the sums so far do not travel on",
         ),

@@ -4,7 +4,10 @@ from reduce_scatter import reduce_scatter
 
 
 def ring(rank: int, size: int, tensor: torch.Tensor) -> None:
-    """Leave in `tensor`, on every rank, the sum of all ranks' tensors. `reduce_scatter` is your own."""
+    """Leave in `tensor`, on every rank, the sum of all ranks' tensors.
+
+    `reduce_scatter` is your own.
+    """
     # write this
     reduce_scatter(rank, size, tensor)
     chunks = tensor.tensor_split(size)

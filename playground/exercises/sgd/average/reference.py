@@ -4,7 +4,10 @@ from torch import nn
 
 
 def average(rank: int, size: int, model: nn.Module) -> None:
-    """Leave in every parameter's `grad` its mean over all ranks. Where a rank has none (None), it counts as zeros."""
+    """Leave in every parameter's `grad` its mean over all ranks.
+
+    Where a rank has none (None), it counts as zeros.
+    """
     # write this
     for param in model.parameters():
         if param.grad is None:

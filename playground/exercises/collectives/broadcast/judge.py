@@ -1,0 +1,29 @@
+"""A collective of messages, from any root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case, inputs
+from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
+
+EXERCISE = Exercise(
+    module=__name__,
+    number=9,
+    mistakes=(
+        Mistake(
+            "root 0 assumed", {"rank == root": "rank == 0", "other != root": "other != 0", "tensor, root": "tensor, 0"}
+        ),
+        Mistake("sends to itself", {"if other != root:": "if True:"}, "torch refuses that", ERROR),
+        Mistake(
+            "only to the right neighbour", {"range(size)": "[(root + 1) % size]"}, "the others wait for ever", DEADLOCK
+        ),
+    ),
+)
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    for place, (about, give) in enumerate(inputs()):
+        root = (place + seed) % size
+        tensor = give(rank)
+        yield Case(f"{about}, root {root}", (tensor, root), held=tensor, expected=give(root))

@@ -1,0 +1,32 @@
+"""A column is a view whose elements do not lie side by side: it is sent, and received, by way of a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case, inputs
+from playground.exercises.exercise import ERROR, Exercise, Mistake
+
+EXERCISE = Exercise(
+    module=__name__,
+    number=8,
+    worlds=(2, 3),
+    mistakes=(
+        Mistake("a view that is not contiguous", {".contiguous()": ""}, "its elements do not lie side by side", ERROR),
+        Mistake("received into a lost copy", {"matrix[:, index] = arrived": "pass"}, "nobody looks at it again"),
+        Mistake(
+            "a row, not a column", {"[:, index].contig": "[index].contig", "matrix[:, index] =": "matrix[index] ="}
+        ),
+    ),
+)
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    for about, give in inputs(16, 16, 9):
+        side = int(give(0).numel() ** 0.5)
+        matrix, expected = give(rank).view(side, side), give(rank).view(side, side)
+        index = side - 2
+        if rank == 1:
+            expected[:, index] = give(0).view(side, side)[:, index]
+        sends = [(1, side)] if rank == 0 else []
+        yield Case(about, (matrix, index), held=matrix, expected=expected, sends=sends)

@@ -1,0 +1,45 @@
+"""Requests: between a call and its wait(), a tensor belongs to the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case, inputs
+from playground.exercises.exercise import FAIL, Exercise, Mistake
+
+COPY = "    tensor.copy_(arrived)\n"
+EXERCISE = Exercise(
+    module=__name__,
+    number=5,
+    worlds=(2, 3, 5, 4),
+    operations=("isend", "irecv", "batch_isend_irecv"),
+    mistakes=(
+        Mistake(
+            "read before wait",
+            {
+                COPY: "",
+                "    receiving.wait()\n": "    arrived = arrived.clone()\n    receiving.wait()\n",
+                "    sending.wait()\n": f"    sending.wait()\n{COPY}",
+            },
+            "irecv returns before anything has arrived",
+            FAIL,
+        ),
+        Mistake(
+            "written before wait",
+            {COPY: "", "    sending.wait()\n": f"{COPY}    sending.wait()\n"},
+            "isend returns before the tensor has been sent",
+        ),
+        Mistake("no wait", {"    sending.wait()\n": ""}, "nothing says when the message has been sent"),
+        Mistake(
+            "shifted the other way", {"irecv(arrived, left)": "irecv(arrived, right)", "tensor, right": "tensor, left"}
+        ),
+    ),
+)
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    left, right = (rank - 1) % size, (rank + 1) % size
+    for place, (about, give) in enumerate(inputs()):
+        tensor = give(rank)
+        sends, delay = [(right, len(tensor))], 0.02 * ((rank + place) % 2)
+        yield Case(about, (tensor,), held=tensor, expected=give(left), sends=sends, delay=delay)

@@ -1,0 +1,35 @@
+"""A token goes round: somebody has to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case, inputs
+from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
+
+BEGIN = "dist.send(token, 1)\n        dist.recv(token, size - 1)"
+GO_ON = "dist.recv(token, rank - 1)\n        token += tensor\n        dist.send(token, (rank + 1) % size)"
+EXERCISE = Exercise(
+    module=__name__,
+    number=6,
+    worlds=(2, 3, 5, 4),
+    mistakes=(
+        Mistake("all receive first", {BEGIN: "dist.recv(token, size - 1)\n        dist.send(token, 1)"}, "", DEADLOCK),
+        Mistake(
+            "all send first",
+            {GO_ON: "dist.send(token, (rank + 1) % size)\n        dist.recv(token, rank - 1)\n        token += tensor"},
+            "send returns when the other rank receives",
+            DEADLOCK,
+        ),
+        Mistake("no wrap-around", {"(rank + 1) % size": "rank + 1"}, "the right neighbour of the last is 0", ERROR),
+        Mistake("passes on without adding", {"token += tensor": "pass"}),
+    ),
+)
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    for about, give in inputs():
+        tensor, added = give(rank), range(size) if rank == 0 else range(rank + 1)
+        total = sum(give(other) for other in added)
+        sends = [((rank + 1) % size, len(tensor))]
+        yield Case(about, (tensor,), returns=total, held=tensor, expected=give(rank), sends=sends)

@@ -1,0 +1,48 @@
+"""What a check finds, and how checks are run; the three tiers of them lie beside this. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+Facts = TypeVar("Facts")
+
+ERROR, WARNING = "error", "warning"
+"""Severities: distributed training fails or is wrong; it is slower or less robust than it could be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What is wrong: one line each for what was seen, the rule, and the fix."""
+
+    severity: str
+    saw: str
+    rule: str
+    fix: str
+    check: str = ""
+    """Name of the check that found it."""
+    host: str = ""
+    """The host it was found on; empty for this one, and for what is between hosts."""
+
+
+def error(saw: str, rule: str, fix: str) -> Finding:
+    return Finding(severity=ERROR, saw=saw, rule=rule, fix=fix)
+
+
+def warning(saw: str, rule: str, fix: str) -> Finding:
+    return Finding(severity=WARNING, saw=saw, rule=rule, fix=fix)
+
+
+def named(*checks: Callable[[Facts], Iterable[Finding]]) -> dict[str, Callable[[Facts], Iterable[Finding]]]:
+    """A table of checks, by name: that of the function, with hyphens."""
+    return {check.__name__.replace("_", "-"): check for check in checks}
+
+
+def run_checks(
+    checks: Mapping[str, Callable[[Facts], Iterable[Finding]]], chosen: Iterable[str], facts: Facts
+) -> Iterator[Finding]:
+    """What those of `checks` that are `chosen` find in the facts."""
+    for name in chosen:
+        for finding in checks[name](facts) if name in checks else ():
+            yield replace(finding, check=name)

@@ -1,0 +1,503 @@
+"""The third tier: several hosts, over plain TCP. The same command runs on each of them.
+
+Each listens at one port and greets the others until it knows them all or the time is up. The first of them then leads:
+it asks all for what they know of themselves, compares clocks, and has every pair of hosts measure its link, in rounds
+in which no host takes part in two measurements. `explain` tells a slow host from a slow link. What may be asked of a
+host is what `Handler` answers; it listens as long as the command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import select
+import socket
+import socketserver
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.meeting.rendezvous import is_loopback
+from playground.tools.doctor import Finding, error, named, warning
+from playground.tools.doctor.machine import family_of, resolve
+
+GREETING_INTERVAL, GREETING_LIMIT = 0.1, 1.0
+"""Seconds between two attempts to reach another host, and until one is given up."""
+ANSWER_LIMIT = 10.0
+"""Seconds within which a host that is there answers a question."""
+FOLLOW_INTERVAL, SILENCE = 0.5, 30.0
+"""Seconds between two looks whether the host that leads is still there; and without a question after which it is given
+up, beyond the time for all to come."""
+PINGS, PING = 50, struct.Struct("d")
+LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
+"""Seconds for the pings of a link, for which it is filled, and until its first large packet must have arrived."""
+CHUNK = 2**18
+SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
+"""How many times slower than expected bandwidth and latency are found, and the least latency (s) that matters."""
+REPEATS = 3
+CLOCK_TOLERANCE = 1.0
+HOST_WEIGHT, FAST_WEIGHT, STEPS = 1.5, 4.0, 40
+"""For `explain`: above 1, so that one slow link is no slow host; below 2, so that both links of one of three hosts are;
+above 1, since what is broken is slow; number of repetitions."""
+STUCK = "large packets do not arrive"
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a host says of itself."""
+
+    name: str
+    versions: Mapping[str, str]
+    mtu: int = 0
+    """Of the interface towards the others; 0 if that is not known."""
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One direction between two hosts. `problem` says why there is no measurement, or only that of small packets."""
+
+    latency: float = math.nan
+    """Seconds for a byte there and back, the least of many."""
+    offset: float = 0.0
+    """Seconds by which the other clock is ahead, at least; negative if it is behind."""
+    bandwidth: float = math.nan
+    """Bytes per second."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """What the host that leads has found out. Hosts go by their place in the list."""
+
+    names: Sequence[str]
+    leader: int = 0
+    about: Mapping[int, About] = field(default_factory=dict)
+    """Of those that answer."""
+    silent: Mapping[int, str] = field(default_factory=dict)
+    """What is known of those that do not."""
+    links: Mapping[Pair, Link] = field(default_factory=dict)
+    """By (from, to)."""
+
+    def slowness(self, which: str) -> dict[Pair, float]:
+        """Seconds that each link takes for a byte, alone ("latency") or among many ("bandwidth"), in its slower
+        direction."""
+        values = {pair: getattr(link, which) for pair, link in self.links.items() if not link.problem}
+        taken = {pair: value if which == "latency" else 1 / value for pair, value in values.items()}
+        return {(a, b): max(taken[a, b], taken[b, a]) for a, b in taken if a < b and (b, a) in taken}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What one host asks another: one line of JSON."""
+
+    ask: str
+    """Which `answer_…` of `Handler` is wanted."""
+    index: int = -1
+    """Of the host that asks."""
+    there: str = ""
+    """The host to which the link is to be measured."""
+    errors: int = 0
+
+
+class Handler(socketserver.StreamRequestHandler):
+    """Answers one question, in one line of JSON unless it says otherwise."""
+
+    server: Listener
+
+    def handle(self) -> None:
+        self.connection.settimeout(ANSWER_LIMIT)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        question = Question(**json.loads(self.rfile.readline(2**20)))
+        said = getattr(self, f"answer_{question.ask}")(question)
+        self.server.last_heard = time.monotonic()
+        if said is not None:
+            self.wfile.write(json.dumps(said).encode() + b"\n")
+
+    def answer_greeting(self, question: Question) -> int:
+        if question.index in range(self.server.size):
+            self.server.heard[question.index] = self.client_address[0]
+        return self.server.index
+
+    def answer_about(self, question: Question) -> Mapping[str, object]:
+        return asdict(self.server.about)
+
+    def answer_time(self, question: Question) -> None:
+        """Answers each byte with the time."""
+        while self.rfile.read(1):
+            self.wfile.write(PING.pack(time.time()))
+
+    def answer_bytes(self, question: Question) -> float:
+        """Takes what comes, for a while: bytes per second."""
+        buffer = bytearray(CHUNK)
+        self.connection.settimeout(TRANSFER_LIMIT)
+        first, started = self.connection.recv_into(buffer), time.perf_counter()
+        nbytes, end = 1, started + TRANSFER_SECONDS
+        with contextlib.suppress(TimeoutError):
+            while first and time.perf_counter() < end:
+                nbytes += self.connection.recv_into(buffer)
+        return nbytes / (time.perf_counter() - started)
+
+    def answer_measure(self, question: Question) -> Mapping[str, object]:
+        return vars(measure(question.there, self.server.port))
+
+    def answer_end(self, question: Question) -> int:
+        self.server.errors = question.errors
+        self.server.ended.set()
+        return 0
+
+
+class Listener(socketserver.ThreadingTCPServer):
+    """What listens on this host, the one with that `index` of `size`; `about` is what it says of itself."""
+
+    daemon_threads, allow_reuse_address, request_queue_size = True, True, 128
+
+    def __init__(self, index: int, size: int, address: str, port: int, about: About) -> None:
+        self.address_family = family_of(address)
+        super().__init__((address, port), Handler)
+        self.index, self.leader, self.size, self.about = index, index, size, about
+        self.port = int(self.server_address[1])
+        self.heard: dict[int, str] = {}
+        """Addresses of the hosts that have greeted this one."""
+        self.last_heard = time.monotonic()
+        self.ended, self.errors = threading.Event(), 0
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever has asked what is no question, or has left, gets no answer."""
+
+
+def listen(
+    hosts: Sequence[str], size: int, port: int, env: RankEnv | None, about: About
+) -> tuple[Listener, dict[int, str]]:
+    """The listener of this host, and the addresses of hosts that are known: all of `hosts`, or, without them, that of
+    the first host of the world that `env` is of. This host is the first of `hosts` whose address it can listen at.
+    Raises `UsageError` if there is none."""
+    if env and not hosts:
+        index = int(os.environ.get("GROUP_RANK", env.rank // env.local_size))
+        return Listener(index, size, "", port, about), {0: env.rendezvous.host}
+    addresses = {index: ([*resolve(name), ""])[0] for index, name in enumerate(hosts)}
+    taken = []
+    for index, address in addresses.items():
+        misleads = is_loopback(address) and not all(map(is_loopback, addresses.values()))
+        try:
+            if address:
+                return Listener(index, size, "" if misleads else address, port, about), dict(enumerate(hosts))
+        except OSError as failure:
+            taken += [hosts[index]] * (failure.errno == errno.EADDRINUSE)
+    if taken:
+        raise UsageError(f"port {port} of {taken[0]} is taken: choose another with --port, the same on all hosts")
+    raise UsageError(f"--hosts {','.join(hosts)}: none of them is this machine; name it as the others reach it")
+
+
+def ask(address: str, port: int, question: Question, limit: float = ANSWER_LIMIT) -> Any:
+    """The answer of a host. Raises `OSError` or `ValueError` if there is none."""
+    with connect(address, port, question, limit) as connection, connection.makefile() as answer:
+        return json.loads(answer.readline())
+
+
+def connect(address: str, port: int, question: Question, limit: float = LATENCY_LIMIT) -> socket.socket:
+    connection = socket.create_connection((address, port), timeout=limit)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(json.dumps(vars(question)).encode() + b"\n")
+    return connection
+
+
+def describe(failure: Exception) -> str:
+    return getattr(failure, "strerror", None) or str(failure) or "no answer"
+
+
+def measure(address: str, port: int) -> Link:
+    """Measure the link from here to that host."""
+    low, high, latency = -math.inf, math.inf, math.inf
+    try:
+        with connect(address, port, Question(ask="time")) as connection:
+            for _ in range(PINGS):
+                before, started = time.time(), time.perf_counter()
+                connection.sendall(b".")
+                [there] = PING.unpack(connection.recv(PING.size, socket.MSG_WAITALL))
+                taken = time.perf_counter() - started
+                low, high, latency = max(low, there - before - taken), min(high, there - before), min(latency, taken)
+    except (OSError, struct.error) as failure:
+        return Link(problem=describe(failure))
+    offset = low if low > 0 else min(high, 0.0)
+    try:
+        with connect(address, port, Question(ask="bytes")) as connection:
+            return Link(latency=latency, offset=offset, bandwidth=fill(connection))
+    except (OSError, ValueError):
+        return Link(latency=latency, offset=offset, problem=STUCK)
+
+
+def fill(connection: socket.socket) -> float:
+    """Send as much as the link takes, until the other side says how many bytes arrived per second. Raises `OSError` or
+    `ValueError` if none do."""
+    chunk, end = bytes(CHUNK), time.monotonic() + 2 * TRANSFER_LIMIT
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # drop what is on the way
+    while time.monotonic() < end:
+        readable, writable, _ = select.select([connection], [connection], [], TRANSFER_LIMIT)
+        if readable:
+            return float(json.loads(connection.recv(4096)))
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # closed meanwhile: the answer can still be read
+            if writable:
+                connection.send(chunk, socket.MSG_DONTWAIT)
+    raise TimeoutError
+
+
+def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[int, str] | None:
+    """Greet the hosts whose addresses are known until all have come or the time is up. None if one of those
+    before this one is there: it leads. Otherwise this host does, and knows why some do not answer."""
+    end, reached, failures = time.monotonic() + timeout, {listener.index}, dict[int, str]()
+    greeting = Question(ask="greeting", index=listener.index)
+
+    def greet(index: int) -> None:
+        try:
+            if (there := ask(addresses[index], listener.port, greeting, GREETING_LIMIT)) != index:
+                raise ValueError(f"it is number {there} of its own list")
+            reached.add(index)
+        except (OSError, ValueError) as failure:
+            failures[index] = describe(failure)
+
+    with ThreadPoolExecutor(listener.size) as pool:
+        while True:
+            list(pool.map(greet, {*addresses} - reached))
+            for index, address in [*listener.heard.items()]:
+                addresses.setdefault(index, address)
+            known = reached | {*listener.heard}
+            listener.leader = min(known)
+            if listener.leader < listener.index:
+                return None
+            if len(known) == listener.size or time.monotonic() > end:
+                return {index: failures.get(index, "it has not come") for index in {*range(listener.size)} - known}
+            time.sleep(GREETING_INTERVAL)
+
+
+def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> int:
+    """Answer what the host that leads asks, until it says how many errors there are. Raises `PlaygroundError` if it
+    ends or falls silent without having done so."""
+    while not listener.ended.wait(FOLLOW_INTERVAL):
+        has_left = False
+        try:
+            ask(addresses[listener.leader], listener.port, Question(ask="greeting", index=listener.index))
+        except (OSError, ValueError) as failure:
+            has_left = isinstance(failure, ConnectionRefusedError) and not listener.ended.is_set()
+        if has_left or time.monotonic() > listener.last_heard + timeout + SILENCE:
+            raise PlaygroundError("the host that leads has not told the result: does it reach this one?")
+    return listener.errors
+
+
+def rounds(hosts: Sequence[int]) -> Iterator[list[Pair]]:
+    """All pairs, in rounds in which each host has one partner at most: the circle method."""
+    circle = [*hosts, *[-1] * (len(hosts) % 2)]
+    for _ in circle[1:]:
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        yield [(min(pair), max(pair)) for pair in pairs if -1 not in pair]
+        circle.insert(1, circle.pop())
+
+
+def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], silent: dict[int, str]) -> Hosts:
+    """Ask all hosts about themselves, and have each pair measure its link; those that seem broken
+    once more, and those that seem slow, alone."""
+    about = {listener.index: listener.about}
+    for index in {*addresses} - {*silent, listener.index}:
+        try:
+            said = ask(addresses[index], listener.port, Question(ask="about"))
+            about[index] = About(**said | {"findings": [Finding(**each) for each in said["findings"]]})
+        except (OSError, ValueError, TypeError) as failure:
+            silent[index] = f"it greets, but takes no connection: {describe(failure)}"
+    links: dict[Pair, Link] = {}
+
+    def measure_both_ways(pair: Pair) -> None:
+        for here, there in (pair, pair[::-1]):
+            try:
+                if here == listener.index:
+                    link = measure(addresses[there], listener.port)
+                else:
+                    question = Question(ask="measure", there=addresses[there])
+                    link = Link(**ask(addresses[here], listener.port, question))
+            except (OSError, ValueError, TypeError) as failure:
+                link = Link(problem=describe(failure))
+            before = links.get((here, there))
+            if before is None or before.problem:
+                links[here, there] = link
+            elif not link.problem:
+                fastest, widest = min(before.latency, link.latency), max(before.bandwidth, link.bandwidth)
+                links[here, there] = replace(link, latency=fastest, bandwidth=widest)
+
+    found = Hosts(names=names, leader=listener.index, about=about, silent=silent, links=links)
+    with ThreadPoolExecutor(len(names)) as pool:
+        for pairs in rounds(sorted(about)):
+            list(pool.map(measure_both_ways, pairs))
+        list(pool.map(measure_both_ways, {(min(pair), max(pair)) for pair, link in links.items() if link.problem}))
+    for _ in range(REPEATS):
+        for pair in suspects(found):
+            measure_both_ways(pair)
+    return found
+
+
+def suspects(found: Hosts) -> list[Pair]:
+    """The links that are slow, and those of hosts that are."""
+    blamed = set[Pair]()
+    for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
+        slowness = found.slowness(which)
+        hosts, links = explain(slowness)
+        slow = {host for host, factor in hosts.items() if factor > limit}
+        blamed |= {pair for pair, factor in links.items() if factor > limit or slow & {*pair}}
+    return sorted(blamed)
+
+
+def dismiss(listener: Listener, addresses: Mapping[int, str], found: Hosts, errors: int) -> None:
+    """Tell all hosts that it is over, and how many errors there are."""
+    for index in {*found.about} - {listener.index}:
+        with contextlib.suppress(OSError, ValueError):
+            ask(addresses[index], listener.port, Question(ask="end", errors=errors))
+
+
+def explain(slowness: Mapping[Pair, float]) -> tuple[dict[int, float], dict[Pair, float]]:
+    """How many times slower than the usual each host, and each link beyond what its hosts explain, is.
+
+    The logarithm of a link's slowness is the usual one, plus that of either host, plus its own; what is not usual is
+    made as small as possible: the sum of its absolute values (`HOST_WEIGHT` times those of hosts), where to be faster
+    than expected costs `FAST_WEIGHT` times as much. Found by weighted least squares, repeated, each with the weights
+    that turn the squares of the one before into absolute values.
+    """
+    hosts = sorted({host for pair in slowness for host in pair})
+    place = {host: number for number, host in enumerate(hosts, 1)}
+    rows = [([0, place[a], place[b]], math.log(value), 1.0, FAST_WEIGHT) for (a, b), value in slowness.items()]
+    rows += [([place[host]], 0.0, HOST_WEIGHT * FAST_WEIGHT, HOST_WEIGHT) for host in hosts]
+    solution = [0.0] * (1 + len(hosts))
+    for step in range(STEPS):
+        smallest = 10 * 0.7**step  # as large as any residual at first: plain least squares
+        matrix = [[0.0] * (len(solution) + 1) for _ in solution]
+        for columns, value, if_above, if_below in rows:
+            residual = value - sum(solution[column] for column in columns)
+            weight = (if_above if residual > 0 else if_below) / max(abs(residual), smallest)
+            for one in columns:
+                matrix[one][-1] += weight * value
+                for other in columns:
+                    matrix[one][other] += weight
+        solution = solve(matrix) if slowness else solution
+    factors = {host: math.exp(solution[place[host]]) for host in hosts}
+    usual = math.exp(solution[0])
+    return factors, {(a, b): value / (usual * factors[a] * factors[b]) for (a, b), value in slowness.items()}
+
+
+def solve(matrix: list[list[float]]) -> list[float]:
+    """The solution of linear equations whose matrix, with the right-hand sides as its last column, is symmetric and
+    positive definite: elimination without pivoting."""
+    for pivot, row in enumerate(matrix):
+        for other in matrix:
+            if other is not row and (factor := other[pivot] / row[pivot]):
+                other[:] = [one - factor * two for one, two in zip(other, row, strict=True)]
+    return [row[-1] / row[place] for place, row in enumerate(matrix)]
+
+
+def answers(found: Hosts) -> Iterator[Finding]:
+    for index, why in sorted(found.silent.items()):
+        rule = "all hosts run this command at the same time, with the same list of hosts"
+        fix = "start it there; have its firewall accept TCP from the others"
+        yield error(f"{found.names[index]} does not answer: {why}", rule, fix)
+
+
+def host_versions(found: Hosts) -> Iterator[Finding]:
+    for package in ("torch", "python", "playground"):
+        versions = {found.names[index]: about.versions.get(package) or "none" for index, about in found.about.items()}
+        usual = statistics.mode(versions.values())
+        if others := [f"{version} on {name}" for name, version in versions.items() if version != usual]:
+            kind = error if package == "torch" else warning
+            saw = f"{package} {usual}, but {', '.join(others)}"
+            yield kind(saw, "all ranks run the same software", f"install {package} {usual} there")
+
+
+def host_mtu(found: Hosts) -> Iterator[Finding]:
+    sizes = {found.names[index]: about.mtu for index, about in found.about.items() if about.mtu}
+    usual = statistics.mode(sizes.values()) if sizes else 0
+    if others := [f"{size} on {name}" for name, size in sizes.items() if size != usual]:
+        saw = f"an MTU of {usual}, but {', '.join(others)}"
+        yield warning(saw, "hosts of one network send packets of one size", f"ip link set NAME mtu {usual}")
+
+
+def clocks(found: Hosts) -> Iterator[Finding]:
+    for (here, there), link in found.links.items():
+        if here == found.leader and abs(link.offset) > CLOCK_TOLERANCE:
+            apart = f"{abs(link.offset):,.1f} s {'ahead of' if link.offset > 0 else 'behind'}"
+            saw = f"the clock of {found.names[there]} is {apart} {found.names[here]}"
+            rule = "logs and files of several hosts are compared by time; certificates fail beyond minutes"
+            yield (error if abs(link.offset) > 300 else warning)(saw, rule, "timedatectl set-ntp true, on both")
+
+
+def broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
+    """The links with a problem, by the names of their hosts, and the problem; once if it is in both directions."""
+    told = set[Pair]()
+    for pair, link in found.links.items():
+        if link.problem and (link.problem == STUCK) is stuck and pair not in told:
+            both = found.links.get(pair[::-1], link).problem != ""
+            told |= {pair, pair[::-1]} if both else {pair}
+            here, there = (found.names[each] for each in pair)
+            yield f"between {here} and {there}" if both else f"from {here} to {there}", link.problem
+
+
+def connections(found: Hosts) -> Iterator[Finding]:
+    for where, problem in broken(found, stuck=False):
+        fix = "have the firewalls accept TCP between all hosts; compare routes"
+        yield error(f"no connection {where}: {problem}", "every rank connects to every other", fix)
+
+
+def large_packets(found: Hosts) -> Iterator[Finding]:
+    for where, _ in broken(found, stuck=True):
+        rule = "what is on the way takes packets as large as the hosts' MTU"
+        fix = "ip link set NAME mtu 1400, and less until it passes; or correct the switch or tunnel"
+        yield error(f"{where} small packets arrive and large ones do not", rule, fix)
+
+
+def bandwidth(found: Hosts) -> Iterator[Finding]:
+    for who, factor in blame(found, found.slowness("bandwidth"), SLOW):
+        rule = "an all-reduce is as fast as its slowest link"
+        fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
+        yield error(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
+
+
+def latency(found: Hosts) -> Iterator[Finding]:
+    slowness = found.slowness("latency")
+    least = min(slowness.values(), default=0.0)
+    relevant = {pair: value if value > least + LEAST_EXCESS else least for pair, value in slowness.items()}
+    for who, factor in blame(found, relevant, LATE):
+        rule = "a ring of n ranks waits 2 (n - 1) times for a message"
+        saw = f"{who} has a latency {factor:.1f} times higher than the others"
+        yield warning(saw, rule, "look at the route (traceroute), and at what else the hosts do")
+
+
+def blame(found: Hosts, slowness: Mapping[Pair, float], limit: float) -> Iterator[tuple[str, float]]:
+    """The hosts and links that are slower than others by more than `limit`, and how many times."""
+    hosts, links = explain(slowness)
+    yield from ((found.names[host], factor) for host, factor in hosts.items() if factor > limit)
+    for (here, there), factor in links.items():
+        if factor > limit:
+            yield f"the link between {found.names[here]} and {found.names[there]}", factor
+
+
+CHECKS = named(answers, host_versions, host_mtu, clocks, connections, large_packets, bandwidth, latency)
+
+
+def summarize(found: Hosts) -> str:
+    """The hosts and links, in a few words."""
+    good = [link for link in found.links.values() if not link.problem]
+    rates, delays = [8e-9 * link.bandwidth for link in good], [1e6 * link.latency for link in good]
+    text = f"{len(found.about)} of {len(found.names)} hosts answer"
+    if good:
+        text += (
+            f", {min(rates):.3g} to {max(rates):.3g} Gbit/s, {min(delays):.3g} to {max(delays):.3g} us there and back"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""Programs of torch.distributed that go wrong, each beside its cure."""

@@ -1,0 +1,283 @@
+"""The commands `break`, for programs that go wrong, what is expected of each and its cure, and `why`. Does not import
+torch."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from logging.handlers import BufferingHandler
+
+import click
+
+from playground.console.options import ALL, RunOptions, flags
+from playground.console.session import Session, to_document
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts
+from playground.console.text import bad, good, heading, prose
+from playground.runtime.black_box import diagnosis as why, wait_graph
+from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.launcher.entry import World
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
+from playground.runtime.remote import ROOT, Remote, file_of, remote
+from playground.runtime.temporary_folder import temporary_folder
+from playground.tools import TOOLS
+from playground.tools.gallery.why import find_worlds, look_twice
+
+TOOL = TOOLS["break"]
+SIZE = 3
+"""The fewest ranks among which one can be told to be the odd one out, and the default."""
+STALL = 1.5
+"""Seconds of silence after which a rank that is slow or stopped is named."""
+DEADLOCK, TIMEOUT, FAILURE, SILENT = "deadlock", "timeout", "failure", "wrong values"
+ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
+"""What `launch` raises, by symptom: of several that fit, the first."""
+Ranks = Callable[[int], Sequence[int]]
+Values = Callable[[int], Sequence[object]]
+"""A value for each rank of a world of this size."""
+
+
+def only(rank: int) -> Ranks:
+    return lambda size: [rank]
+
+
+def all_but_first(size: int) -> Sequence[int]:
+    return range(1, size)
+
+
+def on_all(value: Callable[[int], object]) -> Values:
+    """The same value on each rank."""
+    return lambda size: [value(size)] * size
+
+
+TOTAL = on_all(lambda size: size * (size + 1) / 2)
+"""The sum of rank + 1 over all ranks."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How a program goes wrong, and what its cure returns."""
+
+    symptom: str
+    right: Values
+    """What each rank of the cure returns."""
+    words: str = ""
+    """The kind of the diagnosis; of a failure, words of it."""
+    culprits: Ranks = range
+    """The ranks that are named; of a failure, those that may be the first to fail."""
+    at: str = ""
+    """Beginning of the line of code that is named; empty if there is none, or it differs from run to run."""
+    restarts: int = 0
+    """How often the cure is restarted."""
+
+
+BOARDS = {
+    "calls": {
+        "other-order": Expected(DEADLOCK, TOTAL, wait_graph.COLLECTIVES, only(1), "dist.broadcast(weight"),
+        "absent-rank": Expected(DEADLOCK, TOTAL, why.ENDED, all_but_first),
+        "rank-branch": Expected(DEADLOCK, TOTAL, wait_graph.COLLECTIVES, only(0), "dist.barrier()"),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda size: sum(range(2 * size))), why.ENDED, all_but_first),
+        "other-shape": Expected(
+            DEADLOCK, on_all(lambda size: 4 * size - 1), wait_graph.SHAPES, only(1), "dist.all_reduce("
+        ),
+        "other-dtype": Expected(SILENT, on_all(lambda size: 7 * size), wait_graph.DTYPES, only(1), "dist.all_reduce("),
+        "wrong-root": Expected(DEADLOCK, on_all(lambda size: 1), wait_graph.ROOTS, range, "dist.broadcast("),
+        "partial-group": Expected(DEADLOCK, TOTAL, wait_graph.PARTIAL_GROUP, lambda size: [size - 1]),
+        "send-send": Expected(DEADLOCK, lambda size: [size, *range(1, size)], why.SENDS, range, "dist.send("),
+        "wrong-tag": Expected(
+            DEADLOCK, lambda size: [1, 1, *range(3, size + 1)], why.WRONG_TAG, lambda size: [0, 1], "dist."
+        ),
+        "message-size": Expected(FAILURE, lambda size: [4, 4, *range(12, 4 * size + 1, 4)], "SIGABRT", only(1)),
+    },
+    "training": {
+        "unused-parameters": Expected(FAILURE, on_all(lambda size: (size + 1) / 2), "not used in producing loss"),
+        "forgotten-set-epoch": Expected(SILENT, on_all(lambda size: 3)),
+        "same-seed": Expected(SILENT, on_all(lambda size: size)),
+        "all-download": Expected(SILENT, on_all(lambda size: 4000)),
+        "nan": Expected(SILENT, on_all(lambda size: (size * (size + 1) / 2 - 2) / (size - 1))),
+        "set-order": Expected(SILENT, on_all(lambda size: [size * length for length in range(4, 10)])),
+    },
+    "processes": {
+        "killed": Expected(FAILURE, on_all(lambda size: 2 * size * (size + 1)), "SIGKILL", only(1), restarts=1),
+        "stopped": Expected(TIMEOUT, TOTAL, why.SUSPENDED, only(1)),
+        "straggler": Expected(TIMEOUT, on_all(lambda size: 20 * size), why.STRAGGLER, only(1), "time.sleep("),
+        "collective-in-finally": Expected(
+            DEADLOCK, on_all(lambda size: size - 1), why.IN_FINALLY, only(1), "dist.barrier()"
+        ),
+        "port-taken": Expected(FAILURE, on_all(lambda size: True), "EADDRINUSE"),
+    },
+}
+"""What is expected of the programs of each board, by the name that the command takes."""
+PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
+
+
+def find(name: str, suffix: str = "") -> Remote:
+    """The function of a program; with the suffix "_cured", of its cure."""
+    board = next(board for board, rows in BOARDS.items() if name in rows)
+    return remote(f"playground.tools.gallery.{board}:{name.replace('-', '_')}{suffix}")
+
+
+def read_body(function: Remote) -> dict[int, str]:
+    """Its lines of code, by number: without its head and its docstring."""
+    text = file_of(function.module).read_text(encoding="utf-8")
+    node = next(each for each in ast.parse(text).body if getattr(each, "name", "") == function.name)
+    assert isinstance(node, ast.FunctionDef)
+    first = node.body[ast.get_docstring(node) is not None].lineno
+    return dict(enumerate(text.splitlines()[first - 1 : node.end_lineno], first))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a program and its cure came to."""
+
+    name: str
+    symptom: str
+    error: str
+    """The class of what `launch` raised; empty if it returned."""
+    told: str
+    """What `launch` said, if anything."""
+    diagnosis: str
+    culprits: Sequence[int]
+    line: str
+    """The kind of the diagnosis, the ranks that it names, and the line: "calls.py:12 in other_order"."""
+    results: Sequence[object] | None
+    """What each rank returned; None if `launch` raised."""
+    cured: Sequence[object]
+    """What each rank of the cure returned."""
+    problem: str = ""
+    """What is not as expected; empty if the program went wrong as it must, and its cure is right."""
+
+
+def run(world: World, name: str) -> Outcome:
+    """Run a program, and then its cure, in a folder of their own."""
+    expected, error, results = PROGRAMS[name], None, None
+    logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
+    with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
+        world.timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
+        logger.addHandler(warnings)
+        try:
+            results = world.run(find(name))
+        except (RankFailed, RankTimeout) as failed:
+            error = failed
+        finally:
+            logger.removeHandler(warnings)
+        world.timeout, world.restarts = DEFAULT_TIMEOUT, expected.restarts
+        cured = world.run(find(name, "_cured"))
+        world.restarts = 0
+    warned = (record.msg for record in warnings.buffer if isinstance(record.msg, why.Diagnosis))
+    told = error.diagnosis if error else next(warned, None)
+    words, culprits = str(told or error or ""), told.culprits if told else ()
+    if isinstance(error, RankFailed):
+        words, culprits = error.headline, (error.rank,)
+    outcome = Outcome(
+        name=name,
+        symptom=next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
+        error=type(error).__name__ if error else "",
+        told=words,
+        diagnosis=told.kind if told else "",
+        culprits=culprits,
+        line=told.line if told else "",
+        results=results,
+        cured=cured,
+    )
+    return replace(outcome, problem=find_problem(outcome))
+
+
+def find_problem(found: Outcome) -> str:
+    """What is not as expected, in words; empty if everything is."""
+    expected, size = PROGRAMS[found.name], len(found.cured)
+    culprits, right = [*expected.culprits(size)], [*expected.right(size)]
+    checks: list[tuple[str, bool, object]] = [
+        (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
+        (f"the cure to return {right}", found.cured == right, found.cured),
+        ("wrong values", found.results != right, found.results),
+    ]
+    if expected.symptom == FAILURE:
+        checks.append((f"the words {expected.words}", expected.words in found.told, found.told))
+        checks.append((f"one of the ranks {culprits}", {*found.culprits} <= {*culprits}, found.culprits))
+    else:
+        kind = f"the diagnosis {expected.words or 'none'}"
+        checks.append((kind, found.diagnosis == expected.words, found.diagnosis))
+        checks.append((f"the ranks {culprits}", [*found.culprits] == culprits or not expected.words, found.culprits))
+    if expected.at:
+        number = re.search(r":(\d+)", found.line)
+        code = read_body(find(found.name)).get(int(number[1]), "") if number else ""
+        checks.append((f"the line {expected.at}", code.strip().startswith(expected.at), found.line))
+    problem = next((f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), "")
+    return problem and f"{found.name}: expected {problem}"
+
+
+@click.command(TOOL.name, short_help=TOOL.purpose)
+@click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False)
+@flags(RunOptions, "size", "wide", "as_json", changes={"size": {"show_default": str(SIZE)}})
+def command(name: str | None, size: int | None, wide: bool, as_json: bool) -> None:
+    """Run a program that goes wrong, see what is said about it, and run its cure.
+
+    Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went wrong as it must,
+    and its cure returned the right values.
+
+    \b
+        python -m playground break
+        python -m playground break wrong-tag
+        python -m playground break other-order -n 4
+    """
+    session = Session(TOOL.name, RunOptions(size=size, wide=wide, as_json=as_json), default_size=SIZE, min_size=SIZE)
+    if session.world.rank_env:
+        raise UsageError(f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
+    if name is None:
+        rows = [(each, expected.symptom, find(each).summary) for each, expected in PROGRAMS.items()]
+        table = Table("name", "symptom", Column("what goes wrong", wraps=True), rows=rows)
+        session.say(table, "", f"Run one with: python -m playground {TOOL.name} NAME")
+        session.print_document({}, programs=rows)
+        return
+    names, outcomes = [*PROGRAMS] if name == ALL else [name], []
+    session.world.warm_up(*map(find, names))
+    session.say(f"{TOOL.name}: {session.world}")
+    for each in names:
+        session.say("", *board_texts(find(each)), "")
+        outcomes.append(run(session.world, each))
+        session.say(*outcome_texts(outcomes[-1]))
+    session.print_document({}, programs=outcomes)
+    if problem := next((each.problem for each in outcomes if each.problem), ""):
+        raise PlaygroundError(problem)
+    session.say("", prose("Shown: ", good(f"{name} went wrong as it must; cured, it returns the right values"), "."))
+
+
+def board_texts(function: Remote) -> Texts:
+    """What the program shows, and its code."""
+    about = prose(heading(function.name.replace("_", "-")), f": {function.summary}")
+    code = (f"{number:>4}  {line}" for number, line in read_body(function).items())
+    return [about, f"  {file_of(function.module).relative_to(ROOT)}", *code]
+
+
+def outcome_texts(outcome: Outcome) -> Texts:
+    """What is said about the program, the difference to its cure, and the values."""
+    changes = {"-": bad, "+": good}
+    wrong, cured = ([*read_body(find(outcome.name, suffix)).values()] for suffix in ("", "_cured"))
+    lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
+    cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
+    table = Table(RANK_COLUMN, *(Column(text, wraps=True) for text in ["wrong"] * (not outcome.error) + ["cured"]))
+    for rank, values in enumerate(zip(*filter(None, (outcome.results, outcome.cured)), strict=True)):
+        table.add(rank, *values)
+    said = [prose(bad(f"{outcome.error or 'A warning'}:")), outcome.told] if outcome.told else ["No error is raised."]
+    return [*said, "", "The cure:", *cure, "", table]
+
+
+@click.command("why", short_help=TOOLS["why"].purpose)
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+def why_command(pid: int, as_json: bool) -> None:
+    """Say who waits for whom in the run of process PID: that of `python -m playground`, of your script, of pytest or
+    torchrun, or any rank's. The run goes on undisturbed.
+
+    Ranks on other hosts are not seen from here.
+    """
+    worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
+    if as_json:
+        click.echo(to_document({"worlds": [{"ranks": ranks, "diagnosis": why.diagnose(ranks)} for ranks in worlds]}))
+    else:
+        click.echo("\n\n".join(map(why.tell, worlds)))

@@ -1,0 +1,381 @@
+"""Black boxes: what is proved, what is not, and who can read them.
+
+Hangs have a timeout far above what a proof takes, so that what ends is what was proved.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import ENOUGH, free_port
+from programs import ForkedProgram
+from torch.nn.parallel import DistributedDataParallel
+
+from playground import Deadlock, RankFailed, RankTimeout
+from playground.runtime.black_box import FINISHED, IN_OPERATION, SEND
+from playground.runtime.black_box.box import LENGTH, MAGIC, NAME, Box, View, find_boxes, open_box
+from playground.testing import World
+from playground.tools.gallery.why import list_family
+
+Worlds = Callable[..., World]
+Fork = Callable[..., ForkedProgram]
+FOREVER = 300.0
+STILL = 1.0
+"""Seconds that a rank stands still: several looks of the launcher's."""
+
+
+def line_of(fn: Callable[..., object], offset: int) -> str:
+    return f"test_black_box.py:{fn.__code__.co_firstlineno + offset} in {fn.__name__}"
+
+
+def order(rank: int, size: int) -> None:
+    if rank < size - 1:
+        dist.all_reduce(torch.ones(1))
+    dist.broadcast(torch.ones(1), 0)
+    if rank == size - 1:
+        dist.all_reduce(torch.ones(1))
+
+
+def send_first(rank: int, size: int) -> None:
+    dist.send(torch.ones(1), 1 - rank)
+    dist.recv(torch.ones(1), 1 - rank)
+
+
+def another_tag(rank: int, size: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(1), 1, tag=1)
+    else:
+        dist.recv(torch.ones(1), 0, tag=2)
+
+
+def one_batch_more(rank: int, size: int) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    for _ in range(2 + (rank == 1)):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def nobody_sends(rank: int, size: int) -> None:
+    if rank == 0:
+        dist.recv(torch.ones(1))
+
+
+def two_of_three(rank: int, size: int) -> None:
+    """Two wait for each other, while the third goes on."""
+    if rank < 2:
+        dist.recv(torch.ones(1), 1 - rank)
+    time.sleep(FOREVER)
+
+
+@pytest.mark.parametrize(
+    ("fn", "size", "kind", "culprits", "line"),
+    [
+        (order, 3, "different collectives", (2,), line_of(order, 3)),
+        (send_first, 2, "send against send", (0, 1), line_of(send_first, 1)),
+        (another_tag, 2, "wrong tag", (0, 1), line_of(another_tag, 2)),
+        (one_batch_more, 2, "a rank that has finished", (0,), line_of(one_batch_more, 3)),
+        (nobody_sends, 2, "a rank that has finished", (0, 1), ""),
+        (two_of_three, 3, "receive against receive", (0, 1), line_of(two_of_three, 3)),
+    ],
+)
+def test_a_deadlock_is_proved(
+    fn: Callable[..., None], size: int, kind: str, culprits: tuple[int, ...], line: str, world: Worlds
+) -> None:
+    with pytest.raises(Deadlock) as caught:
+        world(size, timeout=FOREVER).run(fn)
+    found = caught.value.diagnosis
+    assert (found.kind, found.culprits, found.line, found.proved) == (kind, culprits, line, True)
+    first, *_ = str(caught.value).splitlines()
+    assert len(first) <= 80
+    assert first.startswith("deadlock: rank")
+
+
+def comes_late(rank: int, size: int) -> float:
+    if rank == 1:
+        time.sleep(STILL)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def sends_in_a_thread(rank: int, size: int) -> float:
+    """Its main thread waits for the other rank, which waits for what a thread is about to send."""
+    tensor = torch.ones(1)
+    if rank == 0:
+        late = threading.Timer(STILL, dist.send, (torch.ones(1), 1))
+        late.start()
+        dist.recv(tensor, 1)
+        late.join()
+    else:
+        dist.recv(tensor, 0)
+        dist.send(tensor, 0)
+    return tensor.item()
+
+
+def gives_up(rank: int, size: int) -> str:
+    """Waits in vain, with a time limit of its own, and goes on."""
+    said = "never gave up"
+    if rank == 0:
+        work = dist.irecv(torch.ones(1), 1)
+        assert work is not None
+        try:
+            work.wait(timedelta(seconds=STILL))
+        except RuntimeError:
+            said = "gave up"
+    return said
+
+
+def has_sent_before(rank: int, size: int) -> float:
+    """Two messages are under way before either is received, and the tags are received in another order."""
+    tensors = [torch.full((1,), 10.0 * tag) for tag in (1, 2)]
+    if rank == 0:
+        works = [dist.isend(tensor, 1, tag=tag) for tag, tensor in enumerate(tensors)]
+        time.sleep(STILL)
+        for work in works:
+            assert work is not None
+            work.wait()
+        return 0.0
+    for tag in (1, 0):
+        dist.recv(tensors[tag], 0, tag=tag)
+    return tensors[1].item()
+
+
+def is_continued(rank: int, size: int) -> float:
+    if rank == 1:
+        child = subprocess.Popen(["sh", "-c", f"sleep {STILL}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        child.wait()
+    return comes_late(0, size)
+
+
+@pytest.mark.parametrize(
+    ("fn", "results"),
+    [
+        (comes_late, [2.0, 2.0]),
+        (sends_in_a_thread, [1.0, 1.0]),
+        (gives_up, ["gave up", "never gave up"]),
+        (has_sent_before, [0.0, 20.0]),
+        (is_continued, [2.0, 2.0]),
+    ],
+)
+def test_what_may_go_on_is_no_deadlock(fn: Callable[..., object], results: list[object], world: Worlds) -> None:
+    assert world(2, timeout=FOREVER).run(fn) == results
+
+
+def sleeps(rank: int, size: int) -> None:
+    if rank == 1:
+        time.sleep(FOREVER)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after_the_timeout_the_rank_that_the_others_wait_for_is_named(world: Worlds) -> None:
+    with pytest.raises(RankTimeout) as caught:
+        world(3, timeout=2.0).run(sleeps)
+    found = caught.value.diagnosis
+    assert found is not None
+    assert (found.kind, found.culprits, found.line, found.proved) == ("straggler", (1,), line_of(sleeps, 2), False)
+    assert found.sentence in str(caught.value)
+
+
+def test_without_black_boxes_there_is_no_diagnosis(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_BLACK_BOX", "0")
+    with pytest.raises(RankTimeout, match="no sign of life for 2 s") as caught:
+        world(2, timeout=2.0, fresh=True).run(send_first)
+    assert caught.value.diagnosis is None
+
+
+def another_dtype(rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(1, dtype=torch.int32 if rank else torch.float32))
+
+
+def test_a_silent_error_is_told_in_the_end(world: Worlds, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "playground"):
+        world(2).run(another_dtype)
+    assert "all_reduce of float32" in caplog.text
+    assert "all_reduce of int32" in caplog.text
+
+
+def is_killed(rank: int, size: int) -> None:
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_a_killed_rank_is_named_alone(world: Worlds) -> None:
+    with pytest.raises(RankFailed) as caught:
+        world(2).run(is_killed)
+    assert str(caught.value) == "rank 1 of 2 was killed by SIGKILL"
+
+
+DESCRIPTION = (SEND, SEND, (0, 1), (3,), "float32", 1, 7)
+
+
+HOLDER = """
+import signal
+from playground.runtime.black_box.box import Box
+box = Box(0, 2, "a world")
+box.begin_program()
+for _ in range(3):
+    number = box.call(box.describe("send", ("send", "send", (0, 1), (3,), "float32", 1, 7)), 1)
+box.end(number - 1)
+print(flush=True)
+signal.pause()
+"""
+
+
+def test_what_a_killed_process_has_written_can_be_read(tmp_path: Path) -> None:
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        (view,) = find_boxes([process.pid])
+        process.kill()
+    state = view.read()
+    assert view.world == ("a world", 2)
+    assert [(each.index, each.shape, each.peer, each.tag, each.done > 0) for each in state.operations] == [
+        (0, (3,), 1, 7, False), (1, (3,), 1, 7, True), (2, (3,), 1, 7, False),
+    ]  # fmt: skip
+    assert state.counts == {(SEND, (0, 1), 1, 7): 3}
+    assert state.operations[0].line == "holder.py:7 in <module>"
+
+
+def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
+    box = open_box(0, 2, "a world")
+    assert box
+    box.begin_program()
+    known = box.describe("send", DESCRIPTION)
+    for _ in range(5000):
+        box.end(box.call(known, 1))
+    state = View(os.getpid(), box.file).read(latest=10)
+    assert [each.index for each in state.operations] == list(range(4990, 5000))
+    assert state.counts == {(SEND, (0, 1), 1, 7): 5000}
+    box.end_program()
+    assert View(os.getpid(), box.file).read().doing == FINISHED
+    box.begin_program()
+    assert View(os.getpid(), box.file).read().operations == ()
+
+
+def test_more_than_fits_never_proves_anything() -> None:
+    box = Box(0, 2, "a world")
+    box.begin_program()
+    for tag in range(2000):
+        box.call(box.describe(tag, (*DESCRIPTION[:-1], tag)), 1)
+    state = View(os.getpid(), box.file).read()
+    assert state.has_other_threads
+    assert len(state.operations) < 2000
+
+
+def make_file(content: bytes) -> int:
+    file = os.memfd_create(NAME)
+    os.ftruncate(file, LENGTH)
+    os.pwrite(file, content, 0)
+    return file
+
+
+def test_a_box_of_another_version_and_half_a_box_are_told_apart() -> None:
+    with pytest.raises(ValueError, match="another version"):
+        View(os.getpid(), make_file(b"PLAYBOX0"))
+    half = make_file(struct.pack("<9q", MAGIC, os.getpid(), 0, 2, 1, 0, 5, 4, 100))  # of five operations none is there
+    state = View(os.getpid(), half).read()
+    assert (state.operations, state.counts) == ((), {})
+
+
+def test_a_process_forked_from_a_rank_does_not_write_to_its_box(world: Worlds) -> None:
+    assert world(2).run(forks) == [1, 1]
+
+
+def forks(rank: int, size: int) -> int:
+    dist.all_reduce(torch.ones(1))
+    if not (child := os.fork()):
+        from playground.runtime.black_box.hooks import hooks
+
+        os._exit(0 if hooks.box is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    (view,) = find_boxes([os.getpid()])
+    return len(view.read().operations)
+
+
+SCRIPT = """
+import os, time, torch, torch.distributed as dist
+from playground import launch
+
+def run(rank, size):
+    dist.barrier()
+    if rank == 0:
+        time.sleep(300)
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    launch(run, 3, timeout=300)
+"""
+
+
+def wait_for_ranks_in_an_operation(pid: int, count: int) -> None:
+    deadline = time.monotonic() + ENOUGH
+    while time.monotonic() < deadline:
+        states = [box.read() for box in find_boxes(list_family(pid)) if box.world]
+        if sum(state.doing == IN_OPERATION and state.since > 0.3 for state in states) == count:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the ranks never came to the operation")
+
+
+def test_a_run_is_asked_why_it_stands_still(tmp_path: Path) -> None:
+    script = tmp_path / "stands_still.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_ranks_in_an_operation(process.pid, 2)
+            why = [sys.executable, "-m", "playground", "why", str(process.pid)]
+            told = subprocess.run(why, capture_output=True, text=True, check=True).stdout
+            assert told.startswith("rank 0 is in the program while ranks 1-2 are in all_reduce (stands_still.py:9)\n")
+            process.send_signal(signal.SIGQUIT)
+            assert process.stderr
+            assert process.stderr.readline() == told.splitlines(keepends=True)[0]
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        result = run_cli("why", process.pid)
+        process.kill()
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "has started no ranks" in result.err
+
+
+def test_under_torchrun_a_deadlock_is_proved(fork_program: Fork, tmp_path: Path) -> None:
+    script = tmp_path / "crossed.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "def run(rank, size):\n"
+        "    (dist.barrier if rank else lambda: dist.all_reduce(torch.ones(1)))()\n"
+    )
+    torchrun = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
+    main = tmp_path / "main.py"
+    main.write_text(
+        "import sys\nfrom crossed import run\nfrom playground.runtime.errors import PlaygroundError\n"
+        "from playground.runtime.launcher.entry import World\nimport os\n"
+        "try:\n    World(None, timeout=300.0).run(run)\n"
+        "except PlaygroundError as error:\n    print(error, file=sys.stderr, flush=True)\n    os._exit(1)\n"
+    )
+    program = fork_program(*torchrun, str(main))
+    _, err = program.communicate(timeout=ENOUGH)
+    assert "rank 1 of 2 ends with the others" in err
+    assert "deadlock: rank 0 is in all_reduce (crossed.py:3) where rank 1 is in barrier (:3)" in err

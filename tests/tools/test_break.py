@@ -1,0 +1,171 @@
+"""Every program of the gallery goes wrong as it must, and every cure returns the right values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from playground.app import CHAPTERS
+from playground.runtime.launcher.entry import World
+from playground.runtime.remote import outline
+from playground.tools.gallery.page import (
+    BOARDS,
+    DEADLOCK,
+    FAILURE,
+    PROGRAMS,
+    SILENT,
+    Outcome,
+    find,
+    find_problem,
+    read_body,
+    run,
+)
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> None:
+    outcome = run(World(3), name)
+    expected = PROGRAMS[name]
+    assert (outcome.problem, outcome.symptom) == ("", expected.symptom)
+    assert outcome.cured == expected.right(3) != outcome.results
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("size", [3, 4, 7])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) -> None:
+    assert [run(World(size), name).problem for _ in range(20)] == [""] * 20
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_every_program_stands_beside_its_cure_and_has_its_expectation(board: str) -> None:
+    functions = outline(find(next(iter(BOARDS[board]))).module).rank_functions
+    expected = [find(name, suffix).name for name in BOARDS[board] for suffix in ("", "_cured")]
+    assert [*functions] == expected
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_short_and_says_what_is_wrong(name: str) -> None:
+    assert find(name).summary.endswith(".")
+    for suffix, widest in (("", 74), ("_cured", 79)):  # the first beside its number
+        lines = read_body(find(name, suffix)).values()
+        assert len(lines) < 20
+        assert max(map(len, lines)) <= widest
+
+
+RIGHT = {
+    DEADLOCK: Outcome(
+        name="rank-branch", symptom=DEADLOCK, error="Deadlock", told="deadlock: …", results=None,
+        diagnosis="different collectives", culprits=[0], line="", cured=[6, 6, 6],
+    ),
+    FAILURE: Outcome(
+        name="killed", symptom=FAILURE, error="RankFailed", told="rank 1 of 3 was killed by SIGKILL", results=None,
+        diagnosis="", culprits=[1], line="", cured=[24, 24, 24],
+    ),
+    SILENT: Outcome(
+        name="same-seed", symptom=SILENT, error="", told="", results=[1, 1, 1], diagnosis="", culprits=[], line="",
+        cured=[3, 3, 3],
+    ),
+}  # fmt: skip
+
+
+def barrier() -> str:
+    """The line of `rank_branch` that a diagnosis names."""
+    body = read_body(find("rank-branch"))
+    return f"calls.py:{next(number for number, line in body.items() if 'barrier' in line)} in rank_branch"
+
+
+@pytest.mark.parametrize(
+    ("symptom", "change", "expected"),
+    [
+        (DEADLOCK, {}, ""),
+        (DEADLOCK, {"symptom": SILENT, "told": "", "results": [1, 2, 3]}, "expected deadlock, found [1, 2, 3]"),
+        (DEADLOCK, {"diagnosis": "straggler"}, "expected the diagnosis different collectives, found straggler"),
+        (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [0], found [0, 1]"),
+        (DEADLOCK, {"line": "calls.py:1"}, "expected the line dist.barrier(), found calls.py:1"),
+        (FAILURE, {}, ""),
+        (FAILURE, {"told": "it raised"}, "expected the words SIGKILL, found it raised"),
+        (FAILURE, {"culprits": [2]}, "expected one of the ranks [1], found [2]"),
+        (SILENT, {}, ""),
+        (SILENT, {"diagnosis": "different dtypes"}, "expected the diagnosis none, found different dtypes"),
+        (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
+        (SILENT, {"cured": [3, 3, 1]}, "expected the cure to return [3, 3, 3], found [3, 3, 1]"),
+    ],
+)
+def test_what_is_not_as_expected_is_told(symptom: str, change: dict[str, Any], expected: str) -> None:
+    outcome = replace(RIGHT[symptom], line=barrier())
+    problem = find_problem(replace(outcome, **change))
+    assert problem == (f"{outcome.name}: {expected}" if expected else "")
+
+
+def test_the_list_names_every_program(run_cli: Run) -> None:
+    shown = run_cli("break")
+    assert (shown.code, shown.err) == (0, "")
+    assert [line.split()[0] for line in shown.out.splitlines() if re.match(r"  \S", line)][1:] == [*PROGRAMS]
+    names = [name for name, *_ in json.loads(run_cli("break", "--json").out)["programs"]]
+    assert names == [*PROGRAMS]
+
+
+def test_a_run_shows_the_program_what_is_told_and_the_cure(run_cli: Run) -> None:
+    shown = run_cli("break", "same-seed")
+    assert (shown.code, shown.err) == (0, "")
+    lines = [line.strip() for line in shown.out.splitlines()]
+    for line in ("No error is raised.", "-    torch.manual_seed(1234)", "0  1      3"):
+        assert line in lines
+    assert lines[-1].startswith("Shown: same-seed went wrong as it must")
+
+
+def test_a_deadlock_is_shown_in_the_words_of_its_diagnosis(run_cli: Run) -> None:
+    lines = run_cli("break", "wrong-tag").out.splitlines()
+    place = lines.index("Deadlock:")
+    assert lines[place + 1].startswith("deadlock: rank 0 is in send to rank 1 with tag 0 (calls.py:")
+    assert "use the same tag" in lines[lines.index("The cure:") - 2]
+
+
+def test_a_warning_is_kept_for_the_text(run_cli: Run) -> None:
+    shown = run_cli("break", "other-dtype")
+    assert (shown.code, shown.err) == (0, "")
+    assert "A warning:\nrank 1 has called all_reduce of int32 (calls.py:" in shown.out
+
+
+def test_a_run_as_json(run_cli: Run) -> None:
+    [program] = json.loads(run_cli("break", "killed", "-n", 4, "--json").out)["programs"]
+    assert (program["error"], program["told"]) == ("RankFailed", "rank 1 of 4 was killed by SIGKILL")
+    assert (program["culprits"], program["cured"], program["problem"]) == ([1], [40.0] * 4, "")
+
+
+def test_a_cure_that_does_not_work_is_a_failure(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, "same-seed", replace(PROGRAMS["same-seed"], right=lambda size: [2] * size))
+    shown = run_cli("break", "same-seed")
+    assert shown.code == 1
+    assert shown.err == "playground: same-seed: expected the cure to return [2, 2, 2], found [3, 3, 3]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "why"),
+    [
+        (("wrong-tag", "-n", "2"), {}, "a world of 2 is too small: this needs at least 3 ranks"),
+        (("wrong-tog",), {}, "'wrong-tog' is not one of"),
+        (("nan",), {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}, "without torchrun"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    words: tuple[str, ...], environ: dict[str, str], why: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    shown = run_cli("break", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert why in shown.err
+
+
+def test_the_chapter_s_table_has_every_program_and_its_symptom() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\w ]+) \|", CHAPTERS["break"].read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(name, expected.symptom) for name, expected in PROGRAMS.items()]

@@ -1,0 +1,450 @@
+"""What the doctor finds: each fault by the check that is for it, and nothing on a healthy machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from processes import ENOUGH
+from widths import too_wide
+
+from playground.runtime.errors import UsageError
+from playground.tools.doctor import ERROR, WARNING, hosts, machine, page, run_checks, software
+from playground.tools.doctor.hosts import About, Handler, Hosts, Link, Listener
+from playground.tools.doctor.machine import Interface, Machine
+from playground.tools.doctor.software import Torch
+
+Run = Callable[..., Any]
+LO, ETH0 = Interface(name="lo", mtu=65536, address="127.0.0.1"), Interface(name="eth0", address="10.0.0.1")
+HEALTHY = Machine(
+    environ={}, several_hosts=True, python="3.12.1", hostname="a", resolved={"a": ["10.0.0.1"], "localhost": ["::1"]},
+    interfaces=[LO, ETH0, Interface(name="eth1", is_up=False)], unreachable={}, port_refusal="",
+    clock="tsc", age=1e6, shared_memory=2**33,
+    limits={"NOFILE": 1024, "NPROC": -1, "MEMLOCK": 65536}, memory=2**34, available_memory=2**33, swapped=0,
+    cores=4, quota=math.inf, core_seconds={0: 1e-4, 1: 1.1e-4, 2: 1e-4, 3: 1.2e-4}, temporary=("/tmp", 2**34),
+    governors=["powersave of intel_pstate"], shadows=[], missing_paths=[], gpus=8, has_infiniband=False,
+)  # fmt: skip
+ONE_HOST = {"several_hosts": False}
+JUMBO = Interface(name="eth1", mtu=9000, address="10.0.1.1")
+
+MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("python", WARNING, {"python": "3.15.0a3"}, "3.15.0a3 is not a release"),
+    ("import-path", ERROR, {"shadows": [("torch", "/home/me/torch.py")]}, "/home/me/torch.py would be imported"),
+    ("import-path", WARNING, {"shadows": [("queue", "/home/me/queue.py")]}, "in the place of queue"),
+    ("import-path", WARNING, {"missing_paths": ["/opt/gone"]}, "PYTHONPATH names /opt/gone"),
+    ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"]}}, "a resolves to 127.0.1.1, which no other host can reach"),
+    ("host-name", WARNING, {"resolved": {"a": ["127.0.1.1"]}} | ONE_HOST, "resolves to 127.0.1.1"),
+    ("host-name", ERROR, {"resolved": {"a": []}}, "a resolves to nothing"),
+    ("host-name", ERROR, {"resolved": {"a": None}}, "does not resolve within"),
+    ("loopback", ERROR, {"interfaces": [replace(LO, is_up=False), ETH0]}, "interface lo is down"),
+    ("loopback", ERROR, {"resolved": {"localhost": ["10.0.0.9"]}}, "localhost resolves to 10.0.0.9"),
+    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth"}}, "has an address is lo, eth0"),
+    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth0,eth1"}}, "GLOO_SOCKET_IFNAME=eth0,eth1"),
+    ("interface-variables", ERROR, {"environ": {"NCCL_SOCKET_IFNAME": "ib"}}, "NCCL_SOCKET_IFNAME=ib, and"),
+    ("interface-variables", ERROR, {"environ": {"NCCL_SOCKET_IFNAME": "=eth"}}, "NCCL_SOCKET_IFNAME==eth"),
+    ("interface-variables", ERROR, {"environ": {"NCCL_SOCKET_IFNAME": "^eth,lo"}}, "NCCL_SOCKET_IFNAME=^eth,lo"),
+    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "lo"}}, "in a world of several hosts"),
+    (
+        "interface-variables", WARNING,
+        {"environ": {"NCCL_SOCKET_IFNAME": "eth"}, "interfaces": [LO, ETH0, JUMBO]}, "eth1 has MTU 9000",
+    ),
+    ("mtu", WARNING, {"interfaces": [LO, replace(ETH0, mtu=600)]}, "eth0 has an MTU of 600"),
+    ("firewall", ERROR, {"unreachable": {"eth0": "timed out"}}, "own address on eth0 fails: timed out"),
+    ("master-address", ERROR, {"environ": {"MASTER_ADDR": "nowhere"}, "resolved": {"nowhere": []}}, "nowhere resolves"),
+    ("master-port", ERROR, {"environ": {"MASTER_PORT": "29501"}, "port_refusal": "in use"}, "port 29501: in use"),
+    ("master-port", WARNING, {"port_refusal": "in use"}, "port 29500, torchrun's default: in use"),
+    ("proxies", WARNING, {"environ": {"HTTP_PROXY": "http://me:secret@proxy"}}, "http_proxy is set"),
+    ("clock", ERROR, {"age": -3e8}, "3472 days in the future"),
+    ("clock", WARNING, {"clock": "acpi_pm"}, "from acpi_pm"),
+    ("shared-memory", ERROR, {"shared_memory": 2**26}, "/dev/shm has 64 MiB"),
+    ("shared-memory", WARNING, {"shared_memory": 2**26, "gpus": 0}, "/dev/shm has 64 MiB"),
+    ("shared-memory", ERROR, {"shared_memory": 0}, "there is no /dev/shm"),
+    ("limits", ERROR, {"limits": {"NOFILE": 64}}, "ulimit -n is 64"),
+    ("limits", WARNING, {"limits": {"NPROC": 500}}, "ulimit -u is 500"),
+    ("limits", ERROR, {"limits": {"MEMLOCK": 65536}, "has_infiniband": True}, "ulimit -l is 64 KiB"),
+    ("memory", ERROR, {"available_memory": 2**27}, "128 MiB of memory are available"),
+    ("memory", WARNING, {"swapped": 2**32}, "4 GiB of memory are swapped out"),
+    ("cores", WARNING, {"quota": 1.5}, "4 cores are seen, and the container may use the time of 1.5"),
+    ("threads", WARNING, {"environ": {"OMP_NUM_THREADS": "64"}}, "OMP_NUM_THREADS=64 on 4 cores"),
+    ("threads", ERROR, {"environ": {"OMP_NUM_THREADS": "0"}}, "OMP_NUM_THREADS=0 is not a number"),
+    ("core-speed", WARNING, {"core_seconds": {0: 1e-4, 1: 2.5e-4, 2: 1e-4}}, "up to 2.5 times as long as"),
+    ("governor", WARNING, {"governors": ["powersave of acpi-cpufreq"]}, "powersave of acpi-cpufreq"),
+    ("disk", ERROR, {"temporary": ("/tmp", 0)}, "0 B are free in /tmp"),
+    ("disk", ERROR, {"temporary": ("", 0)}, "no folder for temporary files"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "severity", "fault", "saw"), MACHINES)
+def test_a_fault_of_the_machine_is_found_by_one_check(
+    check: str, severity: str, fault: dict[str, Any], saw: str
+) -> None:
+    [finding] = run_checks(machine.CHECKS, machine.CHECKS, replace(HEALTHY, **fault))
+    assert (finding.check, finding.severity) == (check, severity)
+    assert saw in finding.saw
+    assert "secret" not in repr(finding)
+    assert finding.rule
+    assert finding.fix
+
+
+def test_every_check_of_the_machine_finds_a_fault_and_nothing_where_there_is_none() -> None:
+    assert {check for check, *_ in MACHINES} == {*machine.CHECKS}
+    assert [*run_checks(machine.CHECKS, machine.CHECKS, HEALTHY)] == []
+
+
+H100 = ("H100", 500, 80_000, 0)
+TORCH = Torch(
+    version="2.14.1+cu130", torchvision="0.29.1", import_seconds=2.0, cuda="13.0", driver=(13, 1), visible=2,
+    built_in={"gloo": True, "nccl": True}, sums={"gloo": ""}, gpus=(H100, H100),
+)  # fmt: skip
+TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("torch-import", ERROR, {"version": ""}, "torch is not installed"),
+    ("torch-import", ERROR, {"stage": "importing torch", "problem": "SIGSEGV"}, "while importing torch: SIGSEGV"),
+    ("torch-import", WARNING, {"import_seconds": 50.0}, "took 50 s"),
+    ("torch-versions", ERROR, {"torchvision": "0.28.0"}, "torchvision 0.28.0"),
+    ("built-in-backends", ERROR, {"built_in": {"gloo": False}}, "without gloo"),
+    ("built-in-backends", ERROR, {"built_in": {"nccl": False}}, "without nccl"),
+    ("gpu-driver", ERROR, {"driver": (12, 8)}, "built for CUDA 13.0, and the GPU's driver knows CUDA 12.8"),
+    ("gpu-driver", ERROR, {"visible": 0}, "lists 2 GPUs, and torch sees none"),
+    ("gpu-driver", WARNING, {"cuda": ""}, "2 GPUs, and torch 2.14.1+cu130 is built without CUDA"),
+    ("all-reduce", ERROR, {"sums": {"gloo": "3 of 9 elements of a sum are wrong"}}, "with gloo: 3 of 9"),
+    ("gpus", WARNING, {"gpus": (H100, ("A100", 500, 80_000, 0))}, "GPUs of 2 kinds: A100, H100"),
+    ("gpus", WARNING, {"gpus": (H100, ("H100", 500, 80_000, 99))}, "GPU 1 is busy: 99 % of its time"),
+    ("gpus", WARNING, {"gpus": (("H100", 70_000, 80_000, 0), H100)}, "70,000 of 80,000 MiB"),
+]
+
+
+@pytest.mark.parametrize(("check", "severity", "fault", "saw"), TORCHES)
+def test_a_fault_of_the_software_is_found_by_one_check(
+    check: str, severity: str, fault: dict[str, Any], saw: str
+) -> None:
+    [finding] = run_checks(software.CHECKS, software.CHECKS, replace(TORCH, **fault))
+    assert (finding.check, finding.severity) == (check, severity)
+    assert saw in finding.saw
+
+
+def test_every_check_of_the_software_finds_a_fault_and_nothing_where_there_is_none() -> None:
+    assert {check for check, *_ in TORCHES} == {*software.CHECKS}
+    assert [*run_checks(software.CHECKS, software.CHECKS, TORCH)] == []
+
+
+def test_a_healthy_machine_is_fit(run_cli: Run) -> None:
+    """This one, whatever else runs on it: no errors, and two ranks add up."""
+    shown = run_cli("doctor", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert [finding for finding in document["findings"] if finding["severity"] == ERROR] == []
+    assert document["torch"]["sums"]["gloo"] == ""
+    assert document["torch"]["import_seconds"] > 0
+    assert len(document["machine"]["core_seconds"]) == document["machine"]["cores"]
+
+
+def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = run_cli("doctor", "--check", "interface-variables,threads")
+    assert (shown.code, shown.err) == (1, "playground: not fit for distributed training: interface-variables\n")
+    assert too_wide(shown.out) == []
+    text = " ".join(shown.out.split())
+    assert "machine: 2 checks, 1 error error, interface-variables: GLOO_SOCKET_IFNAME=eth99, and what is up" in text
+    assert "rule: it names interfaces that are up and have an address fix: export GLOO_SOCKET_IFNAME=" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--check", "bandwidth"), "--check bandwidth is about several hosts: add --hosts"),
+        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, python"),
+        (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
+        (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),
+        (("--port", "0"), "is not in the range 1<=x<=65535"),
+    ],
+)
+def test_what_cannot_be_examined_is_refused(words: tuple[str, ...], why: str, run_cli: Run) -> None:
+    shown = run_cli("doctor", *words)
+    assert shown.code == 2
+    assert why in shown.err
+
+
+def test_the_environment_s_faults_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {
+            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYTHONPATH": f"{tmp_path}:/gone",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        found = [f"{each.check}: {each.saw}" for each in run_checks(machine.CHECKS, machine.CHECKS, Machine())]
+    for begin in (
+        f"master-port: nothing can listen at port {port}: ", "import-path: PYTHONPATH names /gone",
+        f"import-path: {tmp_path}/torch.py would be imported",
+    ):  # fmt: skip
+        assert sum(each.startswith(begin) for each in found) == 1, found
+
+
+def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(name: str, *args: object, **kwargs: object) -> list[Any]:
+        if name == "slow.example":
+            threading.Event().wait(ENOUGH)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(machine, "NETWORK_LIMIT", 0.1)
+    monkeypatch.setenv("MASTER_ADDR", "slow.example")
+    assert machine.resolve_names() == {socket.gethostname(): [], "localhost": [], "slow.example": None}
+
+
+def test_a_quota_is_the_least_of_all_groups_above(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "groups").write_text("0::/a/b\n")
+    (tmp_path / "cpu.max").write_text("400000 100000\n")
+    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert machine.read_quota(tmp_path, str(tmp_path / "groups")) == 1.5
+    assert machine.read_quota(tmp_path / "a" / "b", str(tmp_path / "none")) == math.inf
+    (tmp_path / "a" / "b" / "cpu").mkdir()
+    for which, value in (("quota", 50000), ("period", 100000)):  # of version 1
+        (tmp_path / "a" / "b" / "cpu" / f"cpu.cfs_{which}_us").write_text(f"{value}\n")
+    assert machine.read_quota(tmp_path / "a" / "b", str(tmp_path / "none")) == 0.5
+
+
+def examine_in(shell: str, check: str, *place: str) -> tuple[int, list[dict[str, str]]]:
+    """What `doctor --check` ends with where these shell commands have been run before, in a place of its own."""
+    command = f'{shell} && exec "{sys.executable}" -m playground doctor --json --check {check}'
+    done = subprocess.run([*place, "sh", "-c", command], capture_output=True, text=True, timeout=ENOUGH)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["findings"]
+
+
+def test_a_low_limit_of_files_is_found() -> None:
+    code, [finding] = examine_in("ulimit -n 100", "limits")
+    assert (code, finding["saw"]) == (1, "ulimit -n is 100")
+
+
+BRIDGE = "ip link set lo up && ip link add b0 type bridge && ip addr add 10.9.8.7/24 dev b0 && ip link set b0 up"
+NAMESPACES: list[tuple[str, str, str, str]] = [
+    ("--mount", "mount -t tmpfs -o size=8m none /dev/shm", "shared-memory", "/dev/shm has 8 MiB"),
+    ("--mount", "mount -t tmpfs -o size=64k none /tmp", "disk", "64 KiB are free in /tmp"),
+    ("--mount", "echo 10.9.9.9 localhost > hosts && mount --bind hosts /etc/hosts", "loopback", "10.9.9.9"),
+    ("--mount", "echo 127.0.1.1 `hostname` > hosts && mount --bind hosts /etc/hosts", "host-name", "127.0.1.1"),
+    ("--net", "true", "loopback", "the loopback interface lo is down"),
+    ("--net", f"{BRIDGE} && ip link set b0 mtu 900", "mtu", "b0 has an MTU of 900"),
+    (
+        "--net", f"{BRIDGE} && ip rule add pref 9 lookup local && ip rule del pref 0 && "
+        "ip rule add pref 8 to 10.9.8.7 blackhole", "firewall", "own address on b0 fails",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "shell", "check", "saw"), NAMESPACES)
+def test_a_fault_that_was_made_is_found(
+    place: str, shell: str, check: str, saw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "mount"))):
+        pytest.skip("only root may make namespaces, with unshare, ip and mount")
+    if subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    monkeypatch.chdir(tmp_path)
+    code, findings = examine_in(f"{{ {shell}; }}", check, "unshare", place)
+    assert [saw in finding["saw"] for finding in findings] == [True]
+    assert code == (findings[0]["severity"] == ERROR)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("raise ImportError('libcudart.so.99: cannot open')", "ImportError: libcudart.so.99: cannot open"),
+        (f"import os; os.kill(os.getpid(), {signal.SIGSEGV.value})", "SIGSEGV"),
+        ("import time; time.sleep(1000)", "no end within 1 s"),
+    ],
+)
+def test_a_torch_that_cannot_be_imported(
+    source: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    facts = software.examine(1.0 if "sleep" in source else ENOUGH)
+    [finding] = run_checks(software.CHECKS, ["torch-import"], facts)
+    assert finding.saw == f"a process ended while importing torch: {problem}"
+
+
+def test_a_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "version_of", lambda package: "")
+    assert software.examine(ENOUGH) == Torch()
+
+
+SLOWER = 4.0
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[dict[hosts.Pair, float], set[int], set[hosts.Pair]]:
+    """The slowness of all links of 3 to 10 hosts that differ by up to 40 %, one of them or one link being slow."""
+    size = draw(st.integers(3, 10))
+    slowness = {pair: draw(st.floats(1e-9, 1.4e-9)) for pair in combinations(range(size), 2)}
+    slow_hosts = draw(st.sets(st.integers(0, size - 1), max_size=1))
+    slow_links = set() if slow_hosts else draw(st.sets(st.sampled_from([*slowness]), max_size=1))
+    for pair in slowness:
+        slowness[pair] *= SLOWER if pair in slow_links or slow_hosts & {*pair} else 1
+    return slowness, slow_hosts, slow_links
+
+
+@given(clusters())
+def test_what_is_slow_is_named_and_nothing_else(
+    cluster: tuple[dict[hosts.Pair, float], set[int], set[hosts.Pair]],
+) -> None:
+    slowness, slow_hosts, slow_links = cluster
+    by_host, by_link = hosts.explain(slowness)
+    assert {host for host, factor in by_host.items() if factor > hosts.SLOW} == slow_hosts
+    assert {pair for pair, factor in by_link.items() if factor > hosts.SLOW} == slow_links
+
+
+def test_two_hosts_or_none_blame_nobody() -> None:
+    assert hosts.explain({}) == ({}, {})
+    assert all(math.isclose(factor, 1) for each in hosts.explain({(0, 1): 5.0}) for factor in each.values())
+
+
+@pytest.mark.parametrize("size", range(8))
+def test_each_pair_meets_once_and_no_host_twice_in_a_round(size: int) -> None:
+    played = [*hosts.rounds(range(size))]
+    assert sorted(pair for pairs in played for pair in pairs) == [*combinations(range(size), 2)]
+    for pairs in played:
+        assert len({host for pair in pairs for host in pair}) == 2 * len(pairs)
+
+
+ABOUT = About(name="a", versions={"python": "3.12.1", "torch": "2.14.1", "playground": "0.1.0"}, mtu=1500)
+LINK = Link(latency=5e-5, bandwidth=1e9)
+TRIO = Hosts(
+    names=("a", "b", "c"), about=dict.fromkeys(range(3), ABOUT),
+    links={(one, two): LINK for one in range(3) for two in range(3) if one != two},
+)  # fmt: skip
+
+
+def with_links(**changed: Link) -> Hosts:
+    """The trio, with other links: `ab` from a to b."""
+    links = {("abc".index(ends[0]), "abc".index(ends[1])): link for ends, link in changed.items()}
+    return replace(TRIO, links={**TRIO.links, **links})
+
+
+STUCK = replace(LINK, problem=hosts.STUCK)
+CLUSTERS: list[tuple[str, str, Hosts, str]] = [
+    ("answers", ERROR, replace(TRIO, silent={1: "Connection refused"}), "b does not answer: Connection refused"),
+    (
+        "host-versions", ERROR,
+        replace(TRIO, about={**TRIO.about, 2: replace(ABOUT, versions={**ABOUT.versions, "torch": "2.13.0"})}),
+        "torch 2.14.1, but 2.13.0 on c",
+    ),
+    (
+        "host-versions", WARNING,
+        replace(TRIO, about={**TRIO.about, 0: replace(ABOUT, versions={**ABOUT.versions, "python": "3.11.9"})}),
+        "python 3.12.1, but 3.11.9 on a",
+    ),
+    ("host-mtu", WARNING, replace(TRIO, about={**TRIO.about, 1: replace(ABOUT, mtu=9000)}), "but 9000 on b"),
+    ("clocks", WARNING, with_links(ab=replace(LINK, offset=-7.25)), "the clock of b is 7.2 s behind a"),
+    ("clocks", ERROR, with_links(ac=replace(LINK, offset=4000.0)), "the clock of c is 4,000.0 s ahead of a"),
+    ("connections", ERROR, with_links(bc=Link(problem="timed out")), "no connection from b to c: timed out"),
+    ("large-packets", ERROR, with_links(ab=STUCK, ba=STUCK), "between a and b small packets arrive"),
+    ("bandwidth", ERROR, with_links(cb=replace(LINK, bandwidth=2e8)), "the link between b and c has a bandwidth 5.0"),
+    (
+        "bandwidth", ERROR, with_links(ab=replace(LINK, bandwidth=2e8), ac=replace(LINK, bandwidth=2e8)),
+        "a has a bandwidth 5.0 times lower",
+    ),
+    ("latency", WARNING, with_links(ac=replace(LINK, latency=5e-3)), "the link between a and c has a latency 100.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "severity", "found", "saw"), CLUSTERS)
+def test_a_fault_between_hosts_is_found_by_one_check(check: str, severity: str, found: Hosts, saw: str) -> None:
+    [finding] = run_checks(hosts.CHECKS, hosts.CHECKS, found)
+    assert (finding.check, finding.severity) == (check, severity)
+    assert saw in finding.saw
+
+
+def test_every_check_of_hosts_finds_a_fault_and_nothing_where_there_is_none() -> None:
+    assert {check for check, *_ in CLUSTERS} == {*hosts.CHECKS}
+    assert [*run_checks(hosts.CHECKS, hosts.CHECKS, TRIO)] == []
+    small = with_links(ac=replace(LINK, latency=5e-5 + hosts.LEAST_EXCESS))
+    assert [*run_checks(hosts.CHECKS, hosts.CHECKS, small)] == []
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener(1, 2, "127.0.0.1", 0, ABOUT) as listener:
+        yield listener
+        listener.shutdown()
+
+
+class Ahead(Handler):
+    """Of a host whose clock is ahead by 100 s."""
+
+    def answer_time(self, question: hosts.Question) -> None:
+        while self.rfile.read(1):
+            self.wfile.write(hosts.PING.pack(time.time() + 100))
+
+
+class Deaf(Handler):
+    """Of a host that no large packet reaches."""
+
+    def answer_bytes(self, question: hosts.Question) -> float:
+        raise TimeoutError
+
+
+def test_a_link_is_measured(listener: Listener) -> None:
+    port = listener.port
+    link = hosts.measure("127.0.0.1", port)
+    assert (link.problem, link.offset) == ("", 0.0)
+    assert 0 < link.latency < hosts.LATENCY_LIMIT
+    assert link.bandwidth > 1e6
+    listener.RequestHandlerClass = Ahead
+    assert hosts.measure("127.0.0.1", port).offset == pytest.approx(100, abs=1)
+    listener.RequestHandlerClass = Deaf
+    assert hosts.measure("127.0.0.1", port).problem == hosts.STUCK
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "time", "loud": 1}', b"\xff" * 100]
+)
+def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:
+        connection.sendall(line + b"\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+
+
+def test_a_port_that_is_taken_is_refused(listener: Listener) -> None:
+    port = listener.port
+    with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is taken: choose another with --port"):
+        hosts.listen(["127.0.0.1"], 1, port, None, ABOUT)
+
+
+def test_hosts_find_each_other_and_the_one_that_is_missing(start_cli: Callable[..., subprocess.Popen[str]]) -> None:
+    """Three of four, which here are addresses of this machine; the second is never started."""
+    names = [f"127.0.0.{number}" for number in (1, 9, 2, 3)]
+    with socket.create_server((names[1], 0)) as missing:  # so that nobody takes its place
+        words = ("doctor", "--hosts", ",".join(names), "--port", missing.getsockname()[1], "--check", "hosts")
+        started = [start_cli(*words, "--timeout", 1.5, "--json") for _ in range(3)]
+        ended = [each.communicate(timeout=ENOUGH) for each in started]
+    assert [each.returncode for each in started] == [1, 1, 1]
+    documents = [json.loads(out) for out, _ in ended]
+    [found] = [document for document in documents if "hosts" in document]
+    assert [finding["check"] for finding in found["findings"]] == ["answers"]
+    assert found["findings"][0]["saw"].startswith("127.0.0.9 does not answer: ")
+    assert len(found["hosts"]["links"]) == 6
+    assert sum("the host that leads tells why" in err for _, err in ended) == 2
+
+
+def test_names_of_checks_are_unique() -> None:
+    assert len({*page.CHECKS, *page.TIERS}) == len(page.CHECKS) + len(page.TIERS)
