@@ -145,6 +145,16 @@ class Request:
         self.finish()
         return result
 
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Done when this is over."""
+
+        def finish(future: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+            future.value()  # raises what has failed
+            self.finish()
+            return [self.tensor]
+
+        return self.work.get_future().then(finish)
+
     def is_completed(self) -> bool:
         completed = self.work.is_completed()
         if completed:
