@@ -17,7 +17,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "averaged per rank",
-            {'ignore_index=PADDING, reduction="sum"': "ignore_index=PADDING", "losses * size / tokens": "losses"},
+            {'        reduction="sum",\n': "", "loss * size / tokens": "loss"},
             "a token of a rank with few of them weighs more",
         ),
         Mistake("padding counted", {TOKENS: "tokens = torch.tensor(labels.numel())"}, "padding is no token"),

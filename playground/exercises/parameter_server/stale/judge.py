@@ -11,7 +11,7 @@ from playground.exercises.exercise import ERROR, Exercise, Mistake
 if TYPE_CHECKING:
     import torch
 
-AHEAD = "pushes[each] - min(pushes.values()) <= staleness"
+AHEAD = "pushes[each] - slowest <= staleness"
 EXERCISE = Exercise(
     module=__name__,
     number=34,
@@ -27,7 +27,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "wakes nobody",
-            {"each for each in waiting if": "each for each in [worker] if"},
+            {"for each in waiting.copy()": "for each in [worker]"},
             "a worker that waits may go on when the slowest one has pushed",
             ERROR,
         ),
@@ -37,7 +37,7 @@ EXERCISE = Exercise(
             "rank 0 never pushes, and so is always the slowest",
             ERROR,
         ),
-        Mistake("waits for all", {AHEAD: "pushes[each] == min(pushes.values())"}, "that is a synchronous server"),
+        Mistake("waits for all", {AHEAD: "pushes[each] == slowest"}, "that is a synchronous server"),
     ),
 )
 

@@ -4,12 +4,21 @@ import torch
 import torch.distributed as dist
 
 
-def stale(rank: int, size: int, parameters: torch.Tensor, steps: int, staleness: int, workers: Any) -> None:
-    """Rank 0 serves workers of different speed: each pushes `steps` gradients, and gets the parameters after each.
-    None may be more than `staleness` pushes ahead of the slowest.
+def stale(
+    rank: int,
+    size: int,
+    parameters: torch.Tensor,
+    steps: int,
+    staleness: int,
+    workers: Any,
+) -> None:
+    """Rank 0 serves workers of different speed: each pushes `steps` gradients,
+    and gets the parameters after each, when it is not more than `staleness`
+    pushes ahead of the slowest.
 
     workers.next_push() waits for a push, and returns (worker, gradient).
-    workers.reply(worker, parameters) sends them to a worker that waits, which then computes its next gradient.
+    workers.reply(worker, parameters) sends them to a worker that waits; then it
+    computes its next gradient.
     """
     if rank > 0:  # a worker
         for _ in range(steps):
@@ -24,7 +33,9 @@ def stale(rank: int, size: int, parameters: torch.Tensor, steps: int, staleness:
         parameters += gradient
         pushes[worker] += 1
         waiting.append(worker)
-        for each in [each for each in waiting if pushes[each] - min(pushes.values()) <= staleness]:
-            workers.reply(each, parameters)
-            waiting.remove(each)
+        slowest = min(pushes.values())
+        for each in waiting.copy():
+            if pushes[each] - slowest <= staleness:
+                workers.reply(each, parameters)
+                waiting.remove(each)
     # until here

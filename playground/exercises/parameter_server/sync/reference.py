@@ -12,12 +12,16 @@ def sync(
     steps: int,
     lr: float,
 ) -> None:
-    """Rank 0 is the server, whose parameters count; all other ranks are workers. In each step, every worker computes a
-    gradient at the server's parameters, and the server takes one step of SGD with the mean. All end with the same."""
+    """Rank 0 is the server, whose parameters count; all other ranks are
+    workers. In each step, every worker computes a gradient at the server's
+    parameters, and the server takes one step of SGD with the mean. All end with
+    the same parameters.
+    """
     # write this
     for _ in range(steps):
         if rank == 0:
-            total, pushed = torch.zeros_like(parameters), torch.empty_like(parameters)
+            total = torch.zeros_like(parameters)
+            pushed = torch.empty_like(parameters)
             for worker in range(1, size):
                 dist.recv(pushed, worker)
                 total += pushed

@@ -4,11 +4,19 @@ import torch.nn.functional as F
 from torch import nn
 
 
-def gpipe(rank: int, size: int, stage: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Leave in `stage`, this rank's part of a model, the gradients of the mean squared error over the whole batch.
+def gpipe(
+    rank: int,
+    size: int,
+    stage: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> None:
+    """Leave in `stage`, this rank's part of a model, the gradients of the mean
+    squared error over the whole batch.
 
-    inputs, targets: [microbatches, samples, features]. Rank 0 has the inputs, the last rank has the targets; those of
-    other ranks are as large, and hold nothing. What travels between stages has the shape of a microbatch, too.
+    inputs, targets: [microbatches, samples, features]. Rank 0 has the inputs,
+    the last rank has the targets; those of other ranks are as large, and hold
+    nothing. What travels between stages has the shape of a microbatch, too.
     """
     # write this
     held = []

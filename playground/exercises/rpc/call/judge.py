@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from playground.exercises.cases import Case
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
-SENDS = "        requests = [dist.isend(torch.tensor(request), 0) for request in enumerate(arguments)]\n"
+SENDS = """\
+        for request in enumerate(arguments):
+            requests.append(dist.isend(torch.tensor(request), 0))
+"""
 EXERCISE = Exercise(
     module=__name__,
     number=32,
@@ -33,7 +36,7 @@ EXERCISE = Exercise(
         Mistake(
             "one call at a time",
             {
-                SENDS: "        requests = []\n",
+                SENDS: "",
                 "        for _ in arguments:\n": "        for request in enumerate(arguments):\n"
                 "            dist.send(torch.tensor(request), 0)\n",
             },

@@ -4,17 +4,28 @@ import torch
 import torch.distributed as dist
 
 
-def call(rank: int, size: int, arguments: list[int], calls: list[int], service: Any) -> list[int]:
-    """Have rank 0 answer this rank's `arguments`; the answers, in their order. On rank 0, which has none, [].
+def call(
+    rank: int,
+    size: int,
+    arguments: list[int],
+    calls: list[int],
+    service: Any,
+) -> list[int]:
+    """Have rank 0 answer this rank's `arguments`. Returns the answers in their
+    order, and on rank 0, which has no arguments, [].
 
-    calls[r] is the number of calls that rank r makes. Rank 0's `service` answers in an order of its own:
-    service.submit(ticket, argument) takes a request, and returns the list of all (ticket, answer) that are ready now.
-    service.close() returns the list of those that are left. A ticket is whatever you choose; it comes back as it was.
+    calls[r]: the number of calls that rank r makes.
+    service.submit(ticket, argument), on rank 0: takes a request, and returns
+    the list of all (ticket, answer) that are ready now, in any order.
+    service.close(): the list of those that are left.
+    A ticket is whatever you choose; it comes back as it was.
     """
     # write this
     message = torch.empty(2, dtype=torch.int64)
     if rank > 0:
-        requests = [dist.isend(torch.tensor(request), 0) for request in enumerate(arguments)]
+        requests = []
+        for request in enumerate(arguments):
+            requests.append(dist.isend(torch.tensor(request), 0))
         answers = [0] * len(arguments)
         for _ in arguments:
             dist.recv(message, 0)
