@@ -123,12 +123,12 @@ def exercises() -> dict[str, Exercise]:
     return {each.name: each for each in sorted(found, key=lambda each: each.number)}
 
 
-def find_exercise(name: str) -> Exercise:
-    """Raises `UsageError` if there is none of that name. `lesson/name` and a file's name are names, too."""
-    short = Path(name).name.removesuffix(".py").replace("_", "-")
-    if short not in exercises():
+def find_exercise(file: str) -> Exercise:
+    """The exercise whose file, or function, has this name. Raises `UsageError` if there is none."""
+    name = file.removesuffix(".py").replace("_", "-")
+    if name not in exercises():
         raise UsageError(f"there is no exercise {name!r}: choose one of {', '.join(exercises())}")
-    return exercises()[short]
+    return exercises()[name]
 
 
 def digest(source: str) -> str:

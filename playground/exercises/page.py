@@ -15,7 +15,7 @@ from playground.console.paths import FilePath
 from playground.console.session import to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import PASS, Exercise, exercises, find_exercise
+from playground.exercises.exercise import PASS, exercises, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.work import Work, check_file, count_mistakes, list_solutions
 from playground.runtime.errors import UsageError
@@ -27,34 +27,21 @@ POLL = 0.3
 """Seconds between two looks at the files that are watched."""
 
 
-class Named(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no type arguments here
-    """The name of an exercise."""
-
-    name = "NAME"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Exercise:
-        return value if isinstance(value, Exercise) else find_exercise(str(value))
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        return [click.shell_completion.CompletionItem(name) for name in exercises() if name.startswith(incomplete)]
-
-
-named = click.argument("chosen", metavar="NAME", type=Named())
+NAME = click.Choice(tuple(exercises()))
 
 
 @click.command("exercise", short_help=EXERCISES["exercise"].purpose)
-@click.argument("chosen", metavar="[NAME]", type=Named(), required=False)
+@click.argument("name", metavar="[NAME]", type=NAME, required=False)
 @click.option("--reset", is_flag=True, help="Begin again; a file that is there gets another name.")
-def exercise(chosen: Exercise | None, reset: bool) -> None:
+def exercise(name: str | None, reset: bool) -> None:
     """List the exercises and how far you are; with NAME, write the file to be completed into this folder and show the
     task."""
-    if chosen is None:
+    if name is None:
         if reset:
             raise UsageError("--reset begins one exercise again: name it")
         show_map(Work(Path.cwd()))
         return
+    chosen = exercises()[name]
     told = Work(Path.cwd()).begin(chosen, reset)
     show_markdown(chosen.task)
     terminal.say("", told)
@@ -188,10 +175,10 @@ def summarise(verdict: Verdict) -> str:
 
 
 @click.command("hint", short_help=EXERCISES["hint"].purpose)
-@named
-def hint(chosen: Exercise) -> None:
+@click.argument("name", metavar="NAME", type=NAME)
+def hint(name: str) -> None:
     """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
-    work = Work(Path.cwd())
+    work, chosen = Work(Path.cwd()), exercises()[name]
     shown = min(work.of(chosen).hints + 1, len(chosen.hints))
     work.note(chosen, hints=shown)
     for number, text in enumerate(chosen.hints[:shown], 1):
@@ -199,11 +186,11 @@ def hint(chosen: Exercise) -> None:
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
-@named
+@click.argument("name", metavar="NAME", type=NAME)
 @click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
-def solution(chosen: Exercise, give_up: bool) -> None:
+def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
-    work = Work(Path.cwd())
+    work, chosen = Work(Path.cwd()), exercises()[name]
     if not work.of(chosen).version:
         if not give_up:
             raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")

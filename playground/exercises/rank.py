@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import linecache
+import os
 import re
 import signal
 import sys
@@ -319,7 +320,8 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
     failed. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
     solution = sources[-1]
     record = Record(solution.file, size, exercise.operations)
-    kept = dict(sys.modules)
+    folder, kept = os.path.dirname(os.path.abspath(solution.file)), set(sys.modules)
+    sys.path.append(folder)
     cases: Callable[[int, int, int], Iterator[Case]] = importlib.import_module(exercise.module).cases
     try:
         with patched(record):
@@ -331,8 +333,9 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
                 if only in (None, place) and not run_case(rank, size, seed, place, case, function, record, group):
                     return
     finally:
-        for name in sys.modules.keys() - kept.keys():
-            if getattr(sys.modules[name], "__file__", None) in {source.file for source in sources}:
+        sys.path.remove(folder)
+        for name in sys.modules.keys() - kept:  # what lies beside the solution may have changed by the next time
+            if os.path.dirname(os.path.abspath(getattr(sys.modules[name], "__file__", None) or os.sep)) == folder:
                 del sys.modules[name]
 
 

@@ -195,6 +195,11 @@ def test_a_loop_is_ended_by_the_deadline() -> None:
     assert time.monotonic() - started < 60
 
 
+def test_what_a_solution_prints_is_shown_where_it_fails() -> None:
+    lines = tell_lines(judge(SWAP, f"{HEAD}    print('I am', rank)\n", 2))
+    assert lines[-1] == "  printed: I am 0"
+
+
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     verdict = judge(SWAP, f"{HEAD}    dist.send(tensor, rank ^ 1)\n", 2)
     assert (verdict.status, verdict.mistake) == (DEADLOCK, "both send first")
@@ -247,7 +252,7 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert run_cli("solution", "swap").out == SWAP.solution
     assert Work(folder).state(SWAP) == "passed"
     assert "stays as it is" in run_cli("exercise", "swap").out
-    assert "is in swap.1.py now" in " ".join(run_cli("exercise", "p2p/swap", "--reset").out.split())
+    assert "is in swap.1.py now" in " ".join(run_cli("exercise", "swap", "--reset").out.split())
     assert (folder / "swap.1.py").read_text() == SWAP.solution
     assert Work(folder).state(SWAP) == "changed"
     Work(folder).note(SWAP, version=SWAP.version + 1)
@@ -293,7 +298,7 @@ def test_what_is_no_solution_gets_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("exercise", "juggle"), "there is no exercise 'juggle': choose one of"),
+        (("exercise", "juggle"), "'juggle' is not one of 'whoami', 'share'"),
         (("check",), "there is no solution in this folder"),
         (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
         (("check", "--csv"), "--csv is for the table of --class DIR"),
@@ -340,6 +345,15 @@ def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.Captur
     assert shell.run_cell(f"from playground.exercises import check\n{SWAP.solution}").success
     assert check(shell.user_ns["swap"]).status == PASS
     assert capsys.readouterr().out.endswith("passed on 2, 3, 1, 5, 4 ranks\n")
+
+
+def test_what_a_solution_imports_is_imported_anew(folder: Path) -> None:
+    """A world that is kept has imported it before."""
+    (folder / "swap.py").write_text(f"from mine import PARTNER\n{SWAP.solution}".replace("rank ^ 1", "rank ^ PARTNER"))
+    (folder / "mine.py").write_text("PARTNER = 1")
+    assert check_file(folder / "swap.py", 2, 0).status == PASS
+    (folder / "mine.py").write_text("PARTNER = 10 + 1  # of another length, so that what was compiled is out of date")
+    assert check_file(folder / "swap.py", 2, 0).status == FAIL
 
 
 @pytest.mark.stress
