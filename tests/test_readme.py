@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from processes import ENOUGH, session_ends
+from ranks import needs_shm
 from widths import too_wide
 
 from playground.app import TOOLS
@@ -43,6 +44,7 @@ NOT_RUN = {
     "python -m playground ladder --model bert": "half a minute",
     "python -m playground chaos --kills 5 -- sgd --dataset digits --limit 1200 --epochs 3 "
     "--snapshot-every 2": "it shows something else each time",
+    "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c,d": "four machines",
@@ -156,7 +158,8 @@ def all_commands() -> list[list[Shown]]:
 def groups_to_run() -> list[Any]:
     """`all_commands`, as parameters."""
     names = [(group, group[0].command.removeprefix(OURS)) for group in all_commands()]
-    return [pytest.param(group, id=name, marks=[pytest.mark.stress] * (name in HEAVIER)) for group, name in names]
+    marks = [[pytest.mark.stress] * (name in HEAVIER) + [needs_shm] * ("--backend shm" in name) for _, name in names]
+    return [pytest.param(group, id=name, marks=needed) for (group, name), needed in zip(names, marks, strict=True)]
 
 
 def form(lines: list[str]) -> str:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 ANYTHING = object()
+MAX_VALUES = 2**16
+"""Of a tensor: of a larger one the first are looked at."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
 
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
-        yield Leaf(where, kind, tuple(value.shape), tuple(value.detach().flatten().tolist()))
+        values = value.detach().flatten()[:MAX_VALUES].tolist()
+        yield Leaf(where, kind, tuple(value.shape), tuple(values))
     elif isinstance(value, dict):
         for name, item in value.items():
             yield from flatten(item, f"{where}.{name}".removeprefix("."))

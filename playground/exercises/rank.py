@@ -344,11 +344,15 @@ def run_case(
 ) -> bool:
     """Run one case and report it; whether all ranks may go on to the next."""
     record.begin()
+    threads = threading.enumerate()
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):
         returned = function(*((rank, size) if case.gives_rank else ()), *case.args)
+    left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
+    if left:
+        record.problem("a thread left running", f"{left[0].name} goes on after the end", 0)
     for request in record.pending:
         record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
@@ -375,6 +379,6 @@ def run_case(
     balance[-1] = len(record.problems) + bool(find_difference(observation.held, observation.expected))
     report(at=RETURNED)
     dist.all_reduce(balance, group=group)
-    if balance[:-1].any() or record.pending:
-        raise RuntimeError("messages are left over: this world cannot run anything else")
+    if balance[:-1].any() or record.pending or left:
+        raise RuntimeError("messages or threads are left over: this world cannot run anything else")
     return not balance[-1]

@@ -154,7 +154,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
 
 
-ASK_FOR_SIZES = "do tensors that meet in a message or a collective have the same size?"
+ASK_FOR_SIZES = "; do tensors that meet in a message or a collective have the same size?"
 
 
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
@@ -290,7 +290,8 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict, onl
         made.tell_deadlock(error.diagnosis)
     except PlaygroundError as error:
         if isinstance(error, RankFailed) and not error.traceback:
-            made.tell(status=ERROR, rank=error.rank, words=f"{error.reason}; {ASK_FOR_SIZES}")
+            words = f"{error.reason}{ASK_FOR_SIZES * ('SIGABRT' in error.reason)}"
+            made.tell(status=ERROR, rank=error.rank, words=words)
         elif not made.tell_failure():  # after a failure, messages may be left over
             made.tell(status=BLOCKED, words=error.headline)
     if made.verdict.status in (PASS, FAIL, DEADLOCK):
@@ -369,9 +370,10 @@ def find_fault(exercise: Exercise, text: str) -> str:
         return NOT_WRITTEN
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
-        return f"{line}{error.msg if isinstance(error, SyntaxError) else error}"
+    except SyntaxError as error:
+        return f"line {error.lineno or 1}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"it cannot be parsed: {error!r}"
     for node in ast.walk(tree):
         for name in imported_names(node):
             if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):

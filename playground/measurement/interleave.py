@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from playground.runtime import device, report
 from playground.runtime.backends import backend_for
+from playground.runtime.black_box.hooks import hooks
 
 REPORT_EVERY = 1.0
 """Seconds between two reports, which take time from a core."""
@@ -47,11 +48,12 @@ def timed(
     def seconds() -> float:
         dist.barrier(group)
         synchronize(devices)
-        started = time.perf_counter()
-        for _ in range(times):
-            call()
-        synchronize(devices)
-        return (time.perf_counter() - started) / times
+        with hooks.paused():
+            started = time.perf_counter()
+            for _ in range(times):
+                call()
+            synchronize(devices)
+            return (time.perf_counter() - started) / times
 
     return seconds
 

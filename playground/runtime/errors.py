@@ -66,7 +66,7 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        told = str(self.diagnosis) if self.diagnosis and self.rank not in self.diagnosis.culprits else ""
+        told = str(self.diagnosis) if self.diagnosis else ""
         return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others), told]))
 
 

@@ -79,7 +79,7 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
 
 
 SWAP = exercises()["swap"]
-HEAD = "import torch\nimport torch.distributed as dist\n\n\ndef swap(rank, size, tensor):\n"
+HEAD = "import os, threading, time\nimport torch\nimport torch.distributed as dist\n\n\ndef swap(rank, size, tensor):\n"
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,10 @@ HEAD = "import torch\nimport torch.distributed as dist\n\n\ndef swap(rank, size,
     [
         ("", "the file is empty: exercise swap --reset writes the stub again"),
         ("def swap(:\n", "line 1: invalid syntax"),
+        ("-" * 10**5 + "1", "it cannot be parsed: "),
         ("def handover(rank, size, tensor): ...", "there is no function swap in it, but handover, of another exercise"),
         ("from playground.algorithms import ALGORITHMS\n", "line 1 imports playground.algorithms: write it yourself"),
-        (f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n", "line 9 starts ranks: put launch(…) under if __name__"),
+        (f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n", "line 10 starts ranks: put launch(…) under if __name__"),
     ],
 )
 def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
@@ -102,13 +103,15 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ("return input()", ERROR, "line 6: input() needs a keyboard, and ranks have none: take it out"),
-        ("breakpoint()", ERROR, "line 6: breakpoint() needs a keyboard"),
-        ("while True: print('on and on')", LOOP, "line 6: runs without end: it prints more than 65,536 characters"),
-        ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 6: runs without end: it makes more than 2,000 calls"),
-        ("return 1 / 0", ERROR, "line 6: ZeroDivisionError: division by zero"),
-        ("dist.destroy_process_group()", ERROR, "line 6: destroy_process_group() is not for you to call"),
-        ("exit()", ERROR, "line 6: SystemExit"),
+        ("return input()", ERROR, "line 7: input() needs a keyboard, and ranks have none: take it out"),
+        ("breakpoint()", ERROR, "line 7: breakpoint() needs a keyboard"),
+        ("while True: print('on and on')", LOOP, "line 7: runs without end: it prints more than 65,536 characters"),
+        ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 7: runs without end: it makes more than 2,000 calls"),
+        ("os._exit(3)", ERROR, "exited with code 3 without a result"),
+        ("threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL, "A thread left running"),
+        ("return 1 / 0", ERROR, "line 7: ZeroDivisionError: division by zero"),
+        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group() is not for you to call"),
+        ("exit()", ERROR, "line 7: SystemExit"),
         ("return tensor.tolist()", FAIL, "int at [0]; should be int64 of shape (6,)"),
         ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
         ("dist.all_reduce(tensor); return tensor", FAIL, "Short cut"),
@@ -191,7 +194,7 @@ def test_a_loop_is_ended_by_the_deadline() -> None:
     started = time.monotonic()
     verdict = judge(SWAP, f"{HEAD}    while True:\n        try: rank += 1\n        except Exception: pass\n", 2)
     assert verdict.status == LOOP
-    assert verdict.line in (6, 7, 8)
+    assert verdict.line in (7, 8, 9)
     assert time.monotonic() - started < 60
 
 
@@ -203,7 +206,7 @@ def test_what_a_solution_prints_is_shown_where_it_fails() -> None:
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     verdict = judge(SWAP, f"{HEAD}    dist.send(tensor, rank ^ 1)\n", 2)
     assert (verdict.status, verdict.mistake) == (DEADLOCK, "both send first")
-    assert verdict.ranks == ("rank 0: in send to rank 1, line 6", "rank 1: in send to rank 0, line 6")
+    assert verdict.ranks == ("rank 0: in send to rank 1, line 7", "rank 1: in send to rank 0, line 7")
 
 
 def test_other_line_ends_and_a_byte_order_mark_are_fine() -> None:

@@ -170,6 +170,7 @@ def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeyp
         (("--check", "bandwidth"), "--check bandwidth is about several hosts: add --hosts"),
         (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, python"),
         (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
+        (("--hosts", "a"), "--hosts names a alone: give two hosts or more"),
         (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),
         (("--port", "0"), "is not in the range 1<=x<=65535"),
     ],
@@ -319,7 +320,7 @@ def test_two_hosts_or_none_blame_nobody() -> None:
 
 @pytest.mark.parametrize("size", range(8))
 def test_each_pair_meets_once_and_no_host_twice_in_a_round(size: int) -> None:
-    played = [*hosts.rounds(range(size))]
+    played = [*hosts.schedule_rounds(range(size))]
     assert sorted(pair for pairs in played for pair in pairs) == [*combinations(range(size), 2)]
     for pairs in played:
         assert len({host for pair in pairs for host in pair}) == 2 * len(pairs)

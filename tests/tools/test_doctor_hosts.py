@@ -80,7 +80,8 @@ def test_torchrun_s_hosts_are_fit(hosts: Hosts) -> None:
     outs = [each.communicate(timeout=ENOUGH)[0] for each in started]
     assert [each.returncode for each in started] == [0] * 3
     assert outs[1:] == ["", ""]
-    assert len(json.loads(outs[0])["hosts"]["links"]) == 6
+    found = json.loads(outs[0])["hosts"]
+    assert (found["names"], len(found["links"])) == (["host-a", "host-b", "host-c"], 6)
 
 
 def test_a_slow_host_is_named(hosts: Hosts) -> None:

@@ -91,7 +91,8 @@ class Box:
         self.words = self.octets[:TEXTS].cast("q")
         self.words[TITLE], self.words[PID], self.words[RANK], self.words[SIZE] = MAGIC, os.getpid(), rank, size
         self.world = world
-        self.new = threading.Lock()
+        self.one_at_a_time = threading.RLock()
+        """Held by a thread that writes what is new."""
         self.main_thread = threading.main_thread().ident
 
     def begin_program(self) -> None:
@@ -119,16 +120,18 @@ class Box:
 
     def write(self, *thing: Any) -> int:
         """Write a line of the text. Returns its number; -1 if there is no room."""
-        line, used = json.dumps(thing).encode() + b"\n", self.words[USED]
-        if used + len(line) > TEXT:
-            return NONE
-        self.octets[TEXTS + used : TEXTS + used + len(line)] = line
-        self.words[USED] = used + len(line)
-        return next(self.lines_written)
+        line = json.dumps(thing).encode() + b"\n"
+        with self.one_at_a_time:
+            used = self.words[USED]
+            if used + len(line) > TEXT:
+                return NONE
+            self.octets[TEXTS + used : TEXTS + used + len(line)] = line
+            self.words[USED] = used + len(line)
+            return next(self.lines_written)
 
     def describe(self, key: Any, description: Description) -> Known:
         """From now on, operations like this are known by `key`."""
-        with self.new:
+        with self.one_at_a_time:
             if description not in self.described:
                 kind, name, group, _, _, peer, tag = description
                 channel = channel_of(kind, name, group, peer, tag)
@@ -202,10 +205,11 @@ class View:
 
     @property
     def progress(self) -> object:
-        """Stays the same as long as the main thread sleeps in one operation, or is in none, and the program has not
-        returned."""
-        used = process_status(self.pid, "task", str(self.pid))[11:13] if self.waits else []  # ticks, as user and system
-        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used
+        """Stays the same as long as the main thread sleeps, or is stopped, in one operation, or is in none, and the
+        program has not returned."""
+        status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
+        used = status[11:13]  # ticks of the processor, as user and system
+        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used, status[:1] == [b"T"]
 
     @property
     def programs(self) -> int:
@@ -225,7 +229,9 @@ class View:
         """What the rank does, with its latest operations. What is half written is left out."""
         content = self.memory[:]
         words = memoryview(content)[:RING].cast("q")
-        lines = read_lines(content[TEXTS : TEXTS + min(max(words[USED], 0), TEXT)])
+        text = content[TEXTS : TEXTS + min(max(words[USED], 0), TEXT)]
+        lines = read_lines(text)
+        is_whole = len(lines) == text.count(b"\n") and len(text) < TEXT - 1024
         first = lines[0][2] if lines else words[NEXT]
         main, now = words[MAIN], time.monotonic()
         numbers = [*range(max(first, words[NEXT] - latest), words[NEXT])]
@@ -241,7 +247,7 @@ class View:
             waits_for=inside,
             counts=counts,
             since=now - (inside.issued if inside else max(latest_times, default=now)),
-            has_other_threads=len(counts) >= MOST_CHANNELS - 1 or words[USED] > TEXT - 1024,
+            has_other_threads=len(counts) >= MOST_CHANNELS - 1 or not is_whole,
         )
 
     @property

@@ -236,7 +236,10 @@ def describe(
     graph: WaitGraph, kind: str, culprits: set[int], other: int, rank: int | None = None, proved: bool = False
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
-    disputed = graph.waits[rank] if rank is not None and other in graph.waits[rank].differing else None
+    pairs = ((rank, other), (other, rank))
+    disputed = next(
+        (graph.waits[one] for one, two in pairs if one in graph.waits and two in graph.waits[one].differing), None
+    )
     acts = {one: find_act(graph, one, kind, disputed) for one in sorted(graph.states)}
     alike = [
         one for one, act in acts.items() if act == acts[other] and (one == other or one in (culprits or graph.waits))

@@ -54,10 +54,7 @@ COLLECTIVES = {
 }
 """Methods of a process group: the name of each in torch.distributed, and which of its parameters holds a rank's input.
 (Output comes first.)"""
-ROOTED, REDUCING = (
-    ("broadcast", "reduce", "gather", "scatter"),
-    ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
-)
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MESSAGES = {"send": SEND, "recv": RECEIVE, "recv_anysource": RECEIVE}
 ZERO = timedelta(0)
 
@@ -98,6 +95,22 @@ class Hooks:
         for kept in (self.limited, self.works, self.forwarded):
             kept.clear()
         self.box = box
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations write nowhere in this block, whose time is taken: to write takes some microseconds for each. All
+        ranks must pause at the same point."""
+        box, self.box = self.box, None
+        try:
+            yield
+        finally:
+            self.box = box
+
+    def forget_groups(self) -> None:
+        """Groups are about to be made: they may get the ids of groups that are gone, by which operations are known."""
+        self.limited.clear()
+        if self.box:
+            self.box.known.clear()
 
     def end_program(self) -> None:
         """The program has returned. What is called from now on, to leave the world, is not its own."""
@@ -203,7 +216,7 @@ class Hooks:
             box = self.box
             if box is None or not dist.is_initialized():
                 return real(ranks, *args, **kwargs)
-            box.known.clear()  # it has ids of groups, and those of groups that are gone are used again
+            box.known.clear()  # see `forget_groups`
             world = self.ranks_of(dist.group.WORLD)
             members = tuple(world if ranks is None else ranks)
             come = members if kwargs.get("use_local_synchronization") else world

@@ -170,7 +170,7 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return ""
     if one.kind != COLLECTIVE:
         sizes = {prod(part.shape) * find_width(part.dtype) for part in (one, other)}
-        return SIZES if len(sizes) > 1 else DTYPES if one.dtype != other.dtype else ""
+        return SIZES if len(sizes) > 1 else ""
     if one.name != other.name:
         return "" if find_algorithm(one.name) == find_algorithm(other.name) else COLLECTIVES
     if one.name == NEW_GROUP and one.shape != other.shape:  # the members

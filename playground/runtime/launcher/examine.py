@@ -57,9 +57,8 @@ class Examiner:
             return None
         self.judged = standing
         found = diagnose(self.states(still))
-        if found is None or not found.proved or self.seen != [self.progress_of(rank) for rank in self.ranks]:
-            return None
-        return found
+        moved = any(was not in (None, self.progress_of(rank)) for rank, was in zip(self.ranks, standing, strict=True))
+        return found if found and found.proved and not moved else None
 
     def progress_of(self, rank: RankHandle) -> object:
         return rank.done, rank.vanished, rank.box and rank.box.progress

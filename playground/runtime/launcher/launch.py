@@ -98,8 +98,9 @@ def launch(
     Rank 0 is never expendable.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
-    `RankFailed` for the first rank that raised or died; `RankTimeout`, with every unfinished rank's Python stack, when
-    the timeout passes; `Preempted` when all ranks have ended and one of them has raised it. However it ends, Ctrl-C
+    `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is proved, when ranks wait for each
+    other or for one that has finished; `RankTimeout`, with every unfinished rank's Python stack, when the timeout
+    passes; `Preempted` when all ranks have ended and one of them has raised it. However it ends, Ctrl-C
     included, no rank outlives the call; if this process is killed, they end by themselves.
     """
     __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback

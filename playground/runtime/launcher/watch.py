@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from playground.runtime.black_box.diagnosis import LOST
 from playground.runtime.errors import (
     TIMED_OUT,
     UNHEARD,
@@ -91,7 +92,9 @@ def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float) 
 
 def explained(failure: PlaygroundError, examiner: Examiner) -> PlaygroundError:
     """The failure, with what the black boxes tell of it."""
-    failure.diagnosis = examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+    found = examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+    if found and found.kind != LOST:  # that a rank has failed is what the failure says
+        failure.diagnosis = found
     return failure
 
 

@@ -208,6 +208,7 @@ torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_gr
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
+    hooks.forget_groups()
     with contextlib.ExitStack() as formed:
         for member in members:
             if not member.joined and (ours := member.make_way(call)) is not call:

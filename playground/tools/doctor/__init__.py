@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-Facts = TypeVar("Facts")
+from typing import Any
 
 ERROR, WARNING = "error", "warning"
 """Severities: distributed training fails or is wrong; it is slower or less robust than it could be."""
@@ -26,6 +24,10 @@ class Finding:
     """The host it was found on; empty for this one, and for what is between hosts."""
 
 
+Check = Callable[[Any], Iterable[Finding]]
+"""From the facts of a tier to what is wrong with them."""
+
+
 def error(saw: str, rule: str, fix: str) -> Finding:
     return Finding(severity=ERROR, saw=saw, rule=rule, fix=fix)
 
@@ -34,14 +36,13 @@ def warning(saw: str, rule: str, fix: str) -> Finding:
     return Finding(severity=WARNING, saw=saw, rule=rule, fix=fix)
 
 
-def named(*checks: Callable[[Facts], Iterable[Finding]]) -> dict[str, Callable[[Facts], Iterable[Finding]]]:
-    """A table of checks, by name: that of the function, with hyphens."""
-    return {check.__name__.replace("_", "-"): check for check in checks}
+def find_checks(module: Mapping[str, Any]) -> dict[str, Check]:
+    """The checks of a module, by name: `check_host_name` is "host-name"."""
+    prefix = "check_"
+    return {name.removeprefix(prefix).replace("_", "-"): module[name] for name in module if name.startswith(prefix)}
 
 
-def run_checks(
-    checks: Mapping[str, Callable[[Facts], Iterable[Finding]]], chosen: Iterable[str], facts: Facts
-) -> Iterator[Finding]:
+def run_checks(checks: Mapping[str, Check], chosen: Iterable[str], facts: object) -> Iterator[Finding]:
     """What those of `checks` that are `chosen` find in the facts."""
     for name in chosen:
         for finding in checks[name](facts) if name in checks else ():

@@ -28,7 +28,7 @@ from typing import Any
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import is_loopback
-from playground.tools.doctor import Finding, error, named, warning
+from playground.tools.doctor import Finding, error, find_checks, warning
 from playground.tools.doctor.machine import family_of, resolve
 
 GREETING_INTERVAL, GREETING_LIMIT = 0.1, 1.0
@@ -297,7 +297,7 @@ def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> 
     return listener.errors
 
 
-def rounds(hosts: Sequence[int]) -> Iterator[list[Pair]]:
+def schedule_rounds(hosts: Sequence[int]) -> Iterator[list[Pair]]:
     """All pairs, in rounds in which each host has one partner at most: the circle method."""
     circle = [*hosts, *[-1] * (len(hosts) % 2)]
     for _ in circle[1:]:
@@ -338,16 +338,16 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
 
     found = Hosts(names=names, leader=listener.index, about=about, silent=silent, links=links)
     with ThreadPoolExecutor(len(names)) as pool:
-        for pairs in rounds(sorted(about)):
+        for pairs in schedule_rounds(sorted(about)):
             list(pool.map(measure_both_ways, pairs))
         list(pool.map(measure_both_ways, {(min(pair), max(pair)) for pair, link in links.items() if link.problem}))
     for _ in range(REPEATS):
-        for pair in suspects(found):
+        for pair in find_suspects(found):
             measure_both_ways(pair)
     return found
 
 
-def suspects(found: Hosts) -> list[Pair]:
+def find_suspects(found: Hosts) -> list[Pair]:
     """The links that are slow, and those of hosts that are."""
     blamed = set[Pair]()
     for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
@@ -404,14 +404,14 @@ def solve(matrix: list[list[float]]) -> list[float]:
     return [row[-1] / row[place] for place, row in enumerate(matrix)]
 
 
-def answers(found: Hosts) -> Iterator[Finding]:
+def check_answers(found: Hosts) -> Iterator[Finding]:
     for index, why in sorted(found.silent.items()):
         rule = "all hosts run this command at the same time, with the same list of hosts"
         fix = "start it there; have its firewall accept TCP from the others"
         yield error(f"{found.names[index]} does not answer: {why}", rule, fix)
 
 
-def host_versions(found: Hosts) -> Iterator[Finding]:
+def check_host_versions(found: Hosts) -> Iterator[Finding]:
     for package in ("torch", "python", "playground"):
         versions = {found.names[index]: about.versions.get(package) or "none" for index, about in found.about.items()}
         usual = statistics.mode(versions.values())
@@ -421,7 +421,7 @@ def host_versions(found: Hosts) -> Iterator[Finding]:
             yield kind(saw, "all ranks run the same software", f"install {package} {usual} there")
 
 
-def host_mtu(found: Hosts) -> Iterator[Finding]:
+def check_host_mtu(found: Hosts) -> Iterator[Finding]:
     sizes = {found.names[index]: about.mtu for index, about in found.about.items() if about.mtu}
     usual = statistics.mode(sizes.values()) if sizes else 0
     if others := [f"{size} on {name}" for name, size in sizes.items() if size != usual]:
@@ -429,7 +429,7 @@ def host_mtu(found: Hosts) -> Iterator[Finding]:
         yield warning(saw, "hosts of one network send packets of one size", f"ip link set NAME mtu {usual}")
 
 
-def clocks(found: Hosts) -> Iterator[Finding]:
+def check_clocks(found: Hosts) -> Iterator[Finding]:
     for (here, there), link in found.links.items():
         if here == found.leader and abs(link.offset) > CLOCK_TOLERANCE:
             apart = f"{abs(link.offset):,.1f} s {'ahead of' if link.offset > 0 else 'behind'}"
@@ -438,7 +438,7 @@ def clocks(found: Hosts) -> Iterator[Finding]:
             yield (error if abs(link.offset) > 300 else warning)(saw, rule, "timedatectl set-ntp true, on both")
 
 
-def broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
+def find_broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
     """The links with a problem, by the names of their hosts, and the problem; once if it is in both directions."""
     told = set[Pair]()
     for pair, link in found.links.items():
@@ -449,27 +449,27 @@ def broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
             yield f"between {here} and {there}" if both else f"from {here} to {there}", link.problem
 
 
-def connections(found: Hosts) -> Iterator[Finding]:
-    for where, problem in broken(found, stuck=False):
+def check_connections(found: Hosts) -> Iterator[Finding]:
+    for where, problem in find_broken(found, stuck=False):
         fix = "have the firewalls accept TCP between all hosts; compare routes"
         yield error(f"no connection {where}: {problem}", "every rank connects to every other", fix)
 
 
-def large_packets(found: Hosts) -> Iterator[Finding]:
-    for where, _ in broken(found, stuck=True):
+def check_large_packets(found: Hosts) -> Iterator[Finding]:
+    for where, _ in find_broken(found, stuck=True):
         rule = "what is on the way takes packets as large as the hosts' MTU"
         fix = "ip link set NAME mtu 1400, and less until it passes; or correct the switch or tunnel"
         yield error(f"{where} small packets arrive and large ones do not", rule, fix)
 
 
-def bandwidth(found: Hosts) -> Iterator[Finding]:
+def check_bandwidth(found: Hosts) -> Iterator[Finding]:
     for who, factor in blame(found, found.slowness("bandwidth"), SLOW):
         rule = "an all-reduce is as fast as its slowest link"
         fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
         yield error(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
 
 
-def latency(found: Hosts) -> Iterator[Finding]:
+def check_latency(found: Hosts) -> Iterator[Finding]:
     slowness = found.slowness("latency")
     least = min(slowness.values(), default=0.0)
     relevant = {pair: value if value > least + LEAST_EXCESS else least for pair, value in slowness.items()}
@@ -488,7 +488,7 @@ def blame(found: Hosts, slowness: Mapping[Pair, float], limit: float) -> Iterato
             yield f"the link between {found.names[here]} and {found.names[there]}", factor
 
 
-CHECKS = named(answers, host_versions, host_mtu, clocks, connections, large_packets, bandwidth, latency)
+CHECKS = find_checks(globals())
 
 
 def summarize(found: Hosts) -> str:

@@ -30,7 +30,7 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.host import cores as usable_cores
 from playground.runtime.meeting.environment import SERVED_BY_TORCHRUN
 from playground.runtime.meeting.rendezvous import GET_ADDRESS, LOOPBACK_INTERFACE, is_loopback
-from playground.tools.doctor import Finding, error, named, warning
+from playground.tools.doctor import Finding, error, find_checks, warning
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def measure_cores() -> dict[int, float]:
         return {}
     allowed, best = os.sched_getaffinity(0), dict[int, float]()
     try:
-        for measured in (lambda: allowed, lambda: slow_cores(best)):
+        for measured in (lambda: allowed, lambda: find_slow_cores(best)):
             end, rounds, chosen = time.perf_counter() + CORE_SECONDS, 0, sorted(measured())
             while chosen and (rounds < 5 or time.perf_counter() < end):
                 rounds += 1
@@ -226,7 +226,7 @@ def measure_cores() -> dict[int, float]:
     return best
 
 
-def slow_cores(seconds: Mapping[int, float], ratio: float = 1.5) -> list[int]:
+def find_slow_cores(seconds: Mapping[int, float], ratio: float = 1.5) -> list[int]:
     """The cores that take longer than the median by more than this ratio."""
     return [core for core in seconds if seconds[core] > ratio * median_low(seconds.values())]
 
@@ -311,13 +311,13 @@ class Machine:
     has_infiniband: bool = fact(lambda: any(Path("/sys/class/infiniband").glob("*")))
 
 
-def python(machine: Machine) -> Iterator[Finding]:
+def check_python(machine: Machine) -> Iterator[Finding]:
     if re.search(r"[a-z]", machine.python):
         saw = f"Python {machine.python} is not a release"
         yield warning(saw, "torch is built and tested for releases of Python", "install a release of Python")
 
 
-def import_path(machine: Machine) -> Iterator[Finding]:
+def check_import_path(machine: Machine) -> Iterator[Finding]:
     for module, file in machine.shadows:
         kind = error if module in ESSENTIAL else warning
         saw = f"{file} would be imported in the place of {module}"
@@ -326,7 +326,7 @@ def import_path(machine: Machine) -> Iterator[Finding]:
         yield warning(f"PYTHONPATH names {folder}, which is missing", "its folders exist", "unset or correct it")
 
 
-def host_name(machine: Machine) -> Iterator[Finding]:
+def check_host_name(machine: Machine) -> Iterator[Finding]:
     name, chosen = machine.hostname, any(map(machine.environ.get, VARIABLES))
     addresses = machine.resolved.get(name, ["10.0.0.1"])
     kind = error if machine.several_hosts else warning
@@ -342,7 +342,7 @@ def host_name(machine: Machine) -> Iterator[Finding]:
         yield kind(saw, rule, fix)
 
 
-def loopback(machine: Machine) -> Iterator[Finding]:
+def check_loopback(machine: Machine) -> Iterator[Finding]:
     rule, fix = "ranks of one host meet on loopback", f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
     for each in machine.interfaces:
         if each.name == LOOPBACK_INTERFACE and not each.is_usable:
@@ -352,7 +352,7 @@ def loopback(machine: Machine) -> Iterator[Finding]:
         yield error(f"localhost resolves to {', '.join(local or ['nothing'])}", rule, fix)
 
 
-def matching(value: str, interfaces: Sequence[Interface], exact: bool) -> list[Interface]:
+def match_interfaces(value: str, interfaces: Sequence[Interface], exact: bool) -> list[Interface]:
     """The interfaces that a value of such a variable stands for. NCCL's has prefixes of names, with = before it exact
     names, with ^ those that are not to be used. Source:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"""
@@ -362,7 +362,7 @@ def matching(value: str, interfaces: Sequence[Interface], exact: bool) -> list[I
     return [each for each, found in zip(interfaces, matches, strict=True) if found is not excludes]
 
 
-def interface_variables(machine: Machine) -> Iterator[Finding]:
+def check_interface_variables(machine: Machine) -> Iterator[Finding]:
     usable = [each for each in machine.interfaces if each.is_usable]
     names = ", ".join(each.name for each in usable)
     rule = "it names interfaces that are up and have an address"
@@ -370,7 +370,7 @@ def interface_variables(machine: Machine) -> Iterator[Finding]:
         value, exact = machine.environ.get(variable, ""), backend.trusts_host_name
         if not value or not machine.interfaces:
             continue
-        found = matching(value, usable, exact)
+        found = match_interfaces(value, usable, exact)
         outer = [each.name for each in usable if each.name != LOOPBACK_INTERFACE] or ["INTERFACE"]
         fix = f"export {variable}={outer[0]}, or unset {variable}"
         if not found or (exact and len(found) < len(value.split(","))):
@@ -382,7 +382,7 @@ def interface_variables(machine: Machine) -> Iterator[Finding]:
             yield warning(saw, "links that share the traffic take packets of one size", "ip link set NAME mtu BYTES")
 
 
-def mtu(machine: Machine) -> Iterator[Finding]:
+def check_mtu(machine: Machine) -> Iterator[Finding]:
     for each in machine.interfaces:
         if each.is_usable and each.mtu < 1280:
             saw = f"{each.name} has an MTU of {each.mtu}"
@@ -390,14 +390,14 @@ def mtu(machine: Machine) -> Iterator[Finding]:
             yield warning(saw, rule, f"ip link set {each.name} mtu 1500, if the network takes such packets")
 
 
-def firewall(machine: Machine) -> Iterator[Finding]:
+def check_firewall(machine: Machine) -> Iterator[Finding]:
     for name, why in machine.unreachable.items():
         saw = f"a connection to this machine's own address on {name} fails: {why}"
         rule = "ranks connect to each other at ports that the system chooses"
         yield error(saw, rule, "have the firewall accept TCP between the hosts that train, at all ports")
 
 
-def master_address(machine: Machine) -> Iterator[Finding]:
+def check_master_address(machine: Machine) -> Iterator[Finding]:
     name = machine.environ.get("MASTER_ADDR", "")
     if name and not (addresses := machine.resolved.get(name)):
         why = f"does not resolve within {NETWORK_LIMIT:g} s" if addresses is None else "resolves to nothing"
@@ -405,7 +405,7 @@ def master_address(machine: Machine) -> Iterator[Finding]:
         yield error(f"MASTER_ADDR={name} {why}", "all ranks meet at MASTER_ADDR", fix)
 
 
-def master_port(machine: Machine) -> Iterator[Finding]:
+def check_master_port(machine: Machine) -> Iterator[Finding]:
     port = machine.environ.get("MASTER_PORT", "")
     fix = f"take another port; ss -ltnp 'sport = :{port or DEFAULT_PORT}' tells who has it"
     if machine.port_refusal:
@@ -414,7 +414,7 @@ def master_port(machine: Machine) -> Iterator[Finding]:
         yield (error if port else warning)(saw, "rank 0 listens at MASTER_PORT, which must be free", fix)
 
 
-def proxies(machine: Machine) -> Iterator[Finding]:
+def check_proxies(machine: Machine) -> Iterator[Finding]:
     given = {name.lower(): value for name, value in machine.environ.items()}
     spared = re.split(r"[\s,]+", given.get("no_proxy", ""))
     if given.get("http_proxy") and not {"*", "localhost", "127.0.0.1"} & {*spared}:
@@ -423,7 +423,7 @@ def proxies(machine: Machine) -> Iterator[Finding]:
         yield warning(saw, rule, "export no_proxy=localhost,127.0.0.1 and the names of the hosts")
 
 
-def clock(machine: Machine) -> Iterator[Finding]:
+def check_clock(machine: Machine) -> Iterator[Finding]:
     if machine.age < -86400:
         saw = f"this program was installed {-machine.age / 86400:.0f} days in the future"
         rule = "files, certificates and caches are compared by time"
@@ -434,7 +434,7 @@ def clock(machine: Machine) -> Iterator[Finding]:
         yield warning(saw, rule, "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource")
 
 
-def shared_memory(machine: Machine) -> Iterator[Finding]:
+def check_shared_memory(machine: Machine) -> Iterator[Finding]:
     size = machine.shared_memory
     if size is not None and size < 2**30:
         kind = error if machine.gpus > 1 or size < 2**24 else warning
@@ -443,7 +443,7 @@ def shared_memory(machine: Machine) -> Iterator[Finding]:
         yield kind(f"/dev/shm has {format_bytes(size)}" if size else "there is no /dev/shm", rule, fix)
 
 
-def limits(machine: Machine) -> Iterator[Finding]:
+def check_limits(machine: Machine) -> Iterator[Finding]:
     for name, command, counted in LIMITS:
         if 0 <= (limit := machine.limits.get(name, -1)) < LEAST:
             rule = f"a rank has {counted} for every other rank, for workers and files: {LEAST} at least"
@@ -455,7 +455,7 @@ def limits(machine: Machine) -> Iterator[Finding]:
         yield error(f"ulimit -l is {format_bytes(limit)}", rule, fix)
 
 
-def memory(machine: Machine) -> Iterator[Finding]:
+def check_memory(machine: Machine) -> Iterator[Finding]:
     free, rule = machine.available_memory, "torch takes 0.3 GiB in each rank before there is a model"
     if free < 2**30:
         kind = error if free < 2**28 else warning
@@ -465,7 +465,7 @@ def memory(machine: Machine) -> Iterator[Finding]:
         yield warning(saw, "a rank whose memory is on a disk makes all others wait", "end other programs; swapoff -a")
 
 
-def cores(machine: Machine) -> Iterator[Finding]:
+def check_cores(machine: Machine) -> Iterator[Finding]:
     if machine.quota < machine.cores:
         saw = f"{machine.cores} cores are seen, and the container may use the time of {machine.quota:g}"
         rule = "threads beyond the quota are stopped, all at once, for most of every 0.1 s"
@@ -473,7 +473,7 @@ def cores(machine: Machine) -> Iterator[Finding]:
         yield warning(saw, rule, fix)
 
 
-def threads(machine: Machine) -> Iterator[Finding]:
+def check_threads(machine: Machine) -> Iterator[Finding]:
     most = max(1, math.floor(min(machine.cores, machine.quota)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         value = machine.environ.get(name, "1").split(",")[0]
@@ -484,22 +484,22 @@ def threads(machine: Machine) -> Iterator[Finding]:
             yield warning(f"{name}={value} on {most} core{'s' * (most > 1)}", rule, fix)
 
 
-def core_speed(machine: Machine) -> Iterator[Finding]:
-    if slow := slow_cores(machine.core_seconds):
+def check_core_speed(machine: Machine) -> Iterator[Finding]:
+    if slow := find_slow_cores(machine.core_seconds):
         times = [machine.core_seconds[core] / median_low(machine.core_seconds.values()) for core in slow]
         saw = f"up to {max(times):.1f} times as long as others need: cores {', '.join(map(str, slow))}"
         rule = "all ranks wait for the slowest at every step"
         yield warning(saw, rule, "look for what runs there, heat and power limits; keep ranks off them: taskset -c")
 
 
-def governor(machine: Machine) -> Iterator[Finding]:
+def check_governor(machine: Machine) -> Iterator[Finding]:
     for each in machine.governors:
         if each.startswith("powersave") and "pstate" not in each:
             rule = "with powersave the cores stay at their lowest frequency"
             yield warning(f"the governor is {each}", rule, "cpupower frequency-set -g performance")
 
 
-def disk(machine: Machine) -> Iterator[Finding]:
+def check_disk(machine: Machine) -> Iterator[Finding]:
     (folder, free), rule = machine.temporary, "torch, torchrun and compilers write files in TMPDIR: 1 GiB at least"
     if not folder:
         yield error("no folder for temporary files can be written", rule, "export TMPDIR with one that can be written")
@@ -509,7 +509,4 @@ def disk(machine: Machine) -> Iterator[Finding]:
         yield kind(saw, rule, "make room there, or export TMPDIR with another folder")
 
 
-CHECKS = named(
-    python, import_path, host_name, loopback, interface_variables, mtu, firewall, master_address, master_port, proxies,
-    clock, shared_memory, limits, memory, cores, threads, core_speed, governor, disk,
-)  # fmt: skip
+CHECKS = find_checks(globals())

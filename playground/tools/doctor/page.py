@@ -15,10 +15,10 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
 from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, interface_towards
 from playground.tools import TOOLS
-from playground.tools.doctor import ERROR, Finding, hosts, machine, run_checks, software
+from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, run_checks, software
 
 TOOL = TOOLS["doctor"]
-TIERS: Mapping[str, Mapping[str, object]] = {
+TIERS: Mapping[str, Mapping[str, Check]] = {
     "machine": machine.CHECKS,
     "torch": software.CHECKS,
     "hosts": hosts.CHECKS,
@@ -36,10 +36,12 @@ class DoctorSettings:
 
     @property
     def hosts(self) -> list[str]:
-        """Raises `UsageError` for a host that is named twice."""
+        """Raises `UsageError` for a host that is named twice, and for one alone."""
         found = [each.strip() for each in (self.names or "").split(",") if each.strip()]
         if twice := next((each for each in found if found.count(each) > 1), ""):
             raise UsageError(f"--hosts names {twice} twice: give each host once")
+        if len(found) == 1:
+            raise UsageError(f"--hosts names {found[0]} alone: give two hosts or more, or leave it out")
         return found
 
 
@@ -110,6 +112,9 @@ class Examination:
                 self.session.say(f"hosts: {names[listener.leader]} leads, and reports")
                 return hosts.follow(listener, addresses, timeout)
             found = hosts.lead(listener, addresses, names, silent)
+        if not self.settings.hosts:  # torchrun's are known by their own names
+            known = [found.about[index].name if index in found.about else name for index, name in enumerate(names)]
+            found = replace(found, names=known)
         theirs = [
             replace(finding, host=found.names[index])
             for index, said in found.about.items()

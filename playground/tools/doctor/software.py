@@ -27,7 +27,7 @@ from playground.runtime.errors import UsageError
 from playground.runtime.meeting.process_end import end_with_parent
 from playground.runtime.meeting.rendezvous import Rendezvous, prepare_rendezvous
 from playground.runtime.remote import remote
-from playground.tools.doctor import Finding, error, named, warning
+from playground.tools.doctor import Finding, error, find_checks, warning
 
 TRY = remote("playground.tools.doctor.software:try_torch")
 ELEMENTS = 2**18
@@ -78,10 +78,11 @@ def examine(timeout: float) -> Torch:
         return Torch()
     facts["stage"] = "importing torch"
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    end_with_us = partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None))
     child = subprocess.Popen(
         [sys.executable, "-m", TRY.module], env=environ, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None)),
+        preexec_fn=end_with_us if sys.platform == "linux" else None,
     )  # fmt: skip
     try:
         out, err = child.communicate(timeout=timeout)
@@ -170,7 +171,7 @@ def add_up(rank: int, backend: str, rendezvous: Rendezvous, listener: object) ->
         raise ValueError(f"{wrong:,} of {ELEMENTS:,} elements of a sum are wrong")
 
 
-def torch_import(torch: Torch) -> Iterator[Finding]:
+def check_torch_import(torch: Torch) -> Iterator[Finding]:
     if not torch.version:
         yield error("torch is not installed", "every rank imports torch", "pip install torch torchvision")
     elif torch.problem:
@@ -181,14 +182,14 @@ def torch_import(torch: Torch) -> Iterator[Finding]:
         yield warning(saw, "from a local disk it takes 2 s", "install torch on a local disk, not on a shared one")
 
 
-def torch_versions(torch: Torch) -> Iterator[Finding]:
+def check_torch_versions(torch: Torch) -> Iterator[Finding]:
     ours, vision = (re.match(r"(\d+)\.(\d+)", each) for each in (torch.version, torch.torchvision))
     if ours and vision and (ours[1], vision[1]) == ("2", "0") and int(vision[2]) != int(ours[2]) + 15:
         saw = f"torch {torch.version} and torchvision {torch.torchvision}"
         yield error(saw, "torchvision 0.(N + 15) is built for torch 2.N", REINSTALL)
 
 
-def built_in_backends(torch: Torch) -> Iterator[Finding]:
+def check_built_in_backends(torch: Torch) -> Iterator[Finding]:
     for backend in BACKENDS.values():
         needed = backend.device_type == "cpu" or (torch.gpus and torch.cuda)
         if needed and not torch.built_in.get(backend.name, True):
@@ -196,7 +197,7 @@ def built_in_backends(torch: Torch) -> Iterator[Finding]:
             yield error(saw, f"ranks need {backend.name}: {backend.summary}", "install a torch from pytorch.org")
 
 
-def gpu_driver(torch: Torch) -> Iterator[Finding]:
+def check_gpu_driver(torch: Torch) -> Iterator[Finding]:
     driver = ".".join(map(str, torch.driver))
     fix = "install a torch built for this driver's CUDA, or update the driver"
     if torch.gpus and not torch.cuda:
@@ -210,7 +211,7 @@ def gpu_driver(torch: Torch) -> Iterator[Finding]:
         yield error(saw, "torch sees what CUDA_VISIBLE_DEVICES and the container show it", "unset CUDA_VISIBLE_DEVICES")
 
 
-def all_reduce(torch: Torch) -> Iterator[Finding]:
+def check_all_reduce(torch: Torch) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
             saw = f"two ranks on loopback with {backend}: {problem}"
@@ -219,7 +220,7 @@ def all_reduce(torch: Torch) -> Iterator[Finding]:
             )
 
 
-def gpus(torch: Torch) -> Iterator[Finding]:
+def check_gpus(torch: Torch) -> Iterator[Finding]:
     kinds = sorted({name for name, *_ in torch.gpus})
     if len(kinds) > 1:
         fix = "train on GPUs of one kind: export CUDA_VISIBLE_DEVICES"
@@ -230,7 +231,7 @@ def gpus(torch: Torch) -> Iterator[Finding]:
             yield warning(saw, "a rank has a GPU to itself", "nvidia-smi tells who uses it")
 
 
-CHECKS = named(torch_import, torch_versions, built_in_backends, gpu_driver, all_reduce, gpus)
+CHECKS = find_checks(globals())
 
 
 if __name__ == "__main__":
