@@ -64,6 +64,8 @@ class Exercise:
     """Numbers of ranks, those first whose failures are easiest to read."""
     operations: tuple[str, ...] = MESSAGES
     """Functions of torch.distributed that may be used; any other one is a short cut."""
+    preload: tuple[str, ...] = ()
+    """Modules that take long to import: the fork server does, once for all ranks."""
     builds_on: tuple[str, ...] = ()
     """Exercises whose functions this one may import."""
     mistakes: tuple[Mistake, ...] = ()

@@ -90,6 +90,9 @@ def check(
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
     server.preload(JUDGE.module)
+    for one in exercises().values():
+        if students or one.file in {file.name for file in files or list_solutions(Path.cwd())}:
+            server.preload(*one.preload)
     server.warm_up()
     keep_worlds()
     if students:

@@ -34,6 +34,9 @@ from playground.runtime.remote import remote
 JUDGE = remote("playground.exercises.rank:judge")
 DEADLINE = 5.0
 """Seconds that one case may take."""
+HANGS = 30.0
+"""Seconds after which a world without a sign of life is ended: a busy machine may start that slowly. Ranks themselves
+end a case that takes too long, and a deadlock is proved before."""
 ENDLESS = "runs without end"
 RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
 """In the place of an operation, its peer and its line."""
@@ -279,7 +282,7 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict, onl
     made = Attempt(size, verdict)
     arguments = (tuple(sources), exercise, verdict.seed, only)
     try:
-        launch(JUDGE, size, args=arguments, timeout=DEADLINE + 2, on_report=made.take)
+        launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take)
         made.tell_failure()
     except Ended:
         pass

@@ -18,10 +18,12 @@ from playground.exercises import check
 from playground.exercises.exercise import BLOCKED, DEADLOCK, ERROR, FAIL, LOOP, PASS, Exercise, Mistake, exercises
 from playground.exercises.verdict import Source, Verdict, check_source, explain_digits, tell_lines
 from playground.exercises.work import PROGRESS, Work, check_file
+from playground.runtime.launcher.server import preload
 
 Run = Callable[..., Any]
 ALL = list(exercises().values())
 MISTAKES = [(exercise, mistake) for exercise in ALL for mistake in exercise.mistakes]
+preload(*(module for exercise in ALL for module in exercise.preload))
 QUICK = {"swap", "reduce-scatter", "average"}
 """The exercises that are looked at in every run of the suite, on fewer worlds; `make stress` looks at all."""
 

@@ -1,0 +1,65 @@
+"""Gradient accumulation under DistributedDataParallel: a communication hook counts what is synchronised."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case
+from playground.exercises.exercise import Exercise, Mistake
+
+CONTEXT = "contextlib.nullcontext() if is_last else model.no_sync()"
+EXERCISE = Exercise(
+    module=__name__,
+    number=26,
+    operations=("DistributedDataParallel",),
+    preload=("torch._dynamo",),  # which DistributedDataParallel imports
+    mistakes=(
+        Mistake(
+            "synchronises each time",
+            {CONTEXT: "contextlib.nullcontext()"},
+            "no_sync() must be around the forward pass, too, of all micro-batches but the last",
+        ),
+        Mistake("unscaled", {" / len(inputs)": ""}, "a sum of means, one for each micro-batch, is no mean"),
+        Mistake("never synchronises", {CONTEXT: "model.no_sync()"}, "the last backward has to, for all of them"),
+        Mistake(
+            "keeps the last micro-batch only",
+            {"            loss = ": "            model.zero_grad()\n            loss = "},
+            "gradients are set to zero before a step, not before each micro-batch",
+        ),
+    ),
+)
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    for parts in (2, 1, 5):
+        torch.manual_seed(seed + parts)
+        whole = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)).double()
+        inputs, targets = (torch.randn(size, parts, 4, width).double() for width in (3, 1))
+        model, synchronised = DistributedDataParallel(copy.deepcopy(whole)), list[int]()
+        model.register_comm_hook(synchronised, average)
+        F.mse_loss(whole(inputs), targets).backward()
+        yield Case(
+            f"{parts} micro-batch{'es' * (parts > 1)}",
+            (model, inputs[rank], targets[rank]),
+            held=lambda model=model, synchronised=synchronised: {
+                "synchronisations": len(synchronised),
+                "grad": [param.grad for param in model.parameters()],
+            },
+            expected={"synchronisations": 1, "grad": [param.grad for param in whole.parameters()]},
+            is_coded=False,
+        )
+
+
+def average(synchronised: list[int], bucket):  # type: ignore[no-untyped-def]  # torch wants its class, or nothing
+    """As DistributedDataParallel does without a hook. All gradients are in one bucket."""
+    import torch.distributed as dist
+
+    synchronised.append(bucket.index())
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    return dist.group.WORLD.allreduce([buffer]).get_future().then(lambda future: future.value()[0])

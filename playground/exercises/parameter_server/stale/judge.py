@@ -1,0 +1,115 @@
+"""Stale synchronous parallel, by a clock of our own: when a worker pushes follows from when it got its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from playground.exercises.cases import Case
+from playground.exercises.exercise import ERROR, Exercise, Mistake
+
+if TYPE_CHECKING:
+    import torch
+
+AHEAD = "pushes[each] - slowest <= staleness"
+EXERCISE = Exercise(
+    module=__name__,
+    number=34,
+    worlds=(3, 2, 5),
+    mistakes=(
+        Mistake("staleness off by one: too strict", {"<= staleness": "< staleness"}),
+        Mistake("staleness off by one: too lax", {"<= staleness": "<= staleness + 1"}),
+        Mistake(
+            "blocks the slowest",
+            {AHEAD: "pushes[each] == max(pushes.values())"},
+            "whom the others are waiting for gets no reply",
+            ERROR,
+        ),
+        Mistake(
+            "wakes nobody",
+            {"for each in waiting.copy()": "for each in [worker]"},
+            "a worker that waits may go on when the slowest one has pushed",
+            ERROR,
+        ),
+        Mistake(
+            "counts the server as a worker",
+            {"dict.fromkeys(range(1, size), 0)": "dict.fromkeys(range(size), 0)"},
+            "rank 0 never pushes, and so is always the slowest",
+            ERROR,
+        ),
+        Mistake("waits for all", {AHEAD: "pushes[each] == slowest"}, "that is a synchronous server"),
+    ),
+)
+
+
+class Workers:
+    """What the server sees of them. Worker w computes for `durations[w - 1]` seconds of a clock that nobody waits for;
+    `log` says when each got which parameters."""
+
+    def __init__(self, durations: Sequence[float], steps: int) -> None:
+        self.durations, self.now = durations, 0.0
+        self.due = dict(enumerate(durations, 1))
+        self.left = dict.fromkeys(self.due, steps)
+        self.waiting, self.log = set[int](), list[tuple[float, int, int]]()
+
+    def next_push(self) -> tuple[int, torch.Tensor]:
+        import torch
+        import torch.distributed as dist
+
+        if not self.due:
+            ranks = ", ".join(f"rank {worker}" for worker in sorted(self.waiting)) or "nobody"
+            raise RuntimeError(f"after {self.now:.2f} s no push will come: replies are due to {ranks}")
+        worker = min(self.due, key=lambda worker: self.due[worker])
+        self.now = self.due.pop(worker)
+        self.waiting.add(worker)
+        self.left[worker] -= 1
+        gradient = torch.tensor(0)
+        dist.recv(gradient, worker)
+        return worker, gradient
+
+    def reply(self, worker: int, parameters: torch.Tensor) -> None:
+        import torch.distributed as dist
+
+        if worker not in self.waiting:
+            raise RuntimeError(f"a reply to rank {worker}, which does not wait for one")
+        dist.send(parameters, worker)
+        self.waiting.remove(worker)
+        self.log.append((self.now, worker, int(parameters)))
+        if self.left[worker]:
+            self.due[worker] = self.now + self.durations[worker - 1]
+
+
+def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tuple[float, int, int]]:
+    """When each worker is to get which parameters. Its reply number k comes at its push number k, though not before
+    everybody has pushed k - staleness times."""
+    pushed, replied = list[list[float]](), [[0.0] * len(durations)]
+    for k in range(1, steps + 1):
+        pushed.append([start + duration for start, duration in zip(replied[-1], durations, strict=True)])
+        slowest = max(pushed[k - staleness - 1]) if k > staleness else 0.0
+        replied.append([max(time, slowest) for time in pushed[-1]])
+    shares = [(time, 10**worker) for times in pushed for worker, time in enumerate(times, 1)]
+    return sorted(
+        (time, worker, sum(share for at, share in shares if at <= time))
+        for times in replied[1:]
+        for worker, time in enumerate(times, 1)
+    )
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    import torch
+
+    durations = (1.0, 2.31, 0.87, 3.77)[: size - 1]
+    for staleness, steps in ((2, 5), (1, 4), (0, 3)):
+        workers, parameters = Workers(durations, steps), torch.tensor(0)
+        yield Case(
+            f"staleness {staleness}",
+            (parameters, steps, staleness, workers),
+            held=lambda workers=workers: list(map(describe, sorted(workers.log))),
+            expected=[] if rank else list(map(describe, replies(durations, steps, staleness))),
+            is_coded=False,
+        )
+
+
+def describe(reply: tuple[float, int, int]) -> str:
+    time, worker, parameters = reply
+    return f"at {time:.2f} s rank {worker} gets {parameters}"

@@ -1,0 +1,28 @@
+from typing import Any
+
+
+def one_forward_one_backward(
+    rank: int,
+    size: int,
+    stage: Any,
+    microbatches: int,
+) -> None:
+    """Let every microbatch m go forward and backward through this rank's stage,
+    in the order of 1F1B.
+
+    stage.forward(m) receives its activations, computes, sends on, and keeps
+    what backward needs; stage.backward(m) receives a gradient, computes, sends
+    back, and frees that. Both wait for what they receive, but not for what they
+    send.
+    """
+    # write this
+    ahead = min(microbatches, size - 1 - rank)
+    for m in range(ahead):
+        stage.forward(m)
+    for m in range(ahead, microbatches):
+        stage.forward(m)
+        stage.backward(m - ahead)
+    for m in range(microbatches - ahead, microbatches):
+        stage.backward(m)
+    # until here
+    stage.finish()

@@ -1,0 +1,73 @@
+"""Remote calls over messages: requests are numbered, and replies find their way back in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.exercises.cases import Case
+from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
+
+SENDS = """\
+        for request in enumerate(arguments):
+            requests.append(dist.isend(torch.tensor(request), 0))
+"""
+EXERCISE = Exercise(
+    module=__name__,
+    number=32,
+    worlds=(2, 3, 5),
+    mistakes=(
+        Mistake(
+            "assumes an order",
+            {"answers[number] = answer": "answers[_] = answer", "for _ in arguments": "for _ in range(len(arguments))"},
+            "the number in a reply says which call it answers",
+        ),
+        Mistake(
+            "replies to the wrong caller",
+            {"torch.tensor([number, answer]), caller)": "torch.tensor([number, answer]), source)"},
+            "who has asked last is not always whose answer is ready",
+            DEADLOCK,
+        ),
+        Mistake(
+            "stops with calls pending",
+            {"    reply(service.close())\n": ""},
+            "callers wait for answers that the service still has",
+            DEADLOCK,
+        ),
+        Mistake(
+            "one call at a time",
+            {
+                SENDS: "",
+                "        for _ in arguments:\n": "        for request in enumerate(arguments):\n"
+                "            dist.send(torch.tensor(request), 0)\n",
+            },
+            "an answer may become ready only when further requests have come",
+            DEADLOCK,
+        ),
+    ),
+)
+
+
+class Service:
+    """Answers 3x + 1, the latest request first, whenever it has got `batch` requests."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch, self.held = batch, list[tuple[object, int]]()
+
+    def submit(self, ticket: object, argument: int) -> list[tuple[object, int]]:
+        self.held.append((ticket, 3 * argument + 1))
+        return self.close() if len(self.held) == self.batch else []
+
+    def close(self) -> list[tuple[object, int]]:
+        ready, self.held = self.held[::-1], []
+        return ready
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    for batch, calls in ((2, [0, 3, 4, 2, 5]), (1, [0, 3, 3, 3, 3]), (4, [0, 6, 0, 1, 7])):
+        arguments = [100 * rank + 7 * number % 10 for number in range(calls[rank])]
+        yield Case(
+            f"{batch} answers at a time" if batch > 1 else "one answer at a time",
+            (arguments, calls[:size], Service(batch) if rank == 0 else None),
+            returns=[3 * argument + 1 for argument in arguments],
+            is_coded=False,
+        )
