@@ -90,9 +90,8 @@ def check(
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
     server.preload(JUDGE.module)
-    for one in exercises().values():
-        if students or one.file in {file.name for file in files or list_solutions(Path.cwd())}:
-            server.preload(*one.preload)
+    names = {file.name for file in files or list_solutions(Path.cwd())}
+    server.preload(*(name for each in exercises().values() if students or each.file in names for name in each.preload))
     server.warm_up()
     keep_worlds()
     if students:

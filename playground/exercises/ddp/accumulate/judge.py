@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from playground.exercises.cases import Case
 from playground.exercises.exercise import Exercise, Mistake
+
+if TYPE_CHECKING:
+    import torch
 
 CONTEXT = "contextlib.nullcontext() if is_last else model.no_sync()"
 EXERCISE = Exercise(
@@ -27,6 +32,20 @@ EXERCISE = Exercise(
             {"            loss = ": "            model.zero_grad()\n            loss = "},
             "gradients are set to zero before a step, not before each micro-batch",
         ),
+        Mistake(
+            "all micro-batches at once",
+            {"zip(inputs, targets, strict=True)": "[(inputs, targets)]", "number == len(inputs) - 1": "True"}
+            | {" / len(inputs)": ""},
+            "there is no memory for that",
+        ),
+        Mistake(
+            "one backward for all",
+            {
+                "    for number": "    losses = []\n    for number",
+                "            loss.backward()\n": "            losses.append(loss)\n    sum(losses).backward()\n",
+            },
+            "until its backward, a micro-batch takes memory",
+        ),
     ),
 )
 
@@ -41,19 +60,31 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         torch.manual_seed(seed + parts)
         whole = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)).double()
         inputs, targets = (torch.randn(size, parts, 4, width).double() for width in (3, 1))
-        model, synchronised = DistributedDataParallel(copy.deepcopy(whole)), list[int]()
+        model, synchronised, memory = DistributedDataParallel(copy.deepcopy(whole)), list[int](), [0]
         model.register_comm_hook(synchronised, average)
+        model.register_forward_hook(partial(note_memory, memory))
         F.mse_loss(whole(inputs), targets).backward()
         yield Case(
             f"{parts} micro-batch{'es' * (parts > 1)}",
             (model, inputs[rank], targets[rank]),
-            held=lambda model=model, synchronised=synchronised: {
+            held=lambda model=model, synchronised=synchronised, memory=memory: {
                 "synchronisations": len(synchronised),
+                "samples in memory": memory,
                 "grad": [param.grad for param in model.parameters()],
             },
-            expected={"synchronisations": 1, "grad": [param.grad for param in whole.parameters()]},
+            expected={
+                "synchronisations": 1,
+                "samples in memory": [0, 4] * parts + [0],
+                "grad": [param.grad for param in whole.parameters()],
+            },
             is_coded=False,
         )
+
+
+def note_memory(memory: list[int], model: object, inputs: object, output: torch.Tensor) -> None:
+    """Samples are in memory from their forward to their backward. `memory`: their number after each of these."""
+    memory.append(memory[-1] + output.numel())
+    output.register_hook(lambda gradient: memory.append(memory[-1] - output.numel()))
 
 
 def average(synchronised: list[int], bucket):  # type: ignore[no-untyped-def]  # torch wants its class, or nothing
