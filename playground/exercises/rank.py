@@ -148,8 +148,11 @@ class Request:
         self.finish()
         return result
 
-    def get_future(self) -> Any:
-        def finish(future: Any) -> list[torch.Tensor]:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Done when this is over."""
+
+        def finish(future: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+            future.value()  # raises what has failed
             self.finish()
             return [self.tensor]
 
