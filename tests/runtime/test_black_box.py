@@ -246,7 +246,7 @@ from playground.runtime.black_box.box import Box
 box = Box(0, 2, "a world")
 box.begin_program()
 for _ in range(3):
-    number = box.call(box.describe("send", ("send", "send", (0, 1), (3,), "float32", 1, 7)), 1)
+    number = box.call(box.describe("send", ("send", "send", (0, 1), (3,), "float32", 1, 7)), 1, False)
 box.end(number - 1)
 print(flush=True)
 signal.pause()
@@ -276,7 +276,7 @@ def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
     box.begin_program()
     known = box.describe("send", DESCRIPTION)
     for _ in range(5000):
-        box.end(box.call(known, 1))
+        box.end(box.call(known, 1, False))
     state = View(os.getpid(), box.file).read(latest=10)
     assert [each.index for each in state.operations] == list(range(4990, 5000))
     assert state.counts == {(SEND, (0, 1), 1, 7): 5000}
@@ -290,7 +290,7 @@ def test_more_than_fits_never_proves_anything() -> None:
     box = Box(0, 2, "a world")
     box.begin_program()
     for tag in range(2000):
-        box.call(box.describe(tag, (*DESCRIPTION[:-1], tag)), 1)
+        box.call(box.describe(tag, (*DESCRIPTION[:-1], tag)), 1, False)
     state = View(os.getpid(), box.file).read()
     assert state.has_other_threads
     assert len(state.operations) < 2000

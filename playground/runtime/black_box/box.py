@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,7 @@ class Box:
         self.write("world", self.world, words[NEXT])
         for place in range(COUNTS, COUNTS + MOST_CHANNELS):
             words[place] = 0
+        self.call = self.make_call()
         words[PROGRAMS] += 1
 
     def end_program(self) -> None:
@@ -143,19 +144,24 @@ class Box:
             self.known[key] = self.described[description]
             return self.known[key]
 
-    def call(self, known: Known, depth: int, may_give_up: bool = False) -> int:
-        """An operation is called, by the program's innermost line from `depth` frames above this one on. Returns its
-        number. (Of what is done at each operation, a fifth is time, and the rest is cold caches: every name counts.)"""
-        description, place = known
-        number, words = self.next_number(), self.words
-        index = words[place]
-        RECORD.pack_into(
-            self.memory, RING + RECORD.size * (number % CAPACITY),
-            number + 1, time.monotonic_ns(), -may_give_up, index, self.sources.find(depth), description,
-            NONE if (error := sys.exc_info()[1]) is None else self.note_raised(error),
-        )  # fmt: skip
-        words[place], words[NEXT] = index + 1, number + 1
-        return number
+    def make_call(self) -> Callable[[Known, int, bool], int]:
+        """What is called at each operation: it has all that it needs at hand."""
+        words, memory, pack, length = self.words, self.memory, RECORD.pack_into, RECORD.size
+        next_number, find, now, exc_info = self.next_number, self.sources.find, time.monotonic_ns, sys.exc_info
+
+        def call(known: Known, depth: int, may_give_up: bool) -> int:
+            """An operation is called, by the program's innermost line from `depth` frames above this one on. Returns
+            its number."""
+            description, place = known
+            number, index = next_number(), words[place]
+            error = exc_info()[1]
+            raised = NONE if error is None else self.note_raised(error)
+            record = RING + length * (number % CAPACITY)
+            pack(memory, record, number + 1, now(), -may_give_up, index, find(depth), description, raised)
+            words[place], words[NEXT] = index + 1, number + 1
+            return number
+
+        return call
 
     def take_back(self, number: int, known: Known) -> None:
         """The operation was refused before it began: it does not count, and meets none of the others'."""

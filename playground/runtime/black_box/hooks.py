@@ -272,7 +272,7 @@ class Hooks:
         """Record a collective of these ranks that takes as long as this block, in which there may be others."""
         key = name, ranks, shape, tag
         known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, shape, "", None, tag))
-        number = box.call(known, 4)
+        number = box.call(known, 4, False)
         is_main, around = threading.get_ident() == box.main_thread, box.around
         if is_main:
             box.around = box.words[MAIN] = number
