@@ -1,0 +1,152 @@
+"""The checks of a script that has run here: would it also work on nccl, on more ranks, with unequal data?
+
+Not seen is what the ranks have not called, and on which device tensors would be where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from playground.runtime.backends import BACKENDS
+from playground.runtime.black_box import COLLECTIVE, RECEIVE, SEND, Operation
+from playground.runtime.black_box.box import CAPACITY
+from playground.runtime.black_box.diagnosis import CURES, ENDED
+from playground.tools.doctor import Finding, error, find_checks, warning
+from playground.tools.doctor.script import Run, Script
+
+NOT_IN_NCCL = ("monitored_barrier", "all_gather_coalesced")
+Message = tuple[int, int, tuple[int, ...]]
+"""Sender, receiver, group."""
+
+
+def list_messages(run: Run) -> Iterator[tuple[int, Message, Operation]]:
+    """The known parts of messages whose ends are known, each with the rank that called it."""
+    for state in run.states:
+        for one in state.operations:
+            if one.kind != COLLECTIVE and one.peer is not None:
+                ends = (state.rank, one.peer) if one.kind == SEND else (one.peer, state.rank)
+                yield state.rank, (*ends, one.group), one
+
+
+def check_agreement(script: Script) -> Iterator[Finding]:
+    if run := next((run for run in script.runs if run.diagnosis), None):
+        assert run.diagnosis
+        saw = f"on {run.size} ranks: {' '.join(run.diagnosis.sentence.split())}"
+        yield error(saw, "ranks call operations that match, equally often, in the same order", run.diagnosis.cure)
+
+
+def check_failure(script: Script) -> Iterator[Finding]:
+    run, fix = script.runs[-1], "derive peers, groups and shards from get_world_size(), not from a constant"
+    if run.failure and run is script.runs[0]:
+        fix = f"torchrun --nproc-per-node {run.size} {script.path} shows the traceback"
+        yield error(run.failure, "a script returns on all ranks", fix)
+    elif run.failure:
+        yield error(
+            f"it works on {script.runs[0].size} ranks; {run.failure}", "a script works on any number of ranks", fix
+        )
+
+
+def check_call_counts(script: Script) -> Iterator[Finding]:
+    """Of a run that has returned all the same: nobody may have waited for the last calls."""
+    for run in (run for run in script.runs if run.has_returned):
+        counts = {state.rank: state.counts for state in run.states}
+        lines = {(state.rank, one.channel): one.line for state in run.states for one in state.operations}
+        for (rank, channel), line in lines.items():
+            kind, group, peer, tag = channel
+            others = {other: counts[other].get(channel, 0) for other in group} if kind == COLLECTIVE else {}
+            if kind == SEND and peer is not None and (RECEIVE, group, None, tag) not in counts[peer]:
+                others = {peer: counts[peer].get((RECEIVE, group, rank, tag), 0)}
+            if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
+                saw = f"rank {rank} calls {counts[rank][channel]} {kind}s, and rank {fewer[0]} {others[fewer[0]]} "
+                saw = f"on {run.size} ranks: {saw}{'receives ' * (kind == SEND)}({line})"
+                rule = "all ranks of a group call its collectives, and each send has its receive"
+                yield error(saw, rule, CURES[ENDED])
+                return
+
+
+def check_branches(script: Script) -> Iterator[Finding]:
+    met: dict[object, dict[str, str]] = {}
+    for run in script.runs:
+        for one in (one for state in run.states for one in state.operations if one.peer is None):
+            file, _, number = one.line.partition(" in ")[0].rpartition(":")
+            source = linecache.getline(str(script.path.with_name(file or "?")), int(number or 0))
+            if one.kind == COLLECTIVE and one.name in source:  # not what DDP calls, or `join`
+                met.setdefault((run.size, one.channel, one.index), {})[one.line] = one.name
+    calls = {tuple(sorted(lines)): name for lines in met.values() for name in lines.values() if len(lines) > 1}
+    for lines, name in calls.items():
+        saw = f"ranks meet in {name} from different lines: {', '.join(lines)}"
+        yield warning(saw, "a collective in a branch needs its like in the others", "call it after the branches")
+
+
+def check_any_source(script: Script) -> Iterator[Finding]:
+    for line in sorted({one.line for one in script.operations() if one.kind == RECEIVE and one.peer is None}):
+        yield error(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
+
+
+def check_nccl_operations(script: Script) -> Iterator[Finding]:
+    for name, line in sorted({(one.name, one.line) for one in script.operations() if one.name in NOT_IN_NCCL}):
+        yield error(f"{name} ({line})", "nccl lacks it", "call it in a group of gloo: new_group(backend='gloo')")
+
+
+def check_tags(script: Script) -> Iterator[Finding]:
+    for run in script.runs:
+        parts: dict[tuple[str, Message], list[Operation]] = {}
+        for _, message, one in list_messages(run):
+            parts.setdefault((one.kind, message), []).append(one)
+        for (kind, message), sent in parts.items():
+            if kind == SEND and len(tags := {one.tag for one in sent}) > 1:
+                pairs = zip(sent, parts.get((RECEIVE, message), []), strict=False)
+                mixed = len(sent) < CAPACITY / 2 and any(one.tag != other.tag for one, other in pairs)
+                order = f"{'not ' * mixed}received in the order of sending"
+                saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, {order}"
+                rule = "nccl ignores tags: messages between two ranks arrive in the order of sending"
+                yield (error if mixed else warning)(f"{saw} ({sent[0].line})", rule, "receive in the order of sending")
+                return
+
+
+def check_message_order(script: Script) -> Iterator[Finding]:
+    """Play the messages as nccl may run them: those of a rank one after the other, unless it calls them in a batch."""
+    for run in script.runs:
+        parts = [(rank, (*message, one.tag, one.index), one) for rank, message, one in list_messages(run)]
+        known = Counter(key for _, key, _ in parts)
+        queues: dict[int, list[dict[object, Operation]]] = {state.rank: [] for state in run.states}
+        for rank, key, one in ((rank, key, one) for rank, key, one in parts if known[key] == 2):
+            last = next(reversed(queues[rank][-1].values())) if queues[rank] else None
+            if last and last.line == one.line and not 0 < last.done < one.issued:
+                queues[rank][-1][key] = one
+            else:
+                queues[rank].append({key: one})
+        while True:
+            heads = Counter(key for queue in queues.values() for key in next(iter(queue), {}))
+            if not (ready := {key for key, count in heads.items() if count == 2}):
+                break
+            for queue in filter(None, queues.values()):
+                queue[0] = {key: one for key, one in queue[0].items() if key not in ready}
+                queue[:] = filter(None, queue)
+        if stuck := {one.line for queue in queues.values() for one in next(iter(queue), {}).values()}:
+            saw = f"on {run.size} ranks: messages, called one by one, cross each other ({', '.join(sorted(stuck))})"
+            rule = "nccl runs them in the order of calls, and large ones wait for their receivers"
+            yield error(saw, rule, "call them together: batch_isend_irecv")
+            return
+
+
+def check_device(script: Script) -> Iterator[Finding]:
+    source = script.path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
+            given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "backend")]
+            for name in (ast.literal_eval(each) for each in given if isinstance(each, ast.Constant)):
+                if name in BACKENDS and BACKENDS[name].device_type == "cpu":
+                    saw = f"backend {name} is given ({script.path.name}:{node.lineno})"
+                    yield warning(saw, "nccl is for GPUs, and the default is gloo and nccl", "leave the backend out")
+    first = next((one.line for one in script.operations() if one.line.startswith(f"{script.path.name}:")), "")
+    if first and not re.search("cuda|accelerator", source, re.IGNORECASE):
+        saw = f"tensors of the CPU ({first}): {script.path.name} names no GPU"
+        yield warning(saw, "nccl takes tensors of a GPU only", "make tensors on torch.device('cuda', LOCAL_RANK)")
+
+
+CHECKS = find_checks(globals())
