@@ -152,7 +152,11 @@ FAULTY: list[tuple[str, str, str, str]] = [
     ("failure", ERROR, "dist.barrier()\nsys.exit(3)", " of 2 failed: SystemExit: 3 (train.py:9 in <module>)"),
     (
         "call-counts", ERROR, "dist.barrier()\nif rank == 0: sent = dist.isend(one, 1)",
-        "on 2 ranks: rank 0 calls 1 sends, and rank 1 0 receives (train.py:9 in <module>)",
+        "on 2 ranks: sends of rank 0: 1 (train.py:9 in <module>), receives of rank 1: 0",
+    ),
+    (
+        "call-counts", ERROR, "if rank == 0: sum = dist.all_reduce(one, async_op=True)",
+        "on 2 ranks: collectives of rank 0: 1 (train.py:8 in <module>), collectives of rank 1: 0",
     ),
     (
         "message-order", ERROR,

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from playground.runtime.backends import BACKENDS
-from playground.runtime.black_box import COLLECTIVE, RECEIVE, SEND, Operation
-from playground.runtime.black_box.box import CAPACITY
+from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, Operation
 from playground.runtime.black_box.diagnosis import CURES, ENDED
 from playground.tools.doctor import Finding, error, find_checks, warning
 from playground.tools.doctor.script import Run, Script
 
 NOT_IN_NCCL = ("monitored_barrier", "all_gather_coalesced")
+"""Operations that torch's nccl backend lacks."""
 Message = tuple[int, int, tuple[int, ...]]
 """Sender, receiver, group."""
 
@@ -40,14 +40,14 @@ def check_agreement(script: Script) -> Iterator[Finding]:
 
 
 def check_failure(script: Script) -> Iterator[Finding]:
-    run, fix = script.runs[-1], "derive peers, groups and shards from get_world_size(), not from a constant"
-    if run.failure and run is script.runs[0]:
-        fix = f"torchrun --nproc-per-node {run.size} {script.path} shows the traceback"
-        yield error(run.failure, "a script returns on all ranks", fix)
+    first, run = script.runs[0], script.runs[-1]
+    if first.failure:
+        fix = f"torchrun --nproc-per-node {first.size} {script.path} shows the traceback"
+        yield error(first.failure, "a script returns on all ranks", fix)
     elif run.failure:
-        yield error(
-            f"it works on {script.runs[0].size} ranks; {run.failure}", "a script works on any number of ranks", fix
-        )
+        saw = f"it works on {first.size} ranks; {run.failure}"
+        fix = "derive peers, groups and shards from get_world_size(), not from a constant"
+        yield error(saw, "a script works on any number of ranks", fix)
 
 
 def check_call_counts(script: Script) -> Iterator[Finding]:
@@ -61,10 +61,9 @@ def check_call_counts(script: Script) -> Iterator[Finding]:
             if kind == SEND and peer is not None and (RECEIVE, group, None, tag) not in counts[peer]:
                 others = {peer: counts[peer].get((RECEIVE, group, rank, tag), 0)}
             if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
-                saw = f"rank {rank} calls {counts[rank][channel]} {kind}s, and rank {fewer[0]} {others[fewer[0]]} "
-                saw = f"on {run.size} ranks: {saw}{'receives ' * (kind == SEND)}({line})"
-                rule = "all ranks of a group call its collectives, and each send has its receive"
-                yield error(saw, rule, CURES[ENDED])
+                saw = f"on {run.size} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
+                saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"
+                yield error(saw, "a collective is called by its whole group, a send has a receive", CURES[ENDED])
                 return
 
 
@@ -99,8 +98,9 @@ def check_tags(script: Script) -> Iterator[Finding]:
             parts.setdefault((one.kind, message), []).append(one)
         for (kind, message), sent in parts.items():
             if kind == SEND and len(tags := {one.tag for one in sent}) > 1:
-                pairs = zip(sent, parts.get((RECEIVE, message), []), strict=False)
-                mixed = len(sent) < CAPACITY / 2 and any(one.tag != other.tag for one, other in pairs)
+                orders = [[(one.tag, one.index) for one in part] for part in (sent, parts.get((RECEIVE, message), []))]
+                known = {*orders[0]} & {*orders[1]}
+                mixed = [key for key in orders[0] if key in known] != [key for key in orders[1] if key in known]
                 order = f"{'not ' * mixed}received in the order of sending"
                 saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, {order}"
                 rule = "nccl ignores tags: messages between two ranks arrive in the order of sending"
@@ -135,7 +135,7 @@ def check_message_order(script: Script) -> Iterator[Finding]:
 
 
 def check_device(script: Script) -> Iterator[Finding]:
-    source = script.path.read_text(encoding="utf-8")
+    source = script.path.read_bytes()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
             given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "backend")]
@@ -143,8 +143,9 @@ def check_device(script: Script) -> Iterator[Finding]:
                 if name in BACKENDS and BACKENDS[name].device_type == "cpu":
                     saw = f"backend {name} is given ({script.path.name}:{node.lineno})"
                     yield warning(saw, "nccl is for GPUs, and the default is gloo and nccl", "leave the backend out")
-    first = next((one.line for one in script.operations() if one.line.startswith(f"{script.path.name}:")), "")
-    if first and not re.search("cuda|accelerator", source, re.IGNORECASE):
+    lines = (one.line for one in script.operations() if one.dtype or one.name == MAKE_DDP)
+    first = next((line for line in lines if line.startswith(f"{script.path.name}:")), "")
+    if first and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
         saw = f"tensors of the CPU ({first}): {script.path.name} names no GPU"
         yield warning(saw, "nccl takes tensors of a GPU only", "make tensors on torch.device('cuda', LOCAL_RANK)")
 

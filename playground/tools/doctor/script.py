@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from playground.runtime.black_box import Operation, RankState
-from playground.runtime.black_box.box import TIME_LIMIT, View, find_boxes
+from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
 from playground.runtime.black_box.diagnosis import RUNNING, STRAGGLER, Diagnosis, diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.examine import line_of
@@ -65,7 +65,9 @@ class Script:
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> Script:
     """Run `path` with its arguments `words`, for `seconds` at most on each number of ranks, until a run fails. Raises
-    `UsageError` for what is no script in Python, and for one that calls no operation of torch.distributed."""
+    `UsageError` for what is no script in Python, for one that calls no operation, and without black boxes."""
+    if os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
+        raise UsageError(f"doctor {path} reads the ranks' black boxes: it needs Linux, and not {SWITCH}=0")
     try:
         with syntax_errors_in_one_line():
             ast.parse(path.read_bytes(), str(path))
@@ -84,7 +86,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
 
 
 def run_script(path: Path, words: Sequence[str], size: int, seconds: float, timeout: float) -> Run:
-    """Raises `UsageError` if ranks have no black boxes here."""
+    """The script on `size` ranks."""
     boxes: dict[int, View] = {}
     groups: list[int] = []
     last: list[RankState] = []
@@ -116,8 +118,6 @@ def run_script(path: Path, words: Sequence[str], size: int, seconds: float, time
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
-    if not states and has_returned:
-        raise UsageError("doctor SCRIPT reads the ranks' black boxes: it needs Linux, and no PLAYGROUND_BLACK_BOX=0")
     why = why or find_mismatch(states)
     return Run(size=size, has_returned=has_returned, failure=failure, diagnosis=why, states=states)
 
