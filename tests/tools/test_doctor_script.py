@@ -211,6 +211,12 @@ def test_what_is_no_script_for_torchrun_is_refused(source: str | None, why: str,
         examine(tmp_path / "train.py", (), ENOUGH, ENOUGH)
 
 
+def test_without_black_boxes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_BLACK_BOX", "0")
+    with pytest.raises(UsageError, match="it needs Linux, and not PLAYGROUND_BLACK_BOX=0"):
+        find_in(tmp_path, TRAINING)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

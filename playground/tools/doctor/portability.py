@@ -1,6 +1,6 @@
 """The checks of a script that has run here: would it also work on nccl, on more ranks, with unequal data?
 
-Not seen is what the ranks have not called, and on which device tensors would be where there is a GPU.
+What the ranks have not called is not seen; where tensors would be on a machine with GPUs, only the text tells.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def list_messages(run: Run) -> Iterator[tuple[int, Message, Operation]]:
 
 
 def check_agreement(script: Script) -> Iterator[Finding]:
-    if run := next((run for run in script.runs if run.diagnosis), None):
-        assert run.diagnosis
-        saw = f"on {run.size} ranks: {' '.join(run.diagnosis.sentence.split())}"
-        yield error(saw, "ranks call operations that match, equally often, in the same order", run.diagnosis.cure)
+    for size, found in [(run.size, run.diagnosis) for run in script.runs if run.diagnosis]:
+        saw = f"on {size} ranks: {' '.join(found.sentence.split())}"
+        yield error(saw, "ranks call operations that match, equally often, in the same order", found.cure)
 
 
 def check_failure(script: Script) -> Iterator[Finding]:
@@ -101,10 +100,10 @@ def check_tags(script: Script) -> Iterator[Finding]:
                 orders = [[(one.tag, one.index) for one in part] for part in (sent, parts.get((RECEIVE, message), []))]
                 known = {*orders[0]} & {*orders[1]}
                 mixed = [key for key in orders[0] if key in known] != [key for key in orders[1] if key in known]
-                order = f"{'not ' * mixed}received in the order of sending"
-                saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, {order}"
+                saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, "
+                saw += f"{'not ' * mixed}received in the order of sending ({sent[0].line})"
                 rule = "nccl ignores tags: messages between two ranks arrive in the order of sending"
-                yield (error if mixed else warning)(f"{saw} ({sent[0].line})", rule, "receive in the order of sending")
+                yield (error if mixed else warning)(saw, rule, "receive in the order of sending")
                 return
 
 

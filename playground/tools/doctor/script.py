@@ -28,6 +28,8 @@ from playground.runtime.remote import syntax_errors_in_one_line
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""
 FAILED = "failed"
+LEADER = "process group"
+"""Key of a report: the id of the process group that a rank leads. With a space, it is none of the script's own."""
 
 
 class Elapsed(Exception):
@@ -92,10 +94,10 @@ def run_script(path: Path, words: Sequence[str], size: int, seconds: float, time
     last: list[RankState] = []
 
     def listen(rank: int, event: Event) -> None:
-        if "examined" in event:
-            groups.append(event["examined"])
+        if LEADER in event:
+            groups.append(event[LEADER])
             boxes.update((rank, view) for view in find_boxes(groups[-1:]))
-        if "seconds" in event:
+        if TIME_LIMIT in event:
             last[:] = (boxes[rank].read() for rank in sorted(boxes))  # before they are stopped
             raise Elapsed
 
@@ -125,9 +127,9 @@ def run_script(path: Path, words: Sequence[str], size: int, seconds: float, time
 def run_on_rank(rank: int, size: int, path: Path, words: Sequence[str], seconds: float) -> None:
     """Run the script as its own program, without its output."""
     os.setpgid(0, 0)
-    report(examined=os.getpid())
+    report(**{LEADER: os.getpid()})
     if rank == 0:
-        clock = threading.Timer(seconds, report, kwargs={"seconds": seconds})
+        clock = threading.Timer(seconds, report, kwargs={TIME_LIMIT: seconds})
         clock.name, clock.daemon = TIME_LIMIT, True
         clock.start()
     with open(os.devnull, "w") as nowhere:
