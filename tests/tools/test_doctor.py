@@ -168,7 +168,7 @@ def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeyp
     ("words", "why"),
     [
         (("--check", "bandwidth"), "--check bandwidth is about several hosts: add --hosts"),
-        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, python"),
+        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, script, python"),
         (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
         (("--hosts", "a"), "--hosts names a alone: give two hosts or more"),
         (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),

@@ -61,7 +61,9 @@ MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
 TEXTS = RING + RECORD.size * CAPACITY
 LENGTH = TEXTS + TEXT
-HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor")
+TIME_LIMIT = "time limit"
+"""Name of a thread that only reports that the time is up."""
+HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor", TIME_LIMIT)
 """Names of threads that call no operation, or are not among the others."""
 Description = tuple[str, str, tuple[int, ...], Any, Any, "int | None", int]
 """kind, name, group, shape, dtype, peer, tag: see `Operation`. The types are torch's own."""

@@ -1,10 +1,11 @@
-"""The command `doctor`: the checks of this machine, of torch, and of several hosts. Does not import torch."""
+"""The command `doctor`: the checks of this machine, torch, several hosts, or a script. Does not import torch."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 
@@ -15,13 +16,14 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
 from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, interface_towards
 from playground.tools import TOOLS
-from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, run_checks, software
+from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, portability, run_checks, script, software
 
 TOOL = TOOLS["doctor"]
 TIERS: Mapping[str, Mapping[str, Check]] = {
     "machine": machine.CHECKS,
     "torch": software.CHECKS,
     "hosts": hosts.CHECKS,
+    "script": portability.CHECKS,
 }
 CHECKS = [check for checks in TIERS.values() for check in checks]
 
@@ -33,6 +35,7 @@ class DoctorSettings:
         name="--hosts", metavar="HOST,…",
     )  # fmt: skip
     port: int = flag(29600, "Port at which they ask each other.", least=1, most=65535)
+    seconds: float = flag(10.0, "Seconds for which a script runs on each number of ranks, at most.", above=0, below=1e6)
 
     @property
     def hosts(self) -> list[str]:
@@ -89,6 +92,13 @@ class Examination:
         about = "" if facts.problem else f" (torch {facts.version}, imported in {facts.import_seconds:.1f} s)"
         self.conclude("torch", facts, run_checks(software.CHECKS, self.chosen, facts), about)
 
+    def examine_script(self, path: Path, words: Sequence[str]) -> None:
+        with self.session.bar() as bar:
+            bar.show(f"running {path.name}")
+            facts = script.examine(path, words, self.settings.seconds, self.session.run.timeout)
+        about = ", ".join(f"{run.size} ranks {run.outcome}" for run in facts.runs)
+        self.conclude("script", facts, run_checks(portability.CHECKS, self.chosen, facts), f" ({about})")
+
     def describe_itself(self) -> hosts.About:
         """What this host is asked for by the one that leads."""
         env, others = self.session.world.rank_env, self.settings.hosts
@@ -127,12 +137,16 @@ class Examination:
         return 0
 
 
-@click.command(TOOL.name, short_help=TOOL.purpose)
+@click.command(TOOL.name, short_help=TOOL.purpose, context_settings={"allow_interspersed_args": False})
+@click.argument("words", metavar="[SCRIPT.py [ARGS]…]", nargs=-1, type=click.UNPROCESSED)
 @pack_options("settings", DoctorSettings)
 @names_option("--check", known=[*TIERS, *CHECKS], default=(ALL,), help="Checks to run, by name or tier")
 @flags(RunOptions, "timeout", "as_json", changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}})
-def command(settings: DoctorSettings, check: tuple[str, ...], timeout: float, as_json: bool) -> None:
-    """Examine this machine, torch, and, with --hosts or under torchrun, the hosts and their links.
+def command(
+    words: tuple[str, ...], settings: DoctorSettings, check: tuple[str, ...], timeout: float, as_json: bool
+) -> None:
+    """Examine this machine, torch, and, with --hosts or under torchrun, the hosts and their links. Or a script for
+    torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen.
 
     Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
 
@@ -140,23 +154,30 @@ def command(settings: DoctorSettings, check: tuple[str, ...], timeout: float, as
         python -m playground doctor
         python -m playground doctor --check torch,shared-memory
         python -m playground doctor --hosts a,b,c
+        python -m playground doctor train.py --epochs 1
     """
     session = Session(TOOL.name, RunOptions(timeout=timeout, as_json=as_json), default_size=1)
     env = session.world.rank_env
     size = len(settings.hosts) or (env.size // env.local_size if env else 1)
-    tiers = [tier for tier in TIERS if tier != "hosts" or size > 1]
+    tiers = ["script"] if words else [tier for tier in TIERS if tier != "script" and (tier != "hosts" or size > 1)]
+    if words and (env or settings.hosts):
+        raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without torchrun and --hosts")
     if env and env.local_rank:
         return  # one process examines a host
     known = [name for tier in tiers for name in TIERS[tier]]
     wanted = {*check} | {name for tier in tiers if tier in check for name in TIERS[tier]}
     examination = Examination(session, settings, select_names(known, [*wanted] or [ALL]))
     if missing := sorted(wanted - {*known, *tiers, ALL}):
-        raise UsageError(f"--check {missing[0]} is about several hosts: add --hosts, or start it by torchrun")
+        about = next(tier for tier in TIERS if missing[0] in (tier, *TIERS[tier]))
+        cure = {"hosts": "several hosts: add --hosts, or start it by torchrun", "script": "a script: name one"}
+        raise UsageError(f"--check {missing[0]} is about {cure.get(about, 'this machine: leave out the script')}")
     session.say(f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python {platform.python_version()}", "")
     if examination.wants("machine"):
         examination.examine_machine()
     if examination.wants("torch"):
         examination.examine_torch()
+    if words:
+        examination.examine_script(Path(words[0]), words[1:])
     elsewhere = examination.examine_hosts(size) if examination.wants("hosts") else 0
     session.print_document({}, findings=examination.findings, **examination.facts)
     if errors := [each.check for each in examination.findings if each.severity == ERROR]:

@@ -1,0 +1,238 @@
+"""What the doctor finds in a script for torchrun: each fault by the check that is for it, nothing in a right one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ENOUGH
+from widths import too_wide
+
+from playground.runtime.black_box.box import process_status
+from playground.runtime.errors import UsageError
+from playground.tools.doctor import ERROR, WARNING, Finding, portability, run_checks
+from playground.tools.doctor.script import Script, examine
+
+HEAD = """
+import sys, threading, time
+import torch
+import torch.distributed as dist
+dist.init_process_group()  # on cuda, where there is one
+rank, size = dist.get_rank(), dist.get_world_size()
+one = torch.ones(1)
+"""
+TRAINING = """
+import argparse, os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, required=True)
+    dist.init_process_group()
+    use_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
+    data = TensorDataset(torch.randn(20, 4), torch.randn(20, 1))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=5, sampler=sampler)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(parser.parse_args().epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = (model(x.to(device)) - y.to(device)).square().mean()
+            loss.backward()
+            optimizer.step()
+        dist.all_reduce(total := loss.detach().clone())
+        print(f"epoch {epoch}: {total.item()}")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+RIGHT = """
+ring = [dist.P2POp(dist.isend, one, (rank + 1) % size), dist.P2POp(dist.irecv, torch.ones(1), (rank - 1) % size)]
+for work in dist.batch_isend_irecv(ring):
+    work.wait()
+objects = [None] * size
+dist.all_gather_object(objects, rank)
+if rank == 0:
+    dist.gather(one, [torch.ones(1) for _ in range(size)])
+    dist.send(one, 1)
+else:
+    dist.gather(one)
+if rank == 1:
+    dist.recv(one, 0)
+sys.exit(0)
+"""
+
+
+def find_in(folder: Path, source: str, seconds: float = ENOUGH) -> tuple[Script, list[Finding]]:
+    """What is known of a script with this source, and what the checks find in it."""
+    path = folder / "train.py"
+    path.write_text(source)
+    script = examine(path, (), seconds, ENOUGH)
+    return script, [*run_checks(portability.CHECKS, portability.CHECKS, script)]
+
+
+def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    shown = run_cli("doctor", "--json", tmp_path / "train.py", "--epochs", "2")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert document["findings"] == []
+    assert [(run["size"], run["has_returned"]) for run in document["script"]["runs"]] == [(2, True), (3, True)]
+
+
+def test_right_messages_and_collectives_have_no_findings(tmp_path: Path) -> None:
+    assert find_in(tmp_path, HEAD + RIGHT)[1] == []
+
+
+NOT_PORTABLE = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size, one = dist.get_rank(), dist.get_world_size(), torch.ones(1)
+if rank == 0:
+    dist.recv(one)
+    dist.barrier()
+else:
+    if rank == 1:
+        dist.send(one, 0)
+    dist.barrier()  # for the others
+dist.monitored_barrier()
+if rank == 0:
+    sent = dist.isend(one, 1, tag=5), dist.isend(one, 1, tag=6)
+    sent[0].wait(), sent[1].wait()
+elif rank == 1:
+    later = dist.irecv(one, 0, tag=6)
+    dist.irecv(one, 0, tag=5).wait()
+    later.wait()
+"""
+
+
+def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NOT_PORTABLE)
+    shown = run_cli("doctor", tmp_path / "train.py")
+    why = "playground: not fit for distributed training: any-source, nccl-operations, tags\n"
+    assert (shown.code, shown.err) == (1, why)
+    assert too_wide(shown.out) == []
+    findings = re.split("^  (?=error|warning)", shown.out, flags=re.MULTILINE)[1:]
+    found = [" ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "") for each in findings]
+    assert found == [
+        "warning, branches: ranks meet in barrier from different lines: train.py:12, train.py:8",
+        "error, any-source: a receive from anyone (train.py:7)",
+        "error, nccl-operations: monitored_barrier (train.py:13)",
+        "error, tags: tags 5, 6 from rank 0 to rank 1, not received in the order of sending (train.py:15)",
+        "warning, device: backend gloo is given (train.py:4)",
+        "warning, device: tensors of the CPU (train.py:7): train.py names no GPU",
+    ]
+
+
+UNEQUAL = "for batch in range(rank, 8, size):\n    dist.all_reduce(one)\n"
+HANGS = """
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+if rank == 0:
+    dist.barrier()
+"""
+STOPS_AT_ONCE = re.compile("has called|has finished while| of 2 failed")
+"""Findings after which it is not run on three ranks."""
+FAULTY: list[tuple[str, str, str, str]] = [
+    ("agreement", ERROR, UNEQUAL, "on 3 ranks: deadlock: rank 2 has finished (train.py:9) where"),
+    ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has called all_reduce of"),
+    ("agreement", ERROR, HANGS, "on 2 ranks: rank 1 has finished while rank 0 is in barrier (train.py:11)"),
+    ("failure", ERROR, "dist.barrier()\n[2, 3][rank]", "it works on 2 ranks; rank 2 of 3 failed: IndexError"),
+    ("failure", ERROR, "dist.barrier()\nsys.exit(3)", " of 2 failed: SystemExit: 3 (train.py:9 in <module>)"),
+    (
+        "call-counts", ERROR, "dist.barrier()\nif rank == 0: sent = dist.isend(one, 1)",
+        "on 2 ranks: sends of rank 0: 1 (train.py:9 in <module>), receives of rank 1: 0",
+    ),
+    (
+        "call-counts", ERROR, "if rank == 0: sum = dist.all_reduce(one, async_op=True)",
+        "on 2 ranks: collectives of rank 0: 1 (train.py:8 in <module>), collectives of rank 1: 0",
+    ),
+    (
+        "message-order", ERROR,
+        "sent = dist.isend(one, (rank + 1) % size)\ndist.recv(one, (rank - 1) % size)\nsent.wait()",
+        "on 2 ranks: messages, called one by one, cross each other (train.py:8 in <module>)",
+    ),
+    (
+        "tags", WARNING,
+        "for tag in range(2): (dist.send, dist.recv, lambda *_, tag: 0)[rank](one, 1 - rank, tag=tag)",
+        "tags 0, 1 from rank 0 to rank 1, received in the order of sending (train.py:8 in <module>)",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "severity", "source", "saw"), FAULTY, ids=[row[3][:40] for row in FAULTY])
+def test_a_fault_is_found_by_one_check(check: str, severity: str, source: str, saw: str, tmp_path: Path) -> None:
+    script, [finding] = find_in(tmp_path, HEAD + source, seconds=2.5 if source is HANGS else ENOUGH)
+    assert (finding.check, finding.severity) == (check, severity)
+    assert saw in finding.saw
+    assert [run.size for run in script.runs] == ([2] if STOPS_AT_ONCE.search(saw) else [2, 3])
+
+
+def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.tools.doctor.script.SIZES", (2,))
+    source = "import os, subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n"
+    source += f"open(f'{tmp_path}/{{rank}}', 'w').write(str(child.pid))\nwhile True: dist.all_reduce(one)"
+    script, findings = find_in(tmp_path, HEAD + source, seconds=2.5)
+    assert findings == []
+    assert [(run.has_returned, run.failure) for run in script.runs] == [(False, "")]
+    assert not any(is_running(int((tmp_path / str(rank)).read_text())) for rank in range(2))
+
+
+def is_running(pid: int) -> bool:
+    """Whether this process does something: one that nobody has waited for does not."""
+    return process_status(pid)[:1] not in ([], [b"Z"])
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("", "called no operation of torch.distributed within 60 s: name a script for torchrun"),
+        ("if", "line 1: invalid syntax"),
+        (None, "cannot be read as a script in Python"),
+    ],
+)
+def test_what_is_no_script_for_torchrun_is_refused(source: str | None, why: str, tmp_path: Path) -> None:
+    if source is not None:
+        (tmp_path / "train.py").write_text(source)
+    with pytest.raises(UsageError, match=why):
+        examine(tmp_path / "train.py", (), ENOUGH, ENOUGH)
+
+
+def test_without_black_boxes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_BLACK_BOX", "0")
+    with pytest.raises(UsageError, match="it needs Linux, and not PLAYGROUND_BLACK_BOX=0"):
+        find_in(tmp_path, TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--check", "tags"), "--check tags is about a script: name one"),
+        (("--check", "torch", "train.py"), "--check torch is about this machine: leave out the script"),
+        (("--hosts", "a,b", "train.py"), "doctor train.py starts ranks of its own, here: run it without torchrun"),
+    ],
+)
+def test_what_does_not_go_with_a_script_is_refused(
+    words: tuple[str, ...], why: str, run_cli: Callable[..., Any]
+) -> None:
+    shown = run_cli("doctor", *words)
+    assert shown.code == 2
+    assert why in shown.err
+
+
+def test_every_check_finds_a_fault() -> None:
+    named = {check for check, *_ in FAULTY} | {"branches", "any-source", "nccl-operations", "device"}
+    assert named == {*portability.CHECKS}
