@@ -32,8 +32,8 @@ LONG = 0.7
 
 
 def play(rank: int, size: int, rounds: list[list[Program]], seed: int, disturbed: bool) -> int:
-    """Run one program after the other; return how many operations were called. A rank that is `disturbed` sleeps now and
-    then, runs some programs in a thread, and one rank is stopped for a while."""
+    """Run one program after the other; return how many operations were called. Ranks that are `disturbed` sleep now and
+    then and run some programs in a thread, and one of them is stopped for a while."""
     rng = random.Random(seed * size + rank)
     player, children = Player(size, rng, disturbed), list[subprocess.Popen[bytes]]()
     if disturbed and seed % size == rank:
