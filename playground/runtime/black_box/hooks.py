@@ -56,6 +56,8 @@ COLLECTIVES = {
 (Output comes first.)"""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MESSAGES = {"send": SEND, "recv": RECEIVE, "recv_anysource": RECEIVE}
+LIMITED = "barrier", "monitored_barrier"
+"""Collectives that may be given a timeout of their own."""
 ZERO = timedelta(0)
 
 
@@ -64,6 +66,8 @@ class Hooks:
 
     def __init__(self) -> None:
         self.box: Box | None = None
+        self.timeout = ZERO
+        """The world's, which ends before any longer one does."""
         self.limited: set[int] = set()
         """Ids of the groups whose operations have a time limit of the program's choice."""
         self.works: dict[int, int] = {}
@@ -89,9 +93,10 @@ class Hooks:
         if hasattr(owner, name):  # they differ between versions of torch
             setattr(owner, name, wrap(getattr(owner, name)))
 
-    def begin_program(self, box: Box) -> None:
-        """From now on, operations write to `box`."""
+    def begin_program(self, box: Box, timeout: timedelta) -> None:
+        """From now on, operations write to `box`. `timeout` is the world's."""
         box.begin_program()
+        self.timeout = timeout
         for kept in (self.limited, self.works, self.forwarded):
             kept.clear()
         self.box = box
@@ -106,12 +111,6 @@ class Hooks:
         finally:
             self.box = box
 
-    def forget_groups(self) -> None:
-        """Groups are about to be made: they may get the ids of groups that are gone, by which operations are known."""
-        self.limited.clear()
-        if self.box:
-            self.box.known.clear()
-
     def end_program(self) -> None:
         """The program has returned. What is called from now on, to leave the world, is not its own."""
         if self.box:
@@ -122,6 +121,16 @@ class Hooks:
         """Operations write nowhere: this process has been forked from the rank."""
         self.box = None
 
+    def is_limit(self, timeout: timedelta | None) -> bool:
+        """Whether a timeout that the program has chosen ends before the world's, so that the program may go on."""
+        return timeout is not None and ZERO < timeout < self.timeout
+
+    def meet_group(self, group: Any, timeout: timedelta | None) -> None:
+        """The program has made a process group, and chosen this timeout if it is not None."""
+        if self.box:
+            self.box.known.clear()  # it has ids of groups, and those of groups that are gone are used again
+        (self.limited.add if self.is_limit(timeout) else self.limited.discard)(id(group))
+
     def ranks_of(self, group: Any) -> tuple[int, ...]:
         try:
             return tuple(dist.get_process_group_ranks(group))
@@ -129,7 +138,7 @@ class Hooks:
             return tuple(range(group.size()))
 
     def wrap_collective(self, name: str, input_at: int, real: Callable[..., Any]) -> Callable[..., Any]:
-        has_root = name in ROOTED
+        has_root, has_limit = name in ROOTED, name in LIMITED
 
         @functools.wraps(real)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +156,8 @@ class Hooks:
                 ranks = self.ranks_of(group)
                 peer = None if root is None else dict(enumerate(ranks)).get(root)  # torch refuses one that is none
                 known = box.describe(key, (COLLECTIVE, name, ranks, shape, dtype, peer, number_of(group)))
-            return self.follow(box, known, real, group, *args, **kwargs)
+            limited = id(group) in self.limited or (has_limit and self.is_limit(find_timeout(*args, *kwargs.values())))
+            return self.follow(box, known, limited, real, group, *args, **kwargs)
 
         return collective
 
@@ -166,18 +176,18 @@ class Hooks:
                 ranks = self.ranks_of(group)
                 peer = None if from_anyone else dict(enumerate(ranks)).get(place[0])
                 known = box.describe(key, (kind, kind, ranks, tensor.shape, tensor.dtype, peer, place[-1]))
-            return self.follow(box, known, real, group, tensors, *place)
+            return self.follow(box, known, id(group) in self.limited, real, group, tensors, *place)
 
         return message
 
-    def follow(self, box: Box, known: Known, real: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    def follow(self, box: Box, known: Known, limited: bool, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
-        number = box.call(known, 4, id(group) in self.limited)
+        number = box.call(known, 4, limited)
         is_main, words = threading.get_ident() == box.main_thread, box.words
         if is_main:
             words[MAIN] = number
         try:
-            work = real(group, *args, **kwargs)
+            work = real(*args, **kwargs)
         except BaseException:
             box.take_back(number, known)
             raise
@@ -197,7 +207,7 @@ class Hooks:
             if box is None or number is None:
                 return real(work, timeout)
             is_main, words = threading.get_ident() == box.main_thread, box.words
-            if timeout:
+            if self.is_limit(timeout):
                 box.limit(number)
             if is_main:
                 words[MAIN] = number
@@ -216,14 +226,12 @@ class Hooks:
             box = self.box
             if box is None or not dist.is_initialized():
                 return real(ranks, *args, **kwargs)
-            box.known.clear()  # see `forget_groups`
             world = self.ranks_of(dist.group.WORLD)
             members = tuple(world if ranks is None else ranks)
             come = members if kwargs.get("use_local_synchronization") else world
             with self.inside(box, NEW_GROUP, come, members):
                 group = real(ranks, *args, **kwargs)
-            if kwargs.get("timeout") or (args and isinstance(args[0], timedelta)):
-                self.limited.add(id(group))
+            self.meet_group(group, kwargs.get("timeout") or next(iter(args), None))
             return group
 
         return new_group
@@ -282,6 +290,11 @@ class Hooks:
             if is_main:
                 box.around = box.words[MAIN] = around
             box.end(number)
+
+
+def find_timeout(*args: Any) -> timedelta | None:
+    """The timeout of a barrier: the first argument, or in it; below 0 if the program has given none."""
+    return next((getattr(each, "timeout", each) for each in args), None)
 
 
 def number_of(group: Any) -> int:

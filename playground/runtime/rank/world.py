@@ -116,7 +116,7 @@ class Member:
         self.store.add(self.group_name, 1)
         members[:] = [self]
         if self.box:
-            hooks.begin_program(self.box)
+            hooks.begin_program(self.box, timedelta(seconds=timeout))
 
     def look_at_sockets(self) -> None:
         """To be called before a group is formed: the sockets that this process has now are not the group's."""
@@ -208,7 +208,6 @@ torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_gr
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    hooks.forget_groups()
     with contextlib.ExitStack() as formed:
         for member in members:
             if not member.joined and (ours := member.make_way(call)) is not call:
@@ -216,6 +215,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
                 member.look_at_sockets()
                 formed.enter_context(member.strangers_shut_out())
         torch_init_process_group(**call)
+    hooks.meet_group(dist.group.WORLD, call.get("timeout"))
 
 
 @functools.wraps(torch_new_group)
