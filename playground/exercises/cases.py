@@ -41,6 +41,8 @@ class Case:
     """What this rank is to send, as (receiver, elements) in any order; messages without elements do not count."""
     most: int | None = None
     """Elements that it may send in all."""
+    run: Callable[[Callable[..., Any]], object] | None = None
+    """Is called instead of the function, and given it: what it returns is looked at."""
     gives_rank: bool = True
     """Whether `rank` and `size` are given."""
     delay: float = 0.0

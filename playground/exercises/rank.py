@@ -109,7 +109,8 @@ class Record:
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
         if name in (*MESSAGES, *COLLECTIVES) and name not in self.allowed:
-            self.problem(SHORT_CUT, f"dist.{name} is not to be used here: use {', '.join(self.allowed)}", line)
+            cure = f"use {', '.join(self.allowed)}" if self.allowed else "ranks need no messages"
+            self.problem(SHORT_CUT, f"dist.{name} is not to be used here: {cure}", line)
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
@@ -352,7 +353,7 @@ def run_case(
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):
-        returned = function(*((rank, size) if case.gives_rank else ()), *case.args)
+        returned = case.run(function) if case.run else function(*((rank, size) if case.gives_rank else ()), *case.args)
     left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
     if left:
         record.problem("a thread left running", f"{left[0].name} goes on after the end", 0)

@@ -138,6 +138,13 @@ def test_what_happens_is_told(body: str, status: str, words: str) -> None:
     assert len(lines) <= 12
 
 
+def test_where_nothing_of_torch_distributed_is_of_use_a_short_cut_is_told_in_a_whole_sentence() -> None:
+    text = "import torch.distributed as dist\n\n\ndef snapshot(*args):\n    dist.barrier()\n"
+    verdict = judge(exercises()["snapshot"], text, 1)
+    assert (verdict.mistake, verdict.line) == ("short cut", 5)
+    assert verdict.words == "dist.barrier is not to be used here: ranks need no messages"
+
+
 IMPORTS = "import torch\nimport torch.distributed as dist\n\n\n"
 OTHER_SOLUTIONS = {
     "swap": """def swap(rank, size, tensor):

@@ -1,0 +1,186 @@
+"""Training that is killed and started again, life after life. One that is never killed is the oracle, to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from playground.exercises.cases import Case
+from playground.exercises.exercise import ERROR, Exercise, Mistake
+from playground.runtime.temporary_folder import temporary_folder
+
+NEW, RENAME = 'file.with_suffix(".new")', "        os.replace("
+EXERCISE = Exercise(
+    module=__name__,
+    number=30,
+    worlds=(2, 3, 1),
+    operations=(),
+    preload=("torch._dynamo",),  # which the optimizer imports
+    mistakes=(
+        Mistake(
+            "one file for all ranks",
+            {'f"rank{rank}.pt"': '"all.pt"'},
+            "a rank resumes from what another has written",
+        ),
+        Mistake(
+            "the optimizer's state is missing",
+            {'        optimizer.load_state_dict(held["optimizer"])\n': ""},
+            "momentum begins at zero again",
+        ),
+        Mistake(
+            "the state of the random numbers is missing",
+            {'        torch.set_rng_state(held["rng"])\n': ""},
+            "those of the first steps are drawn again",
+        ),
+        Mistake(
+            "the position is missing",
+            {'        step = held["step"]\n': ""},
+            "steps that are in the model are taken again",
+        ),
+        Mistake(
+            "not atomic",
+            {f"{RENAME}{NEW}, file)\n": "", NEW: "file"},
+            "a file half written is taken for a snapshot",
+            ERROR,
+        ),
+        Mistake(
+            "deletes the old one first",
+            {RENAME: f"        file.unlink(missing_ok=True)\n{RENAME}"},
+            "whoever is killed in between has none",
+        ),
+    ),
+)
+STEPS = 4
+BEFORE, HALF, AFTER = "before", "half-way through", "after"
+SAVE, REPLACE = "torch.save", "os.replace"
+AGAIN = "steps taken again, but for one after each kill"
+
+
+class Killed(BaseException):
+    """Ends a life; what catches `Exception` does not catch it."""
+
+
+def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+    import torch.distributed as dist
+
+    due = live(rank, seed, lambda model, optimizer, train: [train(step) for step in range(STEPS)], [])
+    with temporary_folder("snapshot") if rank == 0 else contextlib.nullcontext() as own:
+        folders = [own]
+        dist.broadcast_object_list(folders)
+        for number, (about, kills, kill) in enumerate((
+            ("never killed", 0, (BEFORE, SAVE, 0)),
+            ("killed between two steps", 1, (BEFORE, SAVE, 3)),
+            ("killed before its first snapshot", 1, (BEFORE, SAVE, 1)),
+            ("killed half-way through torch.save", 1, (HALF, SAVE, 2)),
+            ("killed after torch.save", 1, (AFTER, SAVE, 2)),
+            ("killed before os.replace", 1, (BEFORE, REPLACE, 3)),
+            ("killed after os.replace", 1, (AFTER, REPLACE, 3)),
+            ("killed again and again", STEPS - 1, (HALF, SAVE, 2)),
+        )):  # fmt: skip
+            folder = (folders[0] or Path()) / str(number)
+            folder.mkdir(exist_ok=True)
+            yield Case(
+                about,
+                (),
+                run=partial(live_on, rank, size, seed, folder, kills, kill),
+                returns={AGAIN: 0} | due,
+                is_coded=False,
+            )
+
+
+def live_on(
+    rank: int, size: int, seed: int, folder: Path, kills: int, kill: tuple[str, str, int],
+    function: Callable[..., object],
+) -> dict[str, object]:  # fmt: skip
+    """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
+    same in every run."""
+    import torch.distributed as dist
+
+    taken, found = list[int](), dict[str, object]()
+    solve = partial(function, rank, size, folder)
+    for life in range(kills + 1):
+        for turn in range(size):
+            if turn == rank:
+                with (
+                    contextlib.suppress(Killed),
+                    killing(function.__globals__, *kill) if life < kills else contextlib.nullcontext(),
+                ):
+                    found = live(
+                        rank, seed, lambda model, optimizer, train: solve(model, optimizer, STEPS, train), taken
+                    )
+            dist.group.WORLD.barrier().wait()
+    return {AGAIN: max(0, len(taken) - STEPS - kills)} | found
+
+
+def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -> dict[str, object]:
+    """One process from its start: `solve(model, optimizer, train)` trains. The steps that are taken are noted; what is
+    returned is the model in the end."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed + rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = torch.arange(STEPS * 6).reshape(STEPS, 2, 3).double().cos()
+
+    def train(step: int) -> None:
+        taken.append(step)
+        optimizer.zero_grad()
+        (model(batches[step]) - rank).square().mean().backward()
+        optimizer.step()
+
+    solve(model, optimizer, train)
+    params = [param.detach().clone() for param in model.parameters()]
+    return {"model": params, "bits of the model": [param.view(torch.int64) for param in params]}
+
+
+@contextlib.contextmanager
+def killing(imported: dict[str, Any], when: str, operation: str, number: int) -> Iterator[None]:
+    """Raise `Killed` before, after or half-way through the write, or the renaming, of this number. `imported`: what the
+    solution may have imported by its name."""
+    import torch
+
+    calls = 0
+
+    def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and when == HALF:
+            write_half(real, *args, **kwargs)
+        elif calls != number or when == AFTER:
+            real(*args, **kwargs)
+        if calls == number:
+            raise Killed
+
+    functions = (torch.save,) if operation == SAVE else (os.replace, os.rename)
+    places = [
+        (space, name, value)
+        for space in (vars(torch), vars(os), imported)
+        for name, value in space.items()
+        if any(value is each for each in functions)
+    ]
+    try:
+        for space, name, real in places:
+            space[name] = partial(call, real)
+        yield
+    finally:
+        for space, name, real in places:
+            space[name] = real
+
+
+def write_half(
+    save: Callable[..., None], state: object, file: str | os.PathLike[str] | BinaryIO, **kwargs: Any
+) -> None:
+    """What torch.save leaves in a file if the process is killed meanwhile."""
+    whole = io.BytesIO()
+    save(state, whole, **kwargs)
+    half = whole.getvalue()[: whole.tell() // 2]
+    if isinstance(file, (str, os.PathLike)):
+        Path(file).write_bytes(half)
+    else:
+        file.write(half)
