@@ -83,7 +83,6 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             ("killed again and again", STEPS - 1, (HALF, SAVE, 2)),
         )):  # fmt: skip
             folder = (folders[0] or Path()) / str(number)
-            folder.mkdir(exist_ok=True)
             yield Case(
                 about,
                 (),
@@ -102,6 +101,7 @@ def live_on(
     import torch.distributed as dist
 
     taken, found = list[int](), dict[str, object]()
+    folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
     solve = partial(function, rank, size, folder)
     for life in range(kills + 1):
         for turn in range(size):
