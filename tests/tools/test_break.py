@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,17 @@ def test_a_run_as_json(run_cli: Run) -> None:
     [program] = json.loads(run_cli("break", "killed", "-n", 4, "--json").out)["programs"]
     assert (program["error"], program["told"]) == ("RankFailed", "rank 1 of 4 was killed by SIGKILL")
     assert (program["culprits"], program["cured"], program["problem"]) == ([1], [40.0] * 4, "")
+
+
+def test_the_program_that_goes_wrong_can_be_recorded(run_cli: Run, tmp_path: Path) -> None:
+    file = tmp_path / "hang.playground"
+    assert run_cli("break", "send-send", "--see", file).code == 0
+    shown = run_cli("see", file)
+    assert shown.code == 0
+    assert "break send-send" in shown.out
+    assert "3 messages of which only one end is recorded" in " ".join(shown.out.split())
+    refused = run_cli("break", "--see", file)
+    assert (refused.code, refused.err) == (2, "playground: --see records one program: name it\n")
 
 
 def test_a_cure_that_does_not_work_is_a_failure(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

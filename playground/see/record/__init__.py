@@ -146,8 +146,8 @@ class Recording:
 
     @property
     def end(self) -> float:
-        """The end of the last event that ended."""
-        return max((event.end for event in self.events() if isfinite(event.end)), default=0.0)
+        """The last moment at which an event ended; or began, if it never ended."""
+        return max((event.end if isfinite(event.end) else event.start for event in self.events()), default=0.0)
 
     def events(self, *kinds: str) -> Iterator[Event]:
         """The events of these kinds, or all, rank by rank."""

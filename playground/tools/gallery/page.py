@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from logging.handlers import BufferingHandler
+from pathlib import Path
 
 import click
 
@@ -21,7 +22,7 @@ from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.runtime.black_box import diagnosis as why, wait_graph
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import World, run_as_it_is
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
 from playground.runtime.temporary_folder import temporary_folder
@@ -153,7 +154,7 @@ class Outcome:
 
 
 def run(world: World, name: str) -> Outcome:
-    """Run a program, and then its cure, in a folder of their own."""
+    """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
     expected, error, results = PROGRAMS[name], None, None
     logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
@@ -165,7 +166,7 @@ def run(world: World, name: str) -> Outcome:
             error = failed
         finally:
             logger.removeHandler(warnings)
-        world.timeout, world.restarts = DEFAULT_TIMEOUT, expected.restarts
+        world.timeout, world.restarts, world.around = DEFAULT_TIMEOUT, expected.restarts, run_as_it_is
         cured = world.run(find(name, "_cured"))
         world.restarts = 0
     warned = (record.msg for record in warnings.buffer if isinstance(record.msg, why.Diagnosis))
@@ -213,19 +214,24 @@ def find_problem(found: Outcome) -> str:
 
 @click.command(TOOL.name, short_help=TOOL.purpose)
 @click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False)
-@flags(RunOptions, "size", "wide", "as_json", changes={"size": {"show_default": str(SIZE)}})
-def command(name: str | None, size: int | None, wide: bool, as_json: bool) -> None:
+@flags(RunOptions, "size", "wide", "as_json", "see", changes={"size": {"show_default": str(SIZE)}})
+def command(name: str | None, size: int | None, wide: bool, as_json: bool, see: Path | None) -> None:
     """Run a program that goes wrong, see what is said about it, and run its cure.
 
     Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went wrong as it must,
     and its cure returned the right values.
+
+    With --see, the program that goes wrong is recorded up to where it stands still.
 
     \b
         python -m playground break
         python -m playground break wrong-tag
         python -m playground break other-order -n 4
     """
-    session = Session(TOOL.name, RunOptions(size=size, wide=wide, as_json=as_json), default_size=SIZE, min_size=SIZE)
+    if see and name in (None, ALL):
+        raise UsageError("--see records one program: name it")
+    options = RunOptions(size=size, wide=wide, as_json=as_json, see=see)
+    session = Session(TOOL.name, options, default_size=SIZE, min_size=SIZE)
     if session.world.rank_env:
         raise UsageError(f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
     if name is None:
