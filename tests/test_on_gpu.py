@@ -14,7 +14,7 @@ import pytest
 from on_gpu import ROWS, SIMULATED, Log, Machine, Row, carry_out_all, last_line
 from processes import ENOUGH
 
-from playground.app import COMMANDS, cli
+from playground.app import COMMANDS, EXERCISES, cli
 
 MACHINES = {
     "one GPU": Machine(gpus=1, ranks=1, shares=False),
@@ -46,7 +46,7 @@ def parse(words: list[str]) -> None:
 
 def test_the_table_leaves_no_lesson_out() -> None:
     tabled = {row.words.split()[0] for row in ROWS}
-    assert {*COMMANDS} - tabled == {"scale", "break", "why"}, "which know no backend but gloo"
+    assert {*COMMANDS} - tabled == {"scale", "break", "why", *EXERCISES}, "which know no backend but gloo"
     hangs_first = [row.words.split()[0] for row in ROWS[:2]]
     assert hangs_first == ["pipeline", "pipeline"]
     assert [row.is_last for row in ROWS] == [False] * (len(ROWS) - 1) + [True]
