@@ -14,7 +14,8 @@ import pytest
 from on_gpu import ROWS, SIMULATED, Log, Machine, Row, carry_out_all, last_line
 from processes import ENOUGH
 
-from playground.app import COMMANDS, EXERCISES, cli
+from playground.app import COMMANDS, cli
+from playground.exercises import EXERCISES
 
 MACHINES = {
     "one GPU": Machine(gpus=1, ranks=1, shares=False),
