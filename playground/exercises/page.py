@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import time
@@ -11,14 +12,15 @@ from pathlib import Path
 import click
 
 from playground.console import terminal
+from playground.console.options import RunOptions
 from playground.console.paths import FilePath
-from playground.console.session import to_document
+from playground.console.session import Session, to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import PASS, exercises, find_exercise
-from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
-from playground.exercises.work import Work, check_file, count_mistakes, list_solutions
-from playground.runtime.errors import UsageError
+from playground.exercises.exercise import PASS, exercises, find_exercise, normalise
+from playground.exercises.verdict import HANGS, JUDGE, NOT_WRITTEN, Source, Verdict, tell_lines
+from playground.exercises.work import Work, check_file, count_mistakes, list_solutions, read_text
+from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.kept import keep_worlds
 from playground.runtime.untrusted import printable
@@ -72,11 +74,12 @@ def show_markdown(text: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
+@click.option("--see", type=FilePath(), metavar="OUT", help="Record the case that fails, and the reference's run.")
 @click.option("--class", "students", type=FilePath(), metavar="DIR", help="Check the folders of all students in DIR.")
 @click.option("--csv", "as_csv", is_flag=True, help="With --class: print comma-separated values.")
 def check(
-    files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, students: Path | None,
-    as_csv: bool,
+    files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, see: Path | None,
+    students: Path | None, as_csv: bool,
 ) -> None:  # fmt: skip
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. They are run as
     programs of yours: this is no sandbox.
@@ -89,6 +92,8 @@ def check(
         raise UsageError("--class DIR checks what is in DIR: leave FILE, -n, --watch and --json out")
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
+    if see and (len(files) != 1 or watch):
+        raise UsageError("--see records a case of one solution: name one FILE, and leave --watch out")
     server.preload(JUDGE.module)
     names = {file.name for file in files or list_solutions(Path.cwd())}
     server.preload(*(name for each in exercises().values() if students or each.file in names for name in each.preload))
@@ -105,6 +110,8 @@ def check(
             sizes = ", ".join(map(str, sorted(each.worlds)))
             raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
     seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
+    if see and verdicts[0].number is not None:
+        record(files[0], verdicts[0], see)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))
     while watch:
@@ -126,6 +133,18 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
                 lines.append(more)
             terminal.say(*map(printable, lines))
     return verdicts
+
+
+def record(file: Path, verdict: Verdict, see: Path) -> None:
+    """Record the case that has failed: the solution's run in `see`, the reference's in the folder beside it for further
+    worlds. (What was recorded is told on stderr.)"""
+    exercise = find_exercise(verdict.exercise)
+    world = Session("check", RunOptions(size=verdict.world, see=see, timeout=HANGS)).world
+    before = Work(file.absolute().parent).sources_before(exercise)
+    for text, name in ((normalise(read_text(file)), str(file)), (exercise.solution, f"<{exercise.file}>")):
+        sources = (*before, Source(exercise.function, text, name))
+        with contextlib.suppress(PlaygroundError):  # that it fails is known
+            world.run(JUDGE, sources, exercise, verdict.seed, verdict.number)
 
 
 def next_steps(verdict: Verdict, file: Path) -> str:

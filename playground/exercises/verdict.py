@@ -67,6 +67,8 @@ class Verdict:
     """Sizes of the worlds that passed."""
     world: int | None = None
     case: str = ""
+    number: int | None = None
+    """Of the case, among those of this world."""
     rank: int | None = None
     where: str = ""
     """The tensor or value that differs, where there are several: grad[0]."""
@@ -311,7 +313,7 @@ def check_source(
     for size in (world,) if world else exercise.worlds:
         made = attempt(exercise, [*before, source], replace(verdict, world=size))
         if made.verdict.status != PASS:
-            return name_mistake(exercise, source, before, made)
+            return replace(name_mistake(exercise, source, before, made), number=made.case)
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 

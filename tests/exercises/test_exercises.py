@@ -312,6 +312,7 @@ def test_what_is_no_solution_gets_one_line(
         (("check",), "there is no solution in this folder"),
         (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
         (("check", "--csv"), "--csv is for the table of --class DIR"),
+        (("check", "--see", "mine.html"), "--see records a case of one solution"),
         (("check", "--class", "nowhere"), "there is no such folder"),
         (("exercise", "--reset"), "--reset begins one exercise again: name it"),
     ],
@@ -332,6 +333,19 @@ def test_json_has_what_the_text_has(folder: Path, run_cli: Run) -> None:
     assert shown.code == 1
     about = {"status": FAIL, "mistake": "chunk off by one", "rank": 0, "index": 0, "held": 1, "expected": 11}
     assert verdict.items() >= {**about, "world": 2, "seed": 7, "line": 0}.items()
+
+
+def test_the_case_that_fails_is_recorded_beside_the_reference_s_run(folder: Path, run_cli: Run) -> None:
+    swap = exercises()["swap"]
+    both_send_first = next(mistake for mistake in swap.mistakes if mistake.status == DEADLOCK)
+    (folder / swap.file).write_text(both_send_first.apply(swap.solution))
+    result = run_cli("check", folder / swap.file, "--see", folder / "mine.playground")
+    assert result.code == 1
+    assert "mine.playground shows" in result.err
+    assert "cut off on ranks 0, 1" in result.err
+    reference = run_cli("see", folder / "mine.playground.worlds" / "2.playground")
+    assert reference.code == 0
+    assert "cut off" not in reference.out
 
 
 def test_a_class_is_a_table(folder: Path, run_cli: Run) -> None:
