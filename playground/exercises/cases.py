@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ANYTHING = object()
 MAX_VALUES = 2**16
-"""Of a tensor: of a larger one the first are looked at."""
+"""Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
 PENDING: list[object] = []

@@ -68,12 +68,12 @@ class Verdict:
     world: int | None = None
     case: str = ""
     number: int | None = None
-    """Of the case, among those of this world."""
+    """Place of the case among those of this world."""
     rank: int | None = None
     where: str = ""
     """The tensor or value that differs, where there are several: grad[0]."""
     index: int | None = None
-    """Of the first element that differs, in the flattened tensor."""
+    """Place of the first element that differs, in the flattened tensor."""
     held: object = None
     expected: object = None
     line: int = 0

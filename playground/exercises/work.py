@@ -29,9 +29,9 @@ class Progress:
     """What is known of one exercise."""
 
     version: int = 0
-    """Of the exercise, when a solution passed; 0 if none has."""
+    """Version of the exercise when a solution passed; 0 if none has."""
     digest: str = ""
-    """Of that solution."""
+    """Digest of that solution."""
     hints: int = 0
     """How many were shown."""
     gave_up: bool = False

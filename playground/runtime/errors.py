@@ -30,6 +30,11 @@ class PlaygroundError(Exception):
     """What the ranks' black boxes tell of it, if they do."""
 
     @property
+    def told(self) -> str:
+        """That, in words; empty if they tell nothing."""
+        return str(self.diagnosis) if self.diagnosis else ""
+
+    @property
     def headline(self) -> str:
         """Its first line: what happened, without tracebacks and stacks."""
         return str(self).partition("\n")[0]
@@ -66,8 +71,7 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        told = str(self.diagnosis) if self.diagnosis else ""
-        return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others), told]))
+        return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others), self.told]))
 
 
 class PeerDisconnected(RankFailed):
@@ -112,8 +116,7 @@ class RankTimeout(PlaygroundError):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
         who = f"rank{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
         head = f"no sign of life for {self.timeout:g} s from {who} of {self.size}: {why}"
-        told = str(self.diagnosis) if self.diagnosis else ""
-        return "\n".join(filter(None, [head, told, format_stacks(self.stacks)]))
+        return "\n".join(filter(None, [head, self.told, format_stacks(self.stacks)]))
 
 
 class Deadlock(RankTimeout):

@@ -42,7 +42,7 @@ class Operation:
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
     tag: int = 0
-    """Of a message. For a collective, a number that groups of the same ranks differ by."""
+    """A message's tag; for a collective, a number that groups of the same ranks differ by."""
     line: str = ""
     """Where the program calls it: "train.py:12 in step"."""
     state: str = DONE

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from playground.runtime.black_box import (
     IN_OPERATION,
     IN_PROGRAM,
     ISSUED,
+    STOPPED,
     Operation,
     RankState,
     channel_of,
@@ -42,6 +44,8 @@ SWITCH = "PLAYGROUND_BLACK_BOX"
 """Environment variable that turns black boxes off, with the value 0."""
 CAPACITY = 2048
 """Number of operations in the ring."""
+LATEST = 64
+"""Number of a rank's latest operations that are looked at while it runs."""
 MOST_CHANNELS = 1024
 TEXT = 2**17
 """Bytes of the text."""
@@ -257,6 +261,15 @@ class View:
             since=now - (inside.issued if inside else max(latest_times, default=now)),
             has_other_threads=len(counts) >= MOST_CHANNELS - 1 or not is_whole,
         )
+
+    def read_since(self, progress: object, latest: int = CAPACITY) -> RankState:
+        """What the rank does: if it is in an operation, but has gone on since its progress was this, it is in the
+        program, and about to do something else."""
+        state = self.read(latest)
+        if is_stopped(self.pid):
+            return replace(state, doing=STOPPED)
+        moves = state.doing == IN_OPERATION and self.progress != progress
+        return replace(state, doing=IN_PROGRAM) if moves else state
 
     @property
     def world(self) -> tuple[str, int] | None:

@@ -68,7 +68,7 @@ CURES = {
 }
 """What to do, by kind: one line."""
 KINDS = tuple(CURES)
-"""Of several kinds that explain why ranks wait, the first one is told."""
+"""The kinds in the order of their weight: the first that explains why ranks wait is told."""
 ACTS = {FINISHED: "has finished", STOPPED: "is stopped", IN_PROGRAM: "is in the program", NOT_SEEN: "is not seen"}
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""

@@ -12,15 +12,12 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from playground.runtime.black_box import IN_OPERATION, IN_PROGRAM, Operation, RankState
-from playground.runtime.black_box.box import Box, View, count_other_threads
+from playground.runtime.black_box import IN_PROGRAM, Operation, RankState
+from playground.runtime.black_box.box import LATEST, Box, View, count_other_threads
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-LATEST = 64
-"""Number of a rank's latest operations that it tells of."""
 
 
 class Exchange:
@@ -52,13 +49,8 @@ class Exchange:
 
     def state(self) -> RankState:
         """This rank's own."""
-        state = self.view.read(LATEST)
-        moves = state.doing == IN_OPERATION and self.view.progress != self.seen
-        return replace(
-            state,
-            doing=IN_PROGRAM if moves else state.doing,
-            has_other_threads=state.has_other_threads or count_other_threads() > 0,
-        )
+        state = self.view.read_since(self.seen, LATEST)
+        return replace(state, has_other_threads=state.has_other_threads or count_other_threads() > 0)
 
     def collect(self) -> list[RankState]:
         """What all ranks do: those that have told nothing are in the program."""

@@ -126,7 +126,7 @@ class WaitGraph:
         return sent > received - sum((channel[1], channel[3]) == (group, tag) for channel, _ in pending)
 
     def find_blocked(self, held: Iterable[int], excused: set[int]) -> set[int]:
-        """Of the ranks that can only wait, those that are never released."""
+        """The ranks among those that can only wait that are never released."""
         blocked = {*held} - excused
         inert = (blocked | self.finished) - excused
         while released := {rank for rank in blocked if self.waits[rank].is_released(inert, excused)}:

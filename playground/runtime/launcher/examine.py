@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, RankState
-from playground.runtime.black_box.box import CAPACITY
+from playground.runtime.black_box.box import CAPACITY, LATEST
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch, tell
 from playground.runtime.black_box.sources import PACKAGES
 from playground.runtime.errors import RankFailed
@@ -23,8 +23,8 @@ from playground.runtime.rank.preemption import handle
 
 INTERVAL = 0.25
 """Seconds between two looks."""
-LATEST, LATEST_OF_ENDED = 64, 256
-"""Numbers of a rank's latest operations that a look takes in, while it runs and when it has returned."""
+LATEST_OF_ENDED = 256
+"""Number of a rank's latest operations that are looked at when it has returned."""
 FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 

@@ -1,9 +1,9 @@
 """Inside a rank that the launcher started: run the function, tell the launcher how it goes, follow its orders.
 
-| rank → launcher              | launcher → rank                                     |
-|------------------------------|-----------------------------------------------------|
+| rank → launcher              | launcher → rank                                      |
+|------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Work`: run this                                     |
-| `("running",)`               | `"where"`: answer with `("stack", text, n)`            |
+| `("running",)`               | `"where"`: answer with `("stack", text, n)`          |
 | `("report", event)`          | `"leave"`: every rank has its result, you may go     |
 | `("result", pickled, clean)` | a signal: it asks you to end soon (`preempted()`)    |
 | `("failed", error)`          | end of file: the launcher is gone, go at once        |

@@ -61,7 +61,7 @@ class About:
     name: str
     versions: Mapping[str, str]
     mtu: int = 0
-    """Of the interface towards the others; 0 if that is not known."""
+    """MTU of the interface towards the others; 0 if that is not known."""
     findings: Sequence[Finding] = ()
 
 
@@ -85,7 +85,7 @@ class Hosts:
     names: Sequence[str]
     leader: int = 0
     about: Mapping[int, About] = field(default_factory=dict)
-    """Of those that answer."""
+    """What those that answer tell, by host."""
     silent: Mapping[int, str] = field(default_factory=dict)
     """What is known of those that do not."""
     links: Mapping[Pair, Link] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Question:
     ask: str
     """Which `answer_…` of `Handler` is wanted."""
     index: int = -1
-    """Of the host that asks."""
+    """Place of the host that asks."""
     there: str = ""
     """The host to which the link is to be measured."""
     errors: int = 0

@@ -50,7 +50,7 @@ def check_failure(script: Script) -> Iterator[Finding]:
 
 
 def check_call_counts(script: Script) -> Iterator[Finding]:
-    """Of a run that has returned all the same: nobody may have waited for the last calls."""
+    """Ranks of a run that has returned all the same: nobody may have waited for the last calls."""
     for run in (run for run in script.runs if run.has_returned):
         counts = {state.rank: state.counts for state in run.states}
         lines = {(state.rank, one.channel): one.line for state in run.states for one in state.operations}

@@ -31,7 +31,7 @@ from playground.tools.doctor import Finding, error, find_checks, warning
 
 TRY = remote("playground.tools.doctor.software:try_torch")
 ELEMENTS = 2**18
-"""Of the tensor that is summed: 1 MiB."""
+"""Number of elements of the tensor that is summed: 1 MiB."""
 SLOW_IMPORT = 20.0
 """Seconds; from a local disk torch takes 2."""
 REINSTALL = "pip install --force-reinstall torch torchvision"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from playground.runtime.black_box import IN_OPERATION, IN_PROGRAM, STOPPED, RankState
-from playground.runtime.black_box.box import View, find_boxes, is_stopped, process_status
+from playground.runtime.black_box import RankState
+from playground.runtime.black_box.box import View, find_boxes, process_status
 from playground.runtime.errors import UsageError
 
 BETWEEN_LOOKS = 0.3
@@ -45,12 +44,4 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     """What each rank does. One that goes on between two looks is in the program."""
     before = [box.progress for box in boxes]
     time.sleep(BETWEEN_LOOKS)
-    states = []
-    for box, was in zip(boxes, before, strict=True):
-        state = box.read()
-        if is_stopped(box.pid):
-            state = replace(state, doing=STOPPED)
-        elif state.doing == IN_OPERATION and box.progress != was:
-            state = replace(state, doing=IN_PROGRAM)
-        states.append(state)
-    return states
+    return [box.read_since(was) for box, was in zip(boxes, before, strict=True)]

@@ -10,7 +10,7 @@ from playground.exercises.exercise import Exercise, Mistake
 
 FEATURES, OUTPUTS = 3, 2
 SIZES = (6, 7, 1, 60, 0)
-"""Of the batches. With the first one, rank 1 takes its time."""
+"""Sizes of the batches. With the first one, rank 1 takes its time."""
 CHUNKS = "chunks = batch.tensor_split(size)"
 EXERCISE = Exercise(
     module=__name__,
