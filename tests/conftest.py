@@ -91,12 +91,6 @@ def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(autouse=True)
-def _no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a benchmark shows does not depend on whether this machine has an MPI."""
-    monkeypatch.setattr("playground.tools.bench.page.find_mpirun", lambda: None)
-
-
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with a few digits in it."""

@@ -27,9 +27,9 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         settings.parse(text)
 
 
-@given(st.integers(1, 1000), st.integers(1, 10**9), st.integers(2, 10))
-def test_sizes_grow_by_the_factor_up_to_the_end(begin: int, end: int, factor: int) -> None:
-    row = settings.geometric_range(begin, end, factor)
+@given(st.integers(1, 1000), st.integers(1, 10**9))
+def test_sizes_grow_by_the_factor_up_to_the_end(begin: int, end: int) -> None:
+    row = settings.geometric_range(begin, end)
     assert (row[0] == begin) if row else end < begin
-    assert all(larger == factor * smaller for smaller, larger in itertools.pairwise(row))
-    assert not row or row[-1] <= end < row[-1] * factor
+    assert all(larger == settings.FACTOR * smaller for smaller, larger in itertools.pairwise(row))
+    assert not row or row[-1] <= end < row[-1] * settings.FACTOR

