@@ -23,9 +23,7 @@ def deleted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").rmdir()
 
 
-@pytest.mark.parametrize(
-    "words", [("sgd", "--data-dir", ""), ("ladder", "--plot", ""), ("bench", "--csv", ""), ("bench", "--diff", "", "")]
-)
+@pytest.mark.parametrize("words", [("sgd", "--data-dir", ""), ("ladder", "--plot", ""), ("bench", "--diff", "", "")])
 def test_an_empty_path_is_refused(words: tuple[str, ...], run_cli: Run) -> None:
     shown = run_cli(*words)
     assert (shown.code, shown.out) == (2, "")
@@ -45,7 +43,6 @@ def test_a_deleted_working_folder_is_no_obstacle(run_cli: Run, deleted_folder: N
         (("sgd", "--data-dir", "data"), "data"),
         (("sgd", "--mirror", "./mnist"), "./mnist"),
         (("ladder", "--plot", "rungs.svg"), "rungs.svg"),
-        (("bench", "--csv", "rows.csv"), "rows.csv"),
     ],
 )
 def test_paths_relative_to_a_deleted_folder_are_refused(

@@ -1,5 +1,5 @@
 """The command `scale`: alpha, beta and gamma, measured or given, and the predictions for any number of ranks: as text,
-as tables of the fastest algorithms, and as a map of them. Does not import torch."""
+and as tables of the fastest algorithms. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import click
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
-from playground.console import plots
-from playground.console.options import RunOptions, flags, pack_options, plot_option, refuse_typed
+from playground.console.options import RunOptions, flags, pack_options, refuse_typed
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import heading, prose
@@ -141,22 +140,6 @@ def summary_text(result: ScaleResult) -> str:
     return f"{what}; on {where} predictions are off by {result.fit.median_error:.0%} (median)."
 
 
-def map_plot(predictions: Sequence[Prediction], title: str, file: Path) -> None:
-    """Which algorithm is the fastest where: one field per number of ranks and size, in the colour of the algorithm."""
-    figure, axes = plots.new_axes(title, "ranks", "size")
-    for name in SHORT:
-        won = [(row.world_size, row.size) for row in predictions if row.winner == name]
-        if won:
-            axes.scatter(*zip(*won, strict=True), marker="s", s=240, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    ranks, sizes = sorted({row.world_size for row in predictions}), sorted({row.size for row in predictions})
-    axes.set_xticks(ranks, labels=[f"{size:,}" for size in ranks], rotation=45)
-    axes.set_yticks(sizes, labels=[format_bytes(size) for size in sizes])
-    figure.legend(loc="outside right upper")
-    plots.save(figure, file)
-
-
 def per_byte(seconds: float) -> str:
     """Seconds per byte, and the bandwidth that this is."""
     return f"{seconds * 1e9:.3g} ns per byte" + (f", {1e-9 / seconds:.3g} GB/s" if seconds else "")
@@ -165,11 +148,8 @@ def per_byte(seconds: float) -> str:
 @click.command(TOOL.name, short_help=TOOL.purpose)
 @pack_options("settings", ScaleSettings)
 @flags(RunOptions, "timeout")
-@plot_option("which algorithm is the fastest for which size and number of ranks")
 @flags(RunOptions, "wide", "as_json", "see")
-def command(
-    settings: ScaleSettings, timeout: float, plot: Path | None, wide: bool, as_json: bool, see: Path | None
-) -> None:
+def command(settings: ScaleSettings, timeout: float, wide: bool, as_json: bool, see: Path | None) -> None:
     """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
 
     By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. On
@@ -179,16 +159,12 @@ def command(
     \b
         python -m playground scale
         python -m playground scale --alpha 5e-6 --beta 4e-11
-        python -m playground scale --alpha 5e-6 --beta 4e-11 \\
-            --ranks-per-node 8 --inner-alpha 2e-6 --inner-beta 3e-12
     """
     if settings.machine:
         why = "has no effect with --alpha and --beta, which start no ranks: leave it out"
         refuse_typed(click.get_current_context(), ("timeout", "see"), why)
     run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json, see=see)
     session = Session(TOOL.name, run, default_size=1 if settings.machine else DEFAULT_RANKS)
-    if plot and session.world.is_main:
-        plots.check(plot)
     if settings.machine:
         session.say("scale: a cluster with these parameters")
         result = predict_cluster(settings.machine)
@@ -198,8 +174,6 @@ def command(
     session.print_document(
         {}, parameters=result.parameters, measured=result.plan, fit=result.fit, predictions=result.predictions
     )
-    if plot and session.world.is_main:
-        map_plot(result.predictions.cluster, "the fastest all-reduce on a cluster", plot)
 
 
 def measure(session: Session) -> ScaleResult:

@@ -44,37 +44,22 @@ class ScaleSettings:
     gamma: float | None = flag(
         None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
     )
-    ranks_per_node: int | None = flag(
-        None, "Number of ranks in a node. --alpha and --beta are then those between nodes.", least=1, metavar="N"
-    )
-    inner_alpha: float | None = flag(None, "Latency of a message within a node.", **ABOVE_ZERO)
-    inner_beta: float | None = flag(None, "Inverse bandwidth within a node.", **ABOVE_ZERO)
 
     def __post_init__(self) -> None:
-        inner = (self.ranks_per_node, self.inner_alpha, self.inner_beta)
         if (self.alpha is None) != (self.beta is None):
             raise UsageError("--alpha and --beta belong together: give both, or neither to have them measured")
         if self.alpha is None or self.beta is None:
-            if self.gamma is not None or any(each is not None for each in inner):
-                raise UsageError("--gamma, --ranks-per-node and --inner-… describe a cluster: add --alpha and --beta")
-            return
-        if self.size is not None:
+            if self.gamma is not None:
+                raise UsageError("--gamma describes a cluster: add --alpha and --beta")
+        elif self.size is not None:
             raise UsageError(f"-n {self.size} with --alpha and --beta: nothing is measured then, leave -n out")
-        if any(each is not None for each in inner) and any(each is None for each in inner):
-            raise UsageError("--ranks-per-node, --inner-alpha and --inner-beta belong together: give all three")
-        if (self.inner_alpha or 0) > self.alpha or (self.inner_beta or 0) > self.beta:
-            raise UsageError(
-                "a message inside a node slower than one between nodes: --inner-alpha and --inner-beta must not be "
-                "higher than --alpha and --beta"
-            )
 
     @property
     def machine(self) -> Machine | None:
         """The cluster that is described; None if this host is measured instead."""
         if self.alpha is None or self.beta is None:
             return None
-        inner = (self.ranks_per_node or 1, self.inner_alpha or 0, self.inner_beta or 0)
-        return Machine(self.alpha, self.beta, self.gamma or 0, None, *inner)
+        return Machine(self.alpha, self.beta, self.gamma or 0)
 
 
 COSTS: dict[str, Callable[[Task], Cost]] = {
