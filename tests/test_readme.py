@@ -65,7 +65,7 @@ HEAVIER = (
     "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "data-parallel --devices 3 --steps 1",
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
-    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --only buckets --dataset digits",
+    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async --over rpc",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
@@ -90,7 +90,7 @@ SMALLER = {
 """Options that make a command quick and leave the form of its output as it is."""
 WITHOUT_OUTPUT = {
     "sgd": ("--epochs", "1"),
-    "ddp --lab": ("-n", "4", "--steps", "1"),
+    "ddp --lab": ("-n", "4"),
     "bert": ("--steps", "6", "--batch-size", "8"),
     "prove": ("-n", "2", "--steps", "2"),
     "data-parallel": ("--devices", "2", "--batch-size", "2", "--steps", "1"),

@@ -17,11 +17,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.ddp.settings import Difference, LabSettings, Message, SentBucket
+from playground.lessons.ddp.settings import LabSettings
 from playground.runtime import device, report
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
-from playground.training.models import IMAGE_MODELS
+from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import flat
 from playground.training.settings import TrainingSettings
@@ -30,13 +30,13 @@ from playground.training.sync import GradSync
 
 
 class DDPRun:
-    """`options` are those of DistributedDataParallel."""
+    """A DistributedDataParallel with its optimizer and data."""
 
-    def __init__(self, model: nn.Module, training: TrainingSettings, bucket_cap_mb: float, **options: bool) -> None:
+    def __init__(self, model: nn.Module, training: TrainingSettings, bucket_cap_mb: float) -> None:
         backend_of().use_deterministic_kernels()
         self.training = training
         self.images = Images(training.folder, "train", training.limit)
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, **options)
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
         self.sync = GradSync(self.ddp)
         self.params = list(model.parameters())
         self.optimizer = torch.optim.SGD(self.params, lr=training.lr, momentum=training.momentum)
@@ -87,34 +87,34 @@ class DDPRun:
         return flat(self.params).double()
 
 
-def build_model(name: str, seed: int) -> nn.Module:
-    """A model with the same parameters at every call, on this rank's device."""
+def build_model(seed: int) -> nn.Module:
+    """A `Net` with the same parameters at every call, on this rank's device."""
     torch.manual_seed(seed)
-    model: nn.Module = IMAGE_MODELS[name].code().to(device())
+    model: nn.Module = Net().to(device())
     return model
 
 
-def build_run(settings: LabSettings, bucket_cap_mb: float | None = None, **options: bool) -> DDPRun:
+def build_run(settings: LabSettings, bucket_cap_mb: float | None = None) -> DDPRun:
     """A run from its start, with the lab's last bucket cap unless another is given."""
-    model = build_model(settings.model, settings.training.seed)
-    return DDPRun(model, settings.training, bucket_cap_mb or settings.bucket_caps[-1], **options)
+    model = build_model(settings.training.seed)
+    return DDPRun(model, settings.training, bucket_cap_mb or settings.bucket_caps[-1])
 
 
-def measure_difference(values: torch.Tensor, reference: torch.Tensor) -> Difference:
-    """How far `values` are from `reference`, both flat."""
+def measure_errors(values: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of an element of two flat vectors, and the norm of all, relative to the reference's."""
     difference = values - reference
-    return Difference(max=difference.abs().max().item(), relative=(difference.norm() / reference.norm()).item())
+    return difference.abs().max().item(), (difference.norm() / reference.norm()).item()
 
 
 @contextlib.contextmanager
-def record_messages() -> Iterator[list[Message]]:
-    """The messages that hooks send in this block: what they pass to `dist.all_reduce`, as all of torch's do. They call
-    it in threads of gloo's too, so the function is replaced."""
-    sent: list[Message] = []
+def record_messages() -> Iterator[list[tuple[str, int]]]:
+    """The messages that hooks send in this block, as the type and the bytes of what they pass to `dist.all_reduce`, as
+    all of torch's do. They call it in threads of gloo's too, so the function is replaced."""
+    sent: list[tuple[str, int]] = []
     real = dist.all_reduce
 
     def record(tensor: torch.Tensor, *args: Any, **how: Any) -> Any:
-        sent.append(Message(type=str(tensor.dtype).removeprefix("torch."), bytes=tensor.nbytes))
+        sent.append((str(tensor.dtype).removeprefix("torch."), tensor.nbytes))
         return real(tensor, *args, **how)
 
     dist.all_reduce = record
@@ -131,27 +131,19 @@ class BucketRecorder:
         self.names = {param: name for name, param in model.module.named_parameters()}
         self.ready: list[str] = []
         """Names of parameters, as their gradients got ready."""
-        self.sent: list[SentBucket] = []
-        """The buckets, as they left."""
-        self.storages: set[int] = set()
-        """Where the memory of these buckets is."""
+        self.sent: list[dict[str, Any]] = []
+        """The buckets, as they left: rows of the part buckets."""
         for param in self.names:
             param.register_post_accumulate_grad_hook(lambda param: self.ready.append(self.names[param]))
         model.register_comm_hook(None, lambda state, bucket: self.record(bucket))
 
     def record(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A communication hook that also sends the bucket, as DDP would."""
-        buffer, ready = bucket.buffer(), len(self.ready)
         names = [self.names[param] for param in bucket.parameters()]
-        self.sent.append(SentBucket(bucket=bucket.index(), bytes=buffer.nbytes, ready=ready, parameters=names))
-        self.storages.add(buffer.untyped_storage().data_ptr())
+        row = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(self.ready), "parameters": names}
+        self.sent.append(row)
         return allreduce_hook(None, bucket)
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        self.ready, self.sent, self.storages = [], [], set()
-
-    def bytes_outside_buckets(self) -> int:
-        """Bytes of gradients that are held beside the buckets, not in them."""
-        grads = [param.grad for param in self.names if param.grad is not None]
-        return sum(grad.nbytes for grad in grads if grad.untyped_storage().data_ptr() not in self.storages)
+        self.ready, self.sent = [], []

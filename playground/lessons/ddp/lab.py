@@ -1,11 +1,12 @@
 """DistributedDataParallel taken apart: what it sends and when, and what each of its options changes.
 
     python -m playground ddp --lab
-    python -m playground ddp --only hooks --comm-hook fp16,powersgd --steps 20
-    python -m playground ddp --only checkpoint -n 3
+    python -m playground ddp --lab hooks --comm-hook fp16,powersgd
+    python -m playground ddp --lab checkpoint -n 3
 
-Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. The parts,
-and the hooks that one of them compares, are listed in settings.py.
+Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
+is a function that returns the rows of its table, the same ones on every rank. The parts, and the hooks that one of them
+compares, are listed in settings.py.
 Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html and
 https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html, save and load checkpoints
 """
@@ -17,8 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from random import Random
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -38,32 +38,11 @@ from playground.lessons.ddp.ddp_run import (
     DDPRun,
     build_model,
     build_run,
-    measure_difference,
+    measure_errors,
     record_messages,
 )
-from playground.lessons.ddp.settings import (
-    HOOKS,
-    PARTS,
-    WARM_UP,
-    AccumulationResult,
-    BucketsResult,
-    CapBuckets,
-    CheckpointResult,
-    CommHookSpec,
-    EarlyTermination,
-    GradientMemory,
-    HookResult,
-    LabSettings,
-    RefusedHook,
-    ResumedRun,
-    SamplerResult,
-    SentBucket,
-    UnevenResult,
-    check_buckets,
-    check_replicas,
-)
-from playground.measurement.interleave import interleave, slowest, timed
-from playground.runtime import UsageError, device, report
+from playground.lessons.ddp.settings import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings
+from playground.runtime import PlaygroundError, UsageError, device, report
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.rank import steps
 from playground.runtime.temporary_folder import temporary_folder
@@ -73,10 +52,14 @@ from playground.training.step import backward
 from playground.training.sync import GradSync
 
 PASSES = 3
-"""Backward passes after which buckets stay as they are: with a static graph they are rebuilt after the second."""
+"""Backward passes after which buckets stay as they are."""
 BATCHES = 3
 """Batches of rank 0 in uneven_inputs; every further rank has one more."""
 SAMPLES = 10
+ROUNDING = 1e-12
+"""How far apart two sums of the same float64 numbers may be, relative to their norm."""
+Row = dict[str, Any]
+"""A row of a part's table: values by the names of its columns."""
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
@@ -96,31 +79,31 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
     return outcomes
 
 
-def buckets(rank: int, size: int, settings: LabSettings) -> BucketsResult:
+def buckets(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """Gradients travel in buckets. In the first backward all are in one: DDP does not know yet in which order they get
     ready. When it has seen that, it rebuilds: a bucket is full once it holds its cap, and leaves when its last gradient
     is ready, while backward goes on.
 
-    Raises `PlaygroundError` if the ranks' buckets differ.
+    One row per bucket, for each cap. Raises `PlaygroundError` if the ranks' buckets differ.
     Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
-    options = {"static_graph": settings.static_graph, "gradient_as_bucket_view": settings.gradient_as_bucket_view}
-    order, passes_per_cap = [], []
+    rows = []
     for cap in settings.bucket_caps:
-        recorder, passes = record_passes(build_run(settings, cap, **options))
-        order = recorder.ready
-        passes_per_cap.append(passes)
-    check_buckets(all_gather_object((order, passes_per_cap)))
-    seconds = time_steps([build_run(settings, cap, **options) for cap in settings.bucket_caps], settings)
-    caps = []
-    for cap, passes, each in zip(settings.bucket_caps, passes_per_cap, seconds, strict=True):
-        first, last, before = passes[0], passes[-1], passes.index(passes[-1]) + 1
-        caps.append(CapBuckets(bucket_cap_mb=cap, first=first, rebuilt=last, rebuilt_before=before, seconds=each))
-    memory = [measure_memory(settings, as_view) for as_view in (False, True)]
-    return BucketsResult(order=order, caps=caps, memory=memory)
+        _, passes = record_passes(build_run(settings, cap))
+        since = passes.index(passes[-1]) + 1
+        for when, sent in (("1", passes[0]), (f"{since} …", passes[-1])):
+            rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in sent]
+    check_buckets(all_gather_object(rows))
+    return rows
 
 
-def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[SentBucket]]]:
+def check_buckets(recorded: list[list[Row]]) -> None:
+    """Raise `PlaygroundError` unless every rank, in rank order, recorded the same buckets."""
+    if any(theirs != recorded[0] for theirs in recorded):
+        raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")
+
+
+def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Row]]]:
     """The buckets of each of `PASSES` backward passes, as they left. The recorder still holds the last."""
     recorder, passes = BucketRecorder(run.ddp), []
     for number in range(PASSES):
@@ -130,70 +113,56 @@ def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[SentBucket]]]:
     return recorder, passes
 
 
-def time_steps(runs: list[DDPRun], settings: LabSettings) -> list[float]:
-    """Seconds of each run's step on its slowest rank, the median. Nothing is recorded in them, which would be timed."""
-    for run in runs * PASSES:
-        run.step(0)
-    calls = [timed(partial(run.step, 0)) for run in runs]
-    seconds = interleave(calls, range(settings.steps), Random(settings.training.seed))
-    return [median(slowest(each)) for each in seconds]
-
-
-def measure_memory(settings: LabSettings, as_view: bool) -> GradientMemory:
-    """The memory of gradients after a backward, with DDP's option gradient_as_bucket_view or without."""
-    run = build_run(settings, gradient_as_bucket_view=as_view)
-    recorder, _ = record_passes(run)
-    total = sum(param.grad.nbytes for param in run.params)
-    return GradientMemory(gradient_as_bucket_view=as_view, gradients=total, outside=recorder.bytes_outside_buckets())
-
-
-def hooks(rank: int, size: int, settings: LabSettings) -> list[HookResult | RefusedHook]:
+def hooks(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """A communication hook averages buckets in a way of its own: as fp16 or bf16, or, as PowerSGD does, each matrix as
     the product of two thin ones (what that leaves out of a gradient it adds to the next). What is saved, the error of
     the first gradient, whose exact mean is added up in float64, and of the parameters after some steps, against those
     without a hook.
 
-    One result per hook, the baseline first. Raises `UsageError` if a required one is refused.
+    One row per hook, the baseline first. Raises `UsageError` if a required one is refused.
     """
-    results: list[HookResult | RefusedHook] = []
+    rows: list[Row] = []
     baseline: torch.Tensor | None = None
     for name in settings.hooks:
         run = build_run(settings)
         if words := register(run.ddp, HOOKS[name]):
             if name in settings.required:
                 raise UsageError(f"--comm-hook {name}: refused here ({words}): choose another")
-            results.append(RefusedHook(hook=name, refused=words))
+            rows.append({"hook": name, "sends": f"refused here: {words}"})
             continue
-        result, parameters = train_with(name, run, settings.steps, baseline)
-        baseline = parameters if baseline is None else baseline
-        results.append(result)
-    return results
+        row = train_with(run, baseline)
+        baseline = run.parameters() if baseline is None else baseline
+        rows.append({"hook": name, **row})
+    return rows
 
 
-def train_with(name: str, run: DDPRun, steps: int, baseline: torch.Tensor | None) -> tuple[HookResult, torch.Tensor]:
-    """Take `steps` steps with the hook of that name. What came of them, and the parameters. `baseline` are the
-    parameters after as many steps without a hook; None where these are they."""
+def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Row:
+    """Take `STEPS` steps. `baseline` are the parameters after as many steps without a hook; None if these are they."""
     for _ in range(WARM_UP):
         run.backward(0)
     exact = run.exact_mean(0)
     with record_messages() as sent:
         loss = run.step(0)
-    gradient = run.gradients()
-    for number in range(1, steps):
+    gradient = measure_errors(run.gradients(), exact)
+    for number in range(1, STEPS):
         loss = run.step(number)
-    losses = all_gather_object(loss)
     check_replicas(largest_difference(run.ddp.module), "with this hook")
     parameters = run.parameters()
-    result = HookResult(
-        hook=name,
-        types=sorted({message.type for message in sent}),
-        messages=len(sent),
-        bytes=sum(message.bytes for message in sent),
-        gradient=measure_difference(gradient, exact),
-        loss=sum(losses) / len(losses),
-        parameters=measure_difference(parameters, parameters if baseline is None else baseline),
-    )
-    return result, parameters
+    changed = measure_errors(parameters, parameters if baseline is None else baseline)
+    return {
+        "sends": ", ".join(sorted({dtype for dtype, _ in sent})),
+        "messages": len(sent),
+        "sent": sum(nbytes for _, nbytes in sent),
+        **dict(zip(("gradient_max", "gradient_rel"), gradient, strict=True)),
+        **dict(zip(("parameters_max", "parameters_rel"), changed, strict=True)),
+        "loss": mean(all_gather_object(loss)),
+    }
+
+
+def check_replicas(difference: float, when: str) -> None:
+    """Raise `PlaygroundError` if replicas that must be bit-identical differ."""
+    if difference != 0:
+        raise PlaygroundError(f"{when} replicas differ by up to {difference:.2g}: they must not at all")
 
 
 def register(model: DistributedDataParallel, hook: CommHookSpec) -> str:
@@ -260,21 +229,21 @@ class SendEveryTime(GradSync):
         return contextlib.nullcontext()
 
 
-def accumulation(rank: int, size: int, settings: LabSettings) -> list[AccumulationResult]:
+def accumulation(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """Gradients of several batches, added up for one step. DDP sends in every backward, though only the sum is needed;
     under no_sync backward only adds, and the last one sends what has come together. (In float64, without dropout: what
     differs is rounding.)
 
-    One result per way. Raises `PlaygroundError` if gradients differ by more than rounding.
+    One row per way. Raises `PlaygroundError` if gradients differ by more than rounding.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (no_sync)
     """
     many = settings.training.accumulate
-    model = build_model(settings.model, settings.training.seed).double().eval()
+    model = build_model(settings.training.seed).double().eval()
     run = DDPRun(model, settings.training, settings.bucket_caps[-1])
     recorder, _ = record_passes(run)
     small = [run.batch(number) for number in range(many)]
     images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
-    results: list[AccumulationResult] = []
+    rows: list[Row] = []
     whole: torch.Tensor | None = None
     for way, batches, sync in (
         ("one large batch", [(images, labels)], run.sync),
@@ -285,18 +254,24 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Accumulati
         backward(run.optimizer, [partial(run.loss, run.ddp, batch, many) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
-        difference, messages = measure_difference(gradients, whole), len(recorder.sent)
-        result = AccumulationResult(way=way, batches=len(batches), messages=messages, difference=difference)
-        result.check()
-        results.append(result)
-    return results
+        largest, relative = measure_errors(gradients, whole)
+        check_rounding(way, relative)
+        counts = {"batches": len(batches), "messages": len(recorder.sent)}
+        rows.append({"way": way, **counts, "max_error": largest, "rel_error": relative})
+    return rows
 
 
-def uneven_inputs(rank: int, size: int, settings: LabSettings) -> UnevenResult:
+def check_rounding(way: str, relative: float) -> None:
+    """Raise `PlaygroundError` if gradients differ by more than rounding, or the difference is not a number."""
+    if not relative <= ROUNDING:
+        raise PlaygroundError(f"{way}: gradients differ by {relative}, more than rounding does")
+
+
+def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """Rank r has 3 + r batches. Without Join the others would wait forever for the rank that is done first; within it
     that rank answers with zeros until all are done, and then takes over the parameters of the last.
 
-    Raises `PlaygroundError` if replicas differ in the end.
+    One row per rank. Raises `PlaygroundError` if replicas differ in the end.
     Source: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
     batches, steps = BATCHES + rank, 0
@@ -308,14 +283,15 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> UnevenResult:
             steps += 1
     difference = largest_difference(run.ddp.module)
     check_replicas(difference, "after Join")
-    counts = {"batches": batches, "steps": steps, "messages": len(recorder.sent)}
-    early = terminate_early(build_run(settings), batches)
-    return UnevenResult(**counts, difference=difference, without_joining=early)
+    counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
+    row = {**counts, "difference": difference, **terminate_early(build_run(settings), batches)}
+    rows: list[Row] = all_gather_object(row)
+    return rows
 
 
-def terminate_early(run: DDPRun, batches: int) -> EarlyTermination:
+def terminate_early(run: DDPRun, batches: int) -> Row:
     """Take as many steps as there are until the first rank is done. What Join, told to raise, then says on this one."""
-    steps, says = 0, None
+    steps, says = 0, "none: no rank had to wait"
     try:
         with Join([run.ddp], throw_on_early_termination=True):
             for number in range(batches):
@@ -323,29 +299,38 @@ def terminate_early(run: DDPRun, batches: int) -> EarlyTermination:
                 steps += 1
     except RuntimeError as error:
         says = str(error).splitlines()[0]
-    all_gather_object(says)  # a failure of another kind would show here, at the ranks that are gone
-    return EarlyTermination(steps=steps, says=says)
+    return {"early_end": steps, "error": says}
 
 
-def checkpoint(rank: int, size: int, settings: LabSettings) -> CheckpointResult:
+def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """Rank 0 writes model and optimizer into one file, all ranks read it, and training goes on. A rank hears where the
     file is when it is whole; a rank that looked for it before would find nothing, or that of an earlier run.
 
-    Raises `PlaygroundError` if the training that was resumed ends elsewhere than one that was never interrupted.
+    One row per part of the file that is loaded. Raises `PlaygroundError` if the training that was resumed from all of
+    it ends elsewhere than one that was never interrupted.
     """
     run = build_run(settings)
-    train(run, range(settings.steps))
+    train(run, range(STEPS))
     with contextlib.ExitStack() as stack:
         file = save_on_rank_0(run, rank, stack)
         state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
-        read = file.stat().st_size
-        all_gather_object(read)  # rank 0 removes the file when all have read it
-    train(run, range(settings.steps, 2 * settings.steps))
-    resumed = [resume(settings, state, names, run.parameters()) for names in (("model",), ("model", "optimizer"))]
-    written, place = read if rank == 0 else 0, str(device())
-    result = CheckpointResult(steps=settings.steps, written=written, read=read, device=place, resumed=resumed)
-    result.check()
-    return result
+        read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
+    train(run, range(STEPS, 2 * STEPS))
+    rows = []
+    for names in (("model",), ("model", "optimizer")):
+        errors = measure_errors(resume(settings, state, names), run.parameters())
+        rows.append({"loaded": ", ".join(names), "read": read[rank], "max_error": errors[0], "rel_error": errors[1]})
+    check_resumed(rows[-1]["max_error"])
+    return rows
+
+
+def check_resumed(difference: float) -> None:
+    """Raise `PlaygroundError` unless the run that took everything from the file ended bit-identical."""
+    if difference != 0:
+        raise PlaygroundError(
+            f"resumed from the checkpoint, parameters differ by up to {difference:.2g} from those of an uninterrupted "
+            f"run: they must not at all"
+        )
 
 
 def train(run: DDPRun, steps: range) -> None:
@@ -369,34 +354,36 @@ def save_on_rank_0(run: DDPRun, rank: int, stack: contextlib.ExitStack) -> Path:
     return file
 
 
-def resume(settings: LabSettings, state: State, names: tuple[str, ...], expected: torch.Tensor) -> ResumedRun:
-    """A new run takes what `names` says from the checkpoint, then the same steps as the uninterrupted one. `expected`:
-    the parameters of that one in the end."""
+def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch.Tensor:
+    """A new run takes what `names` says from the checkpoint, then the same steps as the uninterrupted one. Returns its
+    parameters."""
     run = build_run(settings)
     run.backward(0)  # after its first backward DDP rebuilds its buckets, and they decide in which order it adds
     run.ddp.module.load_state_dict(state["model"])
     if "optimizer" in names:
         run.optimizer.load_state_dict(state["optimizer"])
-    train(run, range(settings.steps, 2 * settings.steps))
-    return ResumedRun(loaded=", ".join(names), difference=measure_difference(run.parameters(), expected))
+    train(run, range(STEPS, 2 * STEPS))
+    return run.parameters()
 
 
-def sampler(rank: int, size: int, settings: LabSettings) -> list[SamplerResult]:
+def sampler(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice, or, with drop_last,
     some to none. Every epoch has the same order, unless set_epoch tells it which one this is. Our partition_dataset
     gives each sample to one rank.
 
-    One result per way.
+    One row per way.
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     samples = range(SAMPLES + (SAMPLES % size == 0))  # a number that cannot be shared out evenly
-    results = []
+    rows = []
     for way, mine in share_out(samples, size, settings.training.seed).items():
-        counts = Counter(place for theirs in all_gather_object(mine) for place in theirs)
+        shares = all_gather_object(mine)
+        counts = Counter(place for theirs in shares for place in theirs)
         doubled = [place for place in samples if counts[place] > 1]
         left_out = [place for place in samples if not counts[place]]
-        results.append(SamplerResult(way=way, mine=mine, doubled=doubled, left_out=left_out))
-    return results
+        by_rank = {f"rank {number}": theirs for number, theirs in enumerate(shares)}
+        rows.append({"sampler": way, **by_rank, "doubled": doubled, "left_out": left_out})
+    return rows
 
 
 def share_out(samples: range, size: int, seed: int) -> dict[str, list[int]]:

@@ -22,7 +22,7 @@ from playground.console.options import (
     typed_options,
 )
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import heading, prose
 from playground.console.training import train_and_show
 from playground.console.training_options import (
@@ -39,129 +39,60 @@ from playground.lessons.ddp.settings import (
     BASELINE,
     HOOKS,
     PARTS,
-    AccumulationResult,
-    BucketsResult,
-    CheckpointResult,
-    Difference,
-    HookResult,
     LabPart,
     LabSettings,
-    RefusedHook,
-    SamplerResult,
-    UnevenResult,
 )
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, flags_of, like
+from playground.runtime.flags import flag
 from playground.runtime.remote import remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
 
+COLUMNS = {
+    name: Column(heading, unit, form, right=True, wide=name.endswith("_max"))
+    for name, heading, unit, form in (
+        ("bucket_cap_mb", "bucket cap", "MiB", "g"),
+        ("bucket", "bucket", "", ""),
+        ("bytes", "size", "bytes", ","),
+        ("ready", "gradients\nready", "", ""),
+        ("messages", "messages", "", ""),
+        ("sent", "sent", "bytes", ","),
+        ("gradient_max", "gradient\nmax. error", "", ".1e"),
+        ("gradient_rel", "gradient\nrel. error", "", ".1e"),
+        ("parameters_max", "parameters\nmax. error", "", ".1e"),
+        ("parameters_rel", "parameters\nrel. error", "", ".1e"),
+        ("loss", "loss", "", ".6f"),
+        ("batches", "batches", "", ""),
+        ("steps", "steps", "", ""),
+        ("max_error", "max. error", "", ".1e"),
+        ("rel_error", "rel. error", "", ".1e"),
+        ("difference", "difference", "", ""),
+        ("early_end", "early end", "", ""),
+        ("read", "read", "bytes", ","),
+    )
+} | {"rank": RANK_COLUMN, "doubled": Column("more than\nonce", wraps=True)}
+"""Columns of the lab's tables, by the names of values in rows; others are text under their own name."""
+
 
 def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
-    """A part: its name, its summary, and its tables. `ranks`: the results of all ranks."""
-    refused = [rank["refused"] for rank in ranks if isinstance(rank, Mapping)]
-    show = remote(f"{__name__}:{part.name}_texts")
-    texts: Texts = [f"  the backend refuses: {refused[0]}"] if refused else show(ranks)
-    return ["", prose(heading(part.name), f": {part.code.summary}"), *texts]
+    """A part: its name, its summary, and its table. `ranks`: the rows of all ranks, which are the same."""
+    about = ["", prose(heading(part.name), f": {part.code.summary}")]
+    rows = ranks[0]
+    if isinstance(rows, Mapping):
+        return [*about, f"  the backend refuses: {rows['refused']}"]
+    assert isinstance(rows, list)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [COLUMNS.get(name) or Column(name.replace("_", " "), wraps=True) for name in names]
+    return [*about, f"  {part.about}", Table(*columns, rows=([cell(row.get(name)) for name in names] for row in rows))]
 
 
-def buckets_texts(ranks: Sequence[BucketsResult]) -> Texts:
-    """The buckets of the first backward and of the later ones, for each cap; then times and memory."""
-    order, cap_column = ranks[0].order, ("bucket cap", "MiB")
-    columns = numbers(cap_column, "backward", "bucket", ("size", "bytes"), "gradients\nready")
-    buckets = Table(*columns, Column("parameters", wraps=True))
-    times = Table(*numbers(cap_column, "buckets", ("time\nper step", "ms")))
-    for cap in ranks[0].caps:
-        size = f"{cap.bucket_cap_mb:g}"
-        for when, sent in (("1", cap.first), (f"{cap.rebuilt_before} …", cap.rebuilt)):
-            for each in sent:
-                cells = str(each.bucket), f"{each.bytes:,}", f"{each.ready} of {len(order)}"
-                buckets.add(size, when, *cells, list_names(each.parameters))
-        times.add(size, str(len(cap.rebuilt)), f"{1000 * cap.seconds:.2f}")
-    held = ("gradients", "bytes"), ("outside of\nbuckets", "bytes")
-    rows = [(str(row.gradient_as_bucket_view), f"{row.gradients:,}", f"{row.outside:,}") for row in ranks[0].memory]
-    return [
-        f"  Gradients become ready in the order {list_names(order, 10)}.",
-        "  The buckets, the same on all ranks; gradients ready: when the bucket is sent.",
-        buckets,
-        "  What a step takes, and the memory that gradients take:",
-        times,
-        Table("gradient_as_bucket_view", *numbers(*held), rows=rows),
-    ]
-
-
-def hooks_texts(ranks: Sequence[Sequence[HookResult | RefusedHook]]) -> Texts:
-    """Bytes that each hook sends, and the errors it brings: the largest, and of the norm."""
-    of_what = "gradient", "parameters"
-    errors = [numbers(f"{of}\n{kind}. error", wide=kind == "max")[0] for of in of_what for kind in ("max", "rel")]
-    table = Table("hook", "sends", *numbers("messages", ("sent", "bytes")), *errors, *numbers("loss"))
-    refused = []
-    for result in ranks[0]:
-        if isinstance(result, RefusedHook):
-            refused.append(f"  {result.hook} is refused here: {result.refused}")
-            continue
-        figures = [*difference_cells(result.gradient), *difference_cells(result.parameters), f"{result.loss:.6f}"]
-        table.add(result.hook, ", ".join(result.types), str(result.messages), f"{result.bytes:,}", *figures)
-    about = "  messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the error / norm"
-    return [about, table, *refused]
-
-
-def accumulation_texts(ranks: Sequence[Sequence[AccumulationResult]]) -> Texts:
-    """Messages of each way, and the distance of its gradients from those of one batch."""
-    rows = [(each.way, str(each.batches), str(each.messages), *difference_cells(each.difference)) for each in ranks[0]]
-    about = "  errors: of the gradients, compared with those of one large batch"
-    return [about, Table("way", *numbers("batches", "messages", "max. error", "rel. error"), rows=rows)]
-
-
-def uneven_inputs_texts(ranks: Sequence[UnevenResult]) -> Texts:
-    """Batches, steps and messages of each rank, with Join and with its exception."""
-    joined = Table(RANK_COLUMN, *numbers("batches", "steps", "all-reduces", "difference\nfrom rank 0"))
-    raising = Table(RANK_COLUMN, *numbers("steps"), Column("error", wraps=True))
-    for rank, result in enumerate(ranks):
-        joined.add(str(rank), *map(str, (result.batches, result.steps, result.messages, result.difference)))
-        end = result.without_joining
-        raising.add(str(rank), str(end.steps), end.says or "none: no rank had to wait")
-    return [
-        "  Within Join (difference from rank 0: the largest of any parameter, at the end):",
-        joined,
-        "  With throw_on_early_termination=True:",
-        raising,
-    ]
-
-
-def checkpoint_texts(ranks: Sequence[CheckpointResult]) -> Texts:
-    """The bytes that each rank wrote and read, then the end of training that resumed from them."""
-    files = [(str(rank), f"{each.written:,}", f"{each.read:,}", each.device) for rank, each in enumerate(ranks)]
-    ends, steps = [(each.loaded, *difference_cells(each.difference)) for each in ranks[0].resumed], ranks[0].steps
-    return [
-        Table(RANK_COLUMN, *numbers(("written", "bytes"), ("read", "bytes")), "onto", rows=files),
-        f"  errors: of the parameters, after {steps} steps, the checkpoint, and {steps} steps more, compared with "
-        f"{2 * steps} steps on end",
-        Table("loaded", *numbers("max. error", "rel. error"), rows=ends),
-    ]
-
-
-def sampler_texts(ranks: Sequence[Sequence[SamplerResult]]) -> Texts:
-    """One column per rank: the positions of its samples, in order."""
-    names = (*(f"rank {rank}" for rank in range(len(ranks))), "more than\nonce", "left out")
-    table = Table("sampler", *(Column(name, wraps=True) for name in names))
-    for number, result in enumerate(ranks[0]):
-        mine = [list_positions(theirs[number].mine) for theirs in ranks]
-        table.add(result.way, *mine, list_positions(result.doubled), list_positions(result.left_out))
-    return ["  The positions of each rank's samples, in order:", table]
-
-
-def difference_cells(difference: Difference) -> list[str]:
-    return [f"{difference.max:.1e}", f"{difference.relative:.1e}"]
-
-
-def list_positions(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers)) or "-"
-
-
-def list_names(names: Sequence[str], most: int = 4) -> str:
-    """The names or, of more than `most`, the first and the last, and how many there are."""
-    return " ".join(names) if len(names) <= most else f"{names[0]} … {names[-1]} ({len(names)})"
+def cell(value: object) -> object:
+    """Numbers of a list one after the other; of more than four names, the first and the last."""
+    if not isinstance(value, list):
+        return "" if value is None else value
+    if len(value) > 4 and isinstance(value[0], str):
+        return f"{value[0]} … {value[-1]} ({len(value)})"
+    return " ".join(map(str, value)) or "-"
 
 
 LESSON = LESSONS["ddp"]
@@ -175,6 +106,15 @@ FOR_TRAINING = ("snapshots", "restarts", "epochs", "loader", "loader_workers")
 cap_type = Finite(0, 1e6, min_open=True)
 
 
+def read_parts(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Names of parts with commas between them, in the order of the lab."""
+    words = [word.strip() for word in text.split(",")] if text is not None else []
+    for word in words:
+        if word not in (*PARTS, ALL):
+            raise click.BadParameter(f"{word!r} is none of {', '.join(PARTS)}, {ALL}.")
+    return select_names(PARTS, words)
+
+
 def read_caps(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[float, ...]:
     """Numbers with commas between them, each once."""
     words = dict.fromkeys(text.split(",")) if text is not None else ()
@@ -185,9 +125,12 @@ def read_caps(ctx: click.Context, param: click.Parameter, text: str | None) -> t
 class LabOptions:
     """The options of the lab. If every value is empty, the lab is not asked for."""
 
-    lab: bool = flag(False, "Take DDP apart instead of training. Implied by the options below.")
-    only: tuple[str, ...] = flag((), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True})
-    model: str | None = like(LabSettings, "model", None, click={"show_default": LabSettings.model})
+    lab: tuple[str, ...] = flag(
+        (),
+        f"Take DDP apart instead of training, or only these parts: {', '.join(PARTS)}. Implied by the options below.",
+        metavar="[PART,…]",
+        click={"callback": read_parts, "type": str, "is_flag": False, "flag_value": ALL},
+    )
     bucket_caps: tuple[float, ...] = flag(
         (),
         "Bucket sizes to compare; the other parts use the last one.",
@@ -195,26 +138,26 @@ class LabOptions:
         metavar="MB,…",
         click={"callback": read_caps, "type": str, "show_default": "by model"},
     )
-    static_graph: bool = like(LabSettings, "static_graph")
-    gradient_as_bucket_view: bool = like(LabSettings, "gradient_as_bucket_view")
     comm_hooks: tuple[str, ...] = flag(
         (),
         f"Hooks to compare in the part hooks ({ABOUT_HOOKS}), by name: {', '.join(HOOKS)} or {ALL}.",
         name="--comm-hook",
         click=take_names(HOOKS, (ALL,)),
     )
-    steps: int | None = like(LabSettings, "steps", None, click={"show_default": str(LabSettings.steps)})
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.lab or tuple(PARTS)
 
     def settings(self, training: TrainingSettings) -> LabSettings:
         """The lab that is asked for, with that training."""
         words = self.comm_hooks or (ALL,)
         return LabSettings(
             training=training,
-            parts=select_names(PARTS, self.only or (ALL,)),
+            parts=self.parts,
             caps=self.bucket_caps,
             hooks=select_names(HOOKS, (BASELINE, *words)),
             required=tuple(name for name in words if name in HOOKS),
-            **{name: value for name in flags_of(LabSettings) if (value := getattr(self, name))},
         )
 
 
@@ -240,7 +183,7 @@ def command(
     if not any(vars(asked).values()):
         train_and_show(LESSON, TRAIN, run, data, survival, **training)
         return
-    check_given(ctx, select_names(PARTS, asked.only or (ALL,)))
+    check_given(ctx, asked.parts)
     if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:
         training["accumulate"] = ACCUMULATED
     settings = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **training)
@@ -261,15 +204,15 @@ def run_and_show_lab(run: RunOptions, data: DataOptions, settings: LabSettings) 
     """Run the parts of the lab and show the results."""
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    IMAGE_MODELS[settings.model].check_batch(settings.training.batch_size, world.size)
+    IMAGE_MODELS["net"].check_batch(settings.training.batch_size, world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
-    world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks, *IMAGE_MODELS[settings.model].preload)
+    world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks)
     with session.bar() as bar:
         prepared = prepare_data(data, bar)
         settings.training.check_samples(prepared.train)
         settings = replace(settings, training=prepared.settings(settings.training))
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"lab: on the model {settings.model}")
+        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", "lab: on the model net")
         bar.show(f"starting {world.size} ranks")
         by_rank = world.run(RUN_LAB, settings, on_report=bar)
     by_part = dict(zip(settings.parts, zip(*by_rank, strict=True), strict=True))
