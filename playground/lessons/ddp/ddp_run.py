@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.ddp.settings import LabSettings
+from playground.lessons.ddp.settings import LabSettings, Row
 from playground.runtime import device, report
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
@@ -131,7 +131,7 @@ class BucketRecorder:
         self.names = {param: name for name, param in model.module.named_parameters()}
         self.ready: list[str] = []
         """Names of parameters, as their gradients got ready."""
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[Row] = []
         """The buckets, as they left: rows of the part buckets."""
         for param in self.names:
             param.register_post_accumulate_grad_hook(lambda param: self.ready.append(self.names[param]))
@@ -140,8 +140,8 @@ class BucketRecorder:
     def record(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A communication hook that also sends the bucket, as DDP would."""
         names = [self.names[param] for param in bucket.parameters()]
-        row = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(self.ready), "parameters": names}
-        self.sent.append(row)
+        about = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(self.ready)}
+        self.sent.append({**about, "parameters": names})
         return allreduce_hook(None, bucket)
 
     def clear(self) -> None:

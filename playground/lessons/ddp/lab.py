@@ -41,7 +41,7 @@ from playground.lessons.ddp.ddp_run import (
     measure_errors,
     record_messages,
 )
-from playground.lessons.ddp.settings import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings
+from playground.lessons.ddp.settings import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings, Row
 from playground.runtime import PlaygroundError, UsageError, device, report
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.rank import steps
@@ -58,8 +58,6 @@ BATCHES = 3
 SAMPLES = 10
 ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
-Row = dict[str, Any]
-"""A row of a part's table: values by the names of its columns."""
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
@@ -316,11 +314,11 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Row]:
         state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
         read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
     train(run, range(STEPS, 2 * STEPS))
-    rows = []
+    rows: list[Row] = []
     for names in (("model",), ("model", "optimizer")):
         errors = measure_errors(resume(settings, state, names), run.parameters())
         rows.append({"loaded": ", ".join(names), "read": read[rank], "max_error": errors[0], "rel_error": errors[1]})
-    check_resumed(rows[-1]["max_error"])
+    check_resumed(errors[0])
     return rows
 
 

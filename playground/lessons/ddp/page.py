@@ -76,7 +76,7 @@ COLUMNS = {
 
 def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
     """A part: its name, its summary, and its table. `ranks`: the rows of all ranks, which are the same."""
-    about = ["", prose(heading(part.name), f": {part.code.summary}")]
+    about: Texts = ["", prose(heading(part.name), f": {part.code.summary}")]
     rows = ranks[0]
     if isinstance(rows, Mapping):
         return [*about, f"  the backend refuses: {rows['refused']}"]

@@ -17,6 +17,8 @@ from playground.runtime.remote import Remote, remote
 from playground.training.models import IMAGE_MODELS
 from playground.training.settings import TrainingSettings
 
+Row = dict[str, object]
+"""A row of a part's table: values by the names of its columns."""
 WARM_UP = 2
 """Backward passes that precede every comparison. In the first, DDP has not arranged its buckets yet; a hook that keeps
 something per bucket begins after them."""
