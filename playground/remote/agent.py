@@ -4,27 +4,29 @@
         if rank == 0:
             total = agent.call(1, torch.add, one, other)
 
-Every request has a number. The function runs on the other rank, in a thread that listens for requests; the reply has
-the number in its tag, so that the caller receives it itself. An exception is returned as an exception, with its
-traceback, and so is a failure to send or receive arguments or a result: every request gets a reply. Agents have a
-process group of their own, so that no other message of the program can be taken for a request.
+A message is an envelope of fixed size, so that a rank that knows nothing of it can receive it: a number, the length of
+a pickle, and the pickle; what does not fit follows. The function runs on the other rank, in a thread that listens for
+requests. The reply has the request's number in its tag, so that the caller receives it itself; an exception is returned
+as an exception, with its traceback. Agents have a process group of their own, so that no other message of the program
+can be taken for a request.
 
 A rank that dies breaks its own connections and no others. Threads that listen to it or wait for its reply get an error
-at once; calls among the others continue.
-
-Objects that must not move stay with their owner, and others refer to them: see `RemoteReference`.
+at once; calls among the others continue. Objects that must not move stay with their owner, and others refer to them:
+see `RemoteReference`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import pickle
+import struct
 import threading
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -32,28 +34,53 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.remote.messages import Envelope, Messages, decode, encode
 from playground.runtime.errors import UsageError
 
+ENVELOPE = 4096
+"""Size in bytes; one of 64 would take gloo as long."""
+HEADER = struct.Struct("<qQ")
+"""Number of the call, and bytes of the pickle."""
 REQUEST = 0
 """Tag of the envelopes that threads listen for. The rest of a request has its number as the tag."""
 REPLY = 2**30
 """Added to the number in the tag of a reply: the other rank may send a request of its own with this number."""
-NUMBERS = range(1, REPLY)
 STOP = 0
-"""Number of a request that is the last one. The reply is the number of threads that still listen."""
-MAX_SENDING = 16
-"""Maximum number of threads that wait until a reply has left. Further replies wait in a queue."""
-END_TIMEOUT = 5.0
-"""Seconds for a thread to end. One whose caller had no memory for the reply continues to wait."""
+"""Number of a rank's last request."""
 NO_LIMIT = timedelta(days=1000)
 """Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
-Reply = tuple[bool, Any]
-"""(True, what the function returned), or (False, (the exception, its traceback))."""
 Works = list[tuple[Any, torch.Tensor]]
 """Works of messages, with their memory."""
 agents: list[Agent] = []
 """The open agents of this process."""
+
+
+def reduce_tensor(tensor: torch.Tensor) -> Any:
+    """How to rebuild a plain CPU tensor from its elements, without its graph. All others are left to torch's
+    `__reduce_ex__`, which is slower, and reduces parameters to plain ones. Raises `UsageError` on accelerators."""
+    if not (tensor.is_cpu or tensor.is_meta):
+        raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return NotImplemented
+    elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    memory = elements.as_strided((elements.numel(),), (1,)).view(torch.uint8).numpy()  # strides of 0 or 1 vary
+    leaf = tensor.requires_grad and tensor.is_leaf
+    return rebuild_tensor, (pickle.PickleBuffer(memory), str(tensor.dtype)[6:], tuple(tensor.shape), leaf)
+
+
+def rebuild_tensor(memory: bytearray, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    tensor = torch.frombuffer(memory, dtype=kind).view(shape) if len(memory) else torch.empty(shape, dtype=kind)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def unpack(envelope: torch.Tensor, receive: Callable[[torch.Tensor], Any]) -> Any:
+    """The object in an envelope; `receive` fills memory with what follows."""
+    _, length = HEADER.unpack_from(envelope.numpy())
+    if HEADER.size + length <= ENVELOPE:
+        return pickle.loads(envelope.numpy().data[HEADER.size :])
+    rest = torch.empty(length, dtype=torch.uint8)
+    receive(rest)
+    return pickle.loads(rest.numpy().data)
 
 
 class RemoteTraceback(Exception):
@@ -64,13 +91,16 @@ class RemoteTraceback(Exception):
 
 
 class Future:
-    """The reply to a request to `rank`."""
+    """The reply to a request to `rank`. Its envelope is being received already, so that the other rank need not wait
+    until it is asked for."""
 
     def __init__(self, agent: Agent, rank: int, number: int) -> None:
-        self.agent, self.rank, self.number = agent, rank, number
+        self.agent, self.rank, self.tag = agent, rank, REPLY + number
         self.lock = threading.Lock()
-        self.kept: Any = None
-        """Objects kept in memory until the reply is there: the arguments, and the works that send them."""
+        self.envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
+        self.works: Works = [] if rank == agent.rank else agent.start_receiving(rank, self.tag, self.envelope)
+        self.kept: object = None
+        """The works that send the request, until the reply is there."""
         self.outcome: tuple[bool, Any] | None = None
         """(True, what the function returned), or (False, what `wait` raises)."""
 
@@ -79,34 +109,43 @@ class Future:
         with self.lock:
             if self.outcome is None:
                 self.agent.outstanding.discard(self)
-                self.outcome = self.agent.receive_reply(self.rank, self.number)
-                self.kept = None
+                self.outcome, self.kept = self.receive(), None
         succeeded, value = self.outcome
         if succeeded:
             return value
         raise value
 
+    def receive(self) -> tuple[bool, Any]:
+        try:
+            wait_for(self.rank, self.works)
+            succeeded, value = unpack(self.envelope, partial(self.agent.receive, self.rank, self.tag))
+        except BaseException as error:  # whatever it is, the reply comes only once
+            return False, error
+        if not succeeded:
+            value, where = value
+            value.__cause__ = RemoteTraceback(where)
+        return succeeded, value
+
 
 class Agent:
     """This rank's end of all remote calls. Every rank creates one at the same point, and closes it when all do.
 
-    At any time one thread listens to each rank. Each request is answered in a thread of its own, so a function may make
-    calls of its own, also to the rank that called it.
+    At any time one thread listens to each rank. It answers the request that it receives, while another one listens: so
+    a function may make calls of its own, also to the rank that called it.
     """
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(timeout=NO_LIMIT, backend="gloo")
-        self.requests = itertools.count()
-        self.references = References(self.rank, self.size, self.call)
+        self.requests = itertools.count(1)
+        self.references = References(self.rank, self.call)
         self.outstanding: set[Future] = set()
         self.others = [rank for rank in range(self.size) if rank != self.rank]
+        self.turns = {rank: threading.Lock() for rank in self.others}
+        """Held by the thread that listens to each rank."""
+        self.idle: Counter[int] = Counter()
+        """Number of threads that wait for their turn to listen to each rank."""
         self.threads: list[threading.Thread] = []
-        self.listening: Counter[int] = Counter()
-        """Number of threads that listen to each rank."""
-        self.sending: deque[tuple[int, Works]] = deque()
-        """(caller, works) of replies that may not have left yet, and that no thread waits for."""
-        self.senders = threading.Semaphore(MAX_SENDING)
         self.changed = threading.Condition()
         self.stopped: set[int] = set()
         """Ranks that make no more requests: they have closed their agent, or are lost."""
@@ -138,27 +177,26 @@ class Agent:
         return self.call_async(rank, function, *args).wait()
 
     def call_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Future:
-        """Like `call`, but returns a future, whose `wait()` returns the result. Tensors and arrays of more than 1 KiB
-        are read when they are sent, arguments and result alike: do not change them until the reply is there."""
+        """Like `call`, but returns a future, whose `wait()` returns the result."""
         if not 0 <= rank < self.size:
             raise UsageError(f"a remote call to rank {rank}: there are ranks 0 to {self.size - 1}")
         self.references.give_back()
-        future = Future(self, rank, 1 + next(self.requests) % NUMBERS[-1])
-        messages = self.pack(rank, future.number, (function, args), "the arguments")
+        number = next(self.requests) % REPLY or next(self.requests) % REPLY  # never STOP
+        messages = self.pack(rank, number, (function, args), "the arguments")
+        future = Future(self, rank, number)
         if rank == self.rank:
-            try:
-                returned = run(*decode(messages))
-                future.outcome = True, decode(self.pack(rank, REPLY, returned, "the result"))
-            except Exception as error:
-                future.outcome = False, error
+            future.envelope, *rest = self.answer(rank, number, partial(unpack, messages[0], copy_of(messages)))
+            future.outcome = unpack(future.envelope, copy_of([future.envelope, *rest]))
+            if not future.outcome[0]:
+                future.outcome = False, future.outcome[1][0]
         else:
-            future.kept = args, self.send(rank, REQUEST, future.number, messages)
+            future.kept = self.send(rank, REQUEST, number, messages)
             self.outstanding.add(future)
         return future
 
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
         """Run `function(*args)` on that rank, and keep the result there. Returns a reference to it."""
-        return self.references.create(rank, function, *args)
+        return RemoteReference(self.references, rank, self.call(rank, keep, function, args))
 
     def on_loss(self, callback: Callable[[int], None]) -> None:
         """Call `callback(rank)` for each rank that is lost: now for those already lost, later ones in another thread.
@@ -179,192 +217,142 @@ class Agent:
         self.barrier()
         for rank in self.others:
             with contextlib.suppress(dist.DistNetworkError):  # it is lost
-                while self.stop_thread(rank):
-                    pass
+                wait_for(rank, self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end")))
         for thread in self.threads:
-            thread.join(END_TIMEOUT)
-
-    def stop_thread(self, rank: int) -> int:
-        """End a thread of that rank that listens to this one. Returns the number of those left."""
-        works = self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end"))
-        listeners = Future(self, rank, STOP).wait()
-        wait_for(rank, works)
-        return listeners
+            thread.join()
 
     def start_thread(self, rank: int) -> None:
         """Start a thread that listens to that rank. Raises `RuntimeError` if none can be started."""
-        name = f"remote calls {len(self.threads)}"
-        thread = threading.Thread(target=self.answer_requests, args=(rank,), name=name, daemon=True)
+        thread = threading.Thread(target=self.listen, args=(rank,), name=f"remote calls of rank {rank}", daemon=True)
         thread.start()
         self.threads.append(thread)
 
-    def answer_requests(self, rank: int) -> None:
-        """The body of each thread: listen to a rank, and answer its requests.
-
-        While it answers, another thread listens, which is started if there is none. Then this one listens again: so
-        there are two, and the next request finds one that already waits for it.
-        """
-        while self.begin_listening(rank):
+    def listen(self, rank: int) -> None:
+        """The body of each thread: in its turn, receive a request; while others have their turn, answer it."""
+        while (envelope := self.next_request(rank)) is not None:
+            number, _ = HEADER.unpack_from(envelope.numpy())
+            obtain = partial(unpack, envelope, partial(self.receive, rank, number))
             try:
-                envelope = Envelope(partial(self.receive, rank, REQUEST))
+                if not self.idle[rank]:
+                    self.start_thread(rank)
+            except RuntimeError as error:  # too many threads: the caller hears of it
+                obtain = partial(fail, error)
+            with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
+                wait_for(rank, self.send(rank, REPLY + number, number, self.answer(rank, number, obtain)))
+
+    def next_request(self, rank: int) -> torch.Tensor | None:
+        """The envelope of that rank's next request; None if there will be no more."""
+        with self.changed:
+            self.idle[rank] += 1
+        with self.turns[rank]:
+            with self.changed:
+                self.idle[rank] -= 1
+            envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
+            try:
+                if rank not in self.stopped:
+                    self.receive(rank, REQUEST, envelope)
+                    if HEADER.unpack_from(envelope.numpy())[0] != STOP:
+                        return envelope
+                    self.stopped.add(rank)
             except dist.DistNetworkError:
-                return self.lose(rank)
-            listeners = self.end_listening(rank, envelope.number)
-            if envelope.number == STOP:
-                self.reply(rank, STOP, (True, listeners))
-                self.finish_sending()
-            elif envelope.number not in NUMBERS:
-                self.lose(rank)
-                raise ValueError(f"rank {rank} sent what is no request: it counts as lost")
-            else:
-                try:
-                    if not listeners:
-                        self.start_thread(rank)
-                except RuntimeError as error:  # too many threads: this one has to listen
-                    self.reply(rank, envelope.number, failure(error))
-                else:
-                    self.answer(rank, envelope)
+                with self.changed:
+                    self.stopped.add(rank)
+                    self.lost.append(rank)
+                    self.changed.notify_all()
+                self.report_loss(rank)
+        return None
 
-    def begin_listening(self, rank: int) -> bool:
-        """Count this thread as listening. Returns False if there will be no more requests."""
-        with self.changed:
-            if rank in self.stopped:
-                return False
-            self.listening[rank] += 1
-            return True
-
-    def end_listening(self, rank: int, number: int) -> int:
-        """An envelope with this number has come: this thread listens no more. Returns the number of those that do."""
-        with self.changed:
-            self.listening[rank] -= 1
-            if number == STOP:
-                self.stopped.add(rank)
-            return self.listening[rank]
-
-    def lose(self, rank: int) -> None:
-        """Record that a rank is lost, as each thread that listened to it finds out."""
-        with self.changed:
-            if rank in self.lost:
-                return
-            self.stopped.add(rank)
-            self.lost.append(rank)
-            self.changed.notify_all()
-        self.report_loss(rank)
-
-    def answer(self, caller: int, envelope: Envelope) -> None:
-        """Receive the rest of the request, run the function, and send the reply. The request's references are given
-        back before the reply: after the last reply there are no calls."""
+    def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> list[torch.Tensor]:
+        """Run the request that `obtain` returns. Returns the messages of the reply: (True, what the function returned),
+        or (False, (its exception, its traceback)). The request's references are given back before the reply: after the
+        last reply there are no calls."""
         try:
-            reply = True, run(*envelope.receive_rest(partial(self.receive, caller, envelope.number)))
+            request = obtain()
+            reply = self.pack(caller, number, (True, request[0](*request[1])), "the result")
         except BaseException as error:  # SystemExit included: the caller must get it
-            reply = failure(error)
+            trace = error.__traceback__ and error.__traceback__.tb_next  # without this frame
+            words = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+            reply = self.pack(caller, number, (False, (portable(error), words)), "the error")
+        request = None
         self.references.give_back()
-        self.reply(caller, envelope.number, reply)
-        del reply
-        self.finish_sending()
+        return reply
 
-    def finish_sending(self) -> None:
-        """Wait until all replies have left, unless `MAX_SENDING` threads do so already."""
-        while self.sending and self.senders.acquire(blocking=False):
-            with contextlib.suppress(IndexError, dist.DistNetworkError):  # taken by another thread; or it is lost
-                wait_for(*self.sending.popleft())
-            self.senders.release()
-
-    def reply(self, caller: int, number: int, reply: Reply) -> None:
-        """Start sending a reply, or the error if it cannot be sent."""
-        try:
-            messages = self.pack(caller, number, reply, "the result")
-        except BaseException as error:  # pickling may run anything
-            messages = self.pack(caller, number, failure(error), "the error")
-        with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
-            self.sending.append((caller, self.send(caller, REPLY + number, number, messages)))
-
-    def receive_reply(self, rank: int, number: int) -> tuple[bool, Any]:
-        """(True, the result), or (False, the exception for `wait` to raise)."""
-        receive = partial(self.receive, rank, REPLY + number)
-        try:
-            envelope = Envelope(receive)
-            if envelope.number == number:
-                match envelope.receive_rest(receive):
-                    case (True, value):
-                        return True, value
-                    case (False, (Exception() as error, str(where))):
-                        error.__cause__ = RemoteTraceback(where)
-                        return False, error
-            raise ValueError(f"rank {rank} sent what is no reply to request {number}")
-        except BaseException as error:  # whatever it is, the reply comes only once
-            return False, error
-
-    def pack(self, rank: int, number: int, obj: Any, what: str) -> Messages:
-        """The messages with `obj` for that rank. Raises `TypeError` if it cannot be sent, `UsageError` if it has a
-        tensor on an accelerator."""
+    def pack(self, rank: int, number: int, obj: Any, what: str) -> list[torch.Tensor]:
+        """The messages with `obj` for that rank, an envelope and, if it does not fit, the pickle. Raises `TypeError` if
+        it cannot be sent, `UsageError` if it has a tensor on an accelerator."""
         lent: list[tuple[int, int]] = []
+
+        class Pickler(pickle.Pickler):
+            def reducer_override(_, part: Any) -> Any:  # noqa: N805 (self is the agent)
+                return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.references.lend(part, rank, lent)
+
+        file = io.BytesIO(bytes(HEADER.size))
+        file.seek(HEADER.size)
         try:
-            return encode(number, obj, lambda part: self.references.lend(part, rank, lent))
-        except BaseException as error:
+            Pickler(file, pickle.HIGHEST_PROTOCOL).dump(obj)
+        except Exception as error:
             for reference in lent:
                 self.references.drop(*reference)
-            if not isinstance(error, Exception) or isinstance(error, (UsageError, dist.DistNetworkError)):
+            if isinstance(error, (UsageError, dist.DistNetworkError)):
                 raise
             raise TypeError(f"{what} cannot be sent: {type(error).__name__}: {error}") from error
+        length = file.tell() - HEADER.size
+        file.write(bytes(max(0, ENVELOPE - file.tell())))
+        HEADER.pack_into(file.getbuffer(), 0, number, length)
+        message = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+        return [message[:ENVELOPE], *[message[HEADER.size :]] * (HEADER.size + length > ENVELOPE)]
 
-    def send(self, rank: int, tag: int, number: int, messages: Messages) -> Works:
+    def send(self, rank: int, tag: int, number: int, messages: list[torch.Tensor]) -> Works:
         """Start sending the envelope with this tag and the rest with it or, after a `REQUEST`, with the number. Returns
         the works with their memory, which must last as long. Raises `DistNetworkError` if the rank is lost.
 
         This is `dist.isend`, called on the group itself, which takes less time.
         """
-        envelope, *rest = messages
-        try:
-            works = [(self.group.send([envelope], rank, tag), envelope)]
-            return works + [(self.group.send([message], rank, tag or number), message) for message in rest]
-        except RuntimeError as error:
-            raise loss(rank, error) from error
+        with lost_on_error(rank):
+            tags = tag, tag or number
+            return [(self.group.send([each], rank, to), each) for each, to in zip(messages, tags, strict=False)]
 
-    def receive(self, rank: int, tag: int, messages: Messages) -> None:
-        """Fill memory with messages. Raises `DistNetworkError` if the rank is lost."""
-        try:
-            works = [(self.group.recv([message], rank, tag), message) for message in messages]
-        except RuntimeError as error:
-            raise loss(rank, error) from error
-        wait_for(rank, works)
+    def start_receiving(self, rank: int, tag: int, memory: torch.Tensor) -> Works:
+        with lost_on_error(rank):
+            return [(self.group.recv([memory], rank, tag), memory)]
+
+    def receive(self, rank: int, tag: int, memory: torch.Tensor) -> None:
+        """Fill memory with a message. Raises `DistNetworkError` if the rank is lost."""
+        wait_for(rank, self.start_receiving(rank, tag, memory))
 
 
 def wait_for(rank: int, works: Works) -> None:
     """Wait until messages to or from that rank have been sent or received. Raises `DistNetworkError` if it is lost."""
-    try:
+    with lost_on_error(rank):
         for work, _ in works:
             work.wait()
-    except RuntimeError as error:  # what gloo raises when a connection breaks
-        raise loss(rank, error) from error
 
 
-def loss(rank: int, error: RuntimeError) -> dist.DistNetworkError:
-    """The exception for an error of gloo's."""
-    return dist.DistNetworkError(f"rank {rank} is lost: {error}")
+@contextlib.contextmanager
+def lost_on_error(rank: int) -> Iterator[None]:
+    """Raise `DistNetworkError` for what gloo raises in this block when the connection to that rank breaks."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise dist.DistNetworkError(f"rank {rank} is lost: {error}") from error
 
 
-def run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run a request."""
-    return function(*args)
+def copy_of(messages: list[torch.Tensor]) -> Callable[[torch.Tensor], Any]:
+    """In place of receiving what follows an envelope."""
+    return lambda memory: memory.copy_(messages[1])
 
 
-def failure(error: BaseException) -> Reply:
-    """The reply with this error for the caller to raise, and its traceback without our own frames."""
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return False, (portable(error), "".join(traceback.format_exception(type(error), error, trace)).rstrip())
+def fail(error: Exception) -> Any:
+    raise error
 
 
 def portable(error: BaseException) -> Exception:
     """The exception; a `RuntimeError` with the same text if it does not survive pickling or is not an `Exception`."""
     if isinstance(error, Exception):
-        with contextlib.suppress(BaseException):  # pickling may run anything
-            copy = pickle.loads(pickle.dumps(error))
-            if type(copy) is type(error):
+        with contextlib.suppress(Exception):
+            if type(copy := pickle.loads(pickle.dumps(error))) is type(error):
                 return copy
-    words = "".join(traceback.format_exception_only(error)).strip()  # also of one whose `__str__` raises
+    words = "".join(traceback.format_exception_only(error)).strip()
     return RuntimeError(words.removeprefix(f"{type(error).__module__}."))
 
 
@@ -398,7 +386,7 @@ class RemoteReference:
 
     def to_here(self) -> Any:
         """A copy of the object."""
-        return self.references.call(self.owner, read, self)
+        return self.references.call(self.owner, RemoteReference.local_value, self)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the object on the owner's rank. Returns its result."""
@@ -412,34 +400,22 @@ class RemoteReference:
 class References:
     """The objects that this rank owns, their reference counts, and the references that were dropped here."""
 
-    def __init__(self, rank: int, size: int, call: Callable[..., Any]) -> None:
+    def __init__(self, rank: int, call: Callable[..., Any]) -> None:
         """`call(rank, function, *args)` runs the function on that rank."""
-        self.rank, self.size, self.call = rank, size, call
+        self.rank, self.call = rank, call
         self.numbers, self.lock = itertools.count(), threading.RLock()
         self.objects: dict[int, Any] = {}
-        self.counts: dict[int, int] = {}
+        self.counts = Counter[int]()
         self.dropped: deque[tuple[int, int]] = deque()
         """(owner, number) of dropped references that the owner has not been told of yet."""
-
-    def create(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
-        """A reference to the function's result on that rank."""
-        return RemoteReference(self, rank, self.call(rank, keep, function, args))
-
-    def keep(self, value: Any) -> int:
-        """Keep an object with one reference. Returns its number."""
-        number = next(self.numbers)
-        self.objects[number] = value
-        self.count(number, 1)
-        return number
 
     def count(self, number: int, change: int) -> None:
         """Adjust the reference count of an object, which is dropped at zero."""
         with self.lock:
-            self.counts[number] = self.counts.get(number, 0) + change
-            if self.counts[number] > 0:
-                return
-            del self.counts[number]
-            self.objects.pop(number, None)
+            self.counts[number] += change
+            if self.counts[number] <= 0:
+                del self.counts[number]
+                self.objects.pop(number, None)
 
     def lend(self, obj: Any, rank: int, lent: list[tuple[int, int]]) -> Any:
         """Count a reference for `rank`, and add it to `lent`. Returns how to rebuild it there, as `__reduce__` does;
@@ -466,28 +442,25 @@ class References:
 
     def give_back(self) -> None:
         """Tell the owners which references were dropped here."""
-        while self.dropped:
-            try:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
                 owner, number = self.dropped.popleft()
-            except IndexError:  # taken by another thread
-                return
-            with contextlib.suppress(dist.DistNetworkError):  # the owner is lost, and the object with it
-                self.call(owner, count, number, -1)
+                with contextlib.suppress(dist.DistNetworkError):  # the owner is lost, and the object with it
+                    self.call(owner, count, number, -1)
 
 
 def keep(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
-    """On the owner: run the function, and keep its result. Returns its number."""
-    return current_agent().references.keep(function(*args))
+    """On the owner: run the function, and keep its result with one reference. Returns its number."""
+    references = current_agent().references
+    number = next(references.numbers)
+    references.objects[number] = function(*args)
+    references.count(number, 1)
+    return number
 
 
 def count(number: int, change: int) -> None:
     """On the owner: adjust a reference count."""
     current_agent().references.count(number, change)
-
-
-def read(reference: RemoteReference) -> Any:
-    """On the owner: the object."""
-    return reference.local_value()
 
 
 def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) -> Any:
@@ -498,8 +471,6 @@ def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) 
 def borrow(owner: int, number: int) -> RemoteReference:
     """On any rank: rebuild a reference that has arrived."""
     references = current_agent().references
-    if owner not in range(references.size):
-        raise ValueError(f"a reference to an object on rank {owner}: there are ranks 0 to {references.size - 1}")
     if owner == references.rank:
         references.count(number, 1)
     return RemoteReference(references, owner, number)

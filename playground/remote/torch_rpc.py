@@ -11,11 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import rpc
-
-from playground.runtime.errors import UsageError
 
 FEWEST_THREADS = 16
 """Minimum number of threads that answer requests: torch's default. More ranks need more (pytorch/pytorch#85607)."""
@@ -29,12 +26,9 @@ DEPRECATED_INSIDE = "You are using a Backend .* as a ProcessGroup"
 
 
 class TorchAgent:
-    """This rank's end of all remote calls, as `Agent`. Every rank creates one, and leaves it with the others. Raises
-    `UsageError` if torch has no RPC."""
+    """This rank's end of all remote calls, as `Agent`. Every rank creates one, and leaves it with the others."""
 
     def __init__(self) -> None:
-        if not rpc.is_available():
-            raise UsageError(f"this torch ({torch.__version__}) has no RPC, as on Windows: call over send and recv")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def __enter__(self) -> TorchAgent:

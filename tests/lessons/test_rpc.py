@@ -9,7 +9,6 @@ import pytest
 
 from playground.lessons import LESSONS
 from playground.lessons.rpc import lesson
-from playground.runtime import UsageError
 from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 
@@ -49,15 +48,3 @@ def meet_without_an_address(rank: int, size: int) -> float:
 def test_torch_s_rpc_meets_where_the_world_has_met(world: Worlds) -> None:
     """At a file, for instance: no address is needed."""
     assert world(2).run(meet_without_an_address) == [10.0, 1.0]
-
-
-def call_without_rpc(rank: int, size: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.distributed.rpc.is_available", lambda: False)
-        lesson.by_torch(rank, size)
-
-
-def test_a_torch_without_rpc_is_refused_in_a_line(world: Worlds) -> None:
-    with pytest.raises(UsageError, match=r"this torch \(.*\) has no RPC") as caught:
-        world(2).run(call_without_rpc)
-    assert "\n" not in str(caught.value)

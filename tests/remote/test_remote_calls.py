@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import re
-import resource
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from playground.remote import AGENTS
-from playground.remote.agent import REPLY, REQUEST, Agent, Future, current_agent, wait_for
+from playground.remote.agent import Agent, current_agent
 from playground.remote.autograd import apply_remotely
-from playground.remote.messages import ENVELOPE, HEADER, encode
 from playground.runtime import RankFailed, launch
 from playground.testing import World
 
@@ -467,76 +462,6 @@ def test_a_reference_that_was_not_sent_is_not_counted(world: Worlds) -> None:
     assert world(3).run(send_references_in_vain)[0] == [[1], []]
 
 
-def send_nonsense(rank: int, size: int, which: str) -> str:
-    """Rank 0 sends rank 1 what no agent sends: the reply, in words. The next call goes well."""
-    with Agent() as agent:
-        if rank == 0:
-            number, memory = 5, bytearray(ENVELOPE)
-            count, length = {"counts": (2**61, 100), "sizes": (1, 100), "pickle": (0, 100), "types": (0, 5)}[which]
-            HEADER.pack_into(memory, 0, number, count, length)
-            body = pickle.dumps(4) if which == "types" else b"\xff" * 100
-            memory[HEADER.size : HEADER.size + len(body)] = body
-            agent.group.send([torch.frombuffer(memory, dtype=torch.uint8)], 1, REQUEST).wait()
-            future = Future(agent, 1, number)
-            with pytest.raises(Exception) as caught:  # noqa: PT011 (what it says is looked at below)
-                future.wait()
-            assert agent.call(1, double, 4) == 8
-            return f"{type(caught.value).__name__}: {caught.value}"
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("which", "words"),
-    [
-        ("counts", "ValueError: no envelope: the sizes of"), ("sizes", "RuntimeError|TypeError|OverflowError"),
-        ("pickle", "UnpicklingError"), ("types", "TypeError"),
-    ],
-)  # fmt: skip
-def test_what_is_no_request_is_refused(which: str, words: str, world: Worlds) -> None:
-    assert re.match(words, world(2).run(send_nonsense, which)[0])
-
-
-def reply_with_nonsense(rank: int, size: int) -> list[str]:
-    """What rank 0 makes of replies that no agent sends."""
-    found: list[str] = []
-    with Agent() as agent:
-        for number, obj in (5, (True, 1)), (6, 4), (6, (False, "words")), (6, (False, (4, "words"))):
-            if rank == 1:
-                sent = agent.send(0, REPLY + 6, number, encode(number, obj, lambda part: NotImplemented))
-                wait_for(0, sent)
-            else:
-                with pytest.raises(ValueError, match="no reply") as caught:
-                    Future(agent, 1, 6).wait()
-                found.append(str(caught.value))
-        dist.barrier()
-    return found
-
-
-def test_what_is_no_reply_is_refused(world: Worlds) -> None:
-    assert world(2).run(reply_with_nonsense)[0] == ["rank 1 sent what is no reply to request 6"] * 4
-
-
-def send_no_number(rank: int, size: int) -> list[int]:
-    """Rank 0 sends rank 1 an envelope whose number no request has: it counts as lost, the others go on."""
-    lost: SimpleQueue[int] = SimpleQueue()
-    agent = Agent().__enter__()
-    dist.barrier()
-    if rank == 0:
-        agent.group.send([torch.full((ENVELOPE,), 255, dtype=torch.uint8)], 1, REQUEST).wait()
-    if rank == 1:
-        agent.on_loss(lost.put)
-        assert lost.get(timeout=60) == 0
-    dist.barrier()
-    found = [agent.call(3 - rank, double, rank)] if rank else agent.lost
-    dist.barrier()
-    agent.__exit__(LookupError)
-    return found
-
-
-def test_a_rank_that_sends_nonsense_counts_as_lost(world: Worlds) -> None:
-    assert world(3, fresh=True).run(send_no_number) == [[], [2], [4]]
-
-
 def run_out_of_threads(rank: int, size: int) -> list[bool]:
     """With stacks that no thread can have, calls that need one more fail; those that found one succeed."""
     answered = []
@@ -566,27 +491,6 @@ def test_where_no_thread_can_be_started_the_caller_hears_of_it(world: Worlds) ->
     answered, _ = world(2, fresh=True).run(run_out_of_threads)
     assert answered
     assert all(answered)
-
-
-def run_out_of_memory(rank: int, size: int) -> list[int]:
-    """A result for which there is no memory here, and one for which there is."""
-    with Agent() as agent:
-        if rank == 1:
-            return []
-        limits = resource.getrlimit(resource.RLIMIT_AS)
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, limits[1]))
-        try:
-            with pytest.raises(RuntimeError, match="can't allocate memory"):
-                agent.call(1, torch.empty, 2**27)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, limits)
-        return agent.call(1, double, torch.ones(2000, dtype=torch.int64)).unique().tolist()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory is Linux's")
-def test_a_result_that_is_too_large_is_an_error(world: Worlds) -> None:
-    assert world(2, fresh=True).run(run_out_of_memory) == [[2], []]
 
 
 def drop_what_a_lost_rank_owns(rank: int, size: int) -> int:
