@@ -152,8 +152,7 @@ def see(file: Path) -> None:
     render(recording_texts(recording), 80)
     to_document(document_of(recording))
     for ending in PAINTED:
-        if ending != ".png":
-            paint(recording, file.with_name(f"painted{ending}"))
+        paint(recording, file.with_name(f"painted{ending}"))
     paint_steps(recording, file.with_name("steps.svg"))
 
 

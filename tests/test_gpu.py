@@ -36,7 +36,7 @@ from playground.remote import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
-from playground.see.analyse.volumes import volumes
+from playground.see.analyse import match_messages
 from playground.see.record import (
     BACKGROUND,
     BUCKET,
@@ -332,13 +332,13 @@ def test_clocks_are_compared_within_the_bound(pair: int, nccl: World) -> None:
 def test_a_recording_counts_each_message_once(
     words: tuple[object, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
 ) -> None:
-    """As many messages and bytes as the closed forms say."""
+    """Each send with its receive."""
     file = tmp_path / "run.playground"
     data = ("--data-dir", data_dir) if "sgd" in words else ()
     shown(run_cli, *words, *data, "-n", pair, "--see", file)
-    found = volumes(read_recording(file))
-    assert found
-    assert [volume for volume in found if not volume.agrees] == []
+    messages = match_messages(read_recording(file))
+    assert messages.matched
+    assert messages.unmatched == ()
 
 
 @pytest.mark.parametrize("words", [("ddp",), ("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02")])

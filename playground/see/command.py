@@ -27,9 +27,8 @@ from playground.runtime.remote import ROOT, Remote, remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
-from playground.see.analyse.volumes import volumes
 from playground.see.analyse.waits import Waits, seconds_by_cause
-from playground.see.files import PAGE, PAINTED, amount, paint, paint_steps, write_page
+from playground.see.files import PAINTED, amount, paint, paint_steps
 from playground.see.paint import Scene, collectives, data_parallel as dp, training
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene
 from playground.see.paint.results import Evidence
@@ -182,10 +181,7 @@ ALL = FIGURES | CHAPTERS
     "--output",
     type=FilePath(),
     metavar="OUT",
-    help="Paint FILE: .html plays it, .svg and .png are pictures, .txt is words, .json is a trace for Perfetto.",
-)
-@click.option(
-    "--race", type=FilePath(), metavar="OTHER", help="With -o OUT.html: another recording, on the same clock."
+    help="Paint FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for Perfetto.",
 )
 @click.option("--steps", is_flag=True, help="With -o, in a picture: logical steps in place of seconds.")
 @click.option(
@@ -202,7 +198,6 @@ ALL = FIGURES | CHAPTERS
 def command(
     file: Path | None,
     output: Path | None,
-    race: Path | None,
     steps: bool,
     figures: tuple[tuple[str, Path], ...],
     folder: Path | None,
@@ -225,36 +220,30 @@ def command(
     if len(asked) != 1:
         given = " and ".join(asked) if asked else "nothing"
         raise UsageError(f"{given} to be seen: name one of a FILE, --figure NAME OUT, --all DIR and --chapters")
-    for option, value in (("-o", output), ("--race", race), ("--steps", steps)):
+    for option, value in (("-o", output), ("--steps", steps)):
         if value and not file:
             raise UsageError(f"{option} is for a recording, not for {asked[0]}: leave it out")
     session = Session(SEE.name, RunOptions(wide=wide, as_json=as_json), default_size=1)
     if file:
-        see_file(session, file, output, race, steps)
+        see_file(session, file, output, steps)
     else:
         see_figures(session, files_of(dict(figures), folder, chapters))
 
 
-def see_file(session: Session, file: Path, output: Path | None, race: Path | None, steps: bool) -> None:
+def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> None:
     """Print a recording in words, or paint it. Raises `UsageError`, before it is read, if it could not be painted."""
-    if race and (output is None or output.suffix != PAGE):
-        raise UsageError(f"--race {race}: two runs are raced on a page, so -o must name one that ends in {PAGE}")
     if steps and (output is None or output.suffix not in SCENE_PAINTERS):
         raise UsageError(f"--steps is for a picture, so -o must name one that ends in {' or '.join(SCENE_PAINTERS)}")
     if output:
         check_ending(output, PAINTED, "-o")
         check_writable("-o", output)
     recording = read(file)
-    session.say(f"{SEE.name}: {file}" + (f", beside {race}" if race else ""), "")
-    other = read(race) if race else None
-    if output and other:
-        write_page(recording, output, other=other)
-    elif output:
+    session.say(f"{SEE.name}: {file}", "")
+    if output:
         (paint_steps if steps else paint)(recording, output)
     else:
         session.say(*recording_texts(recording), "")
-    shown = " beside ".join(amount(each) for each in (recording, other) if each)
-    session.say(f"Shown: {shown}{f', in {output}' if output else ''}.")
+    session.say(f"Shown: {amount(recording)}{f', in {output}' if output else ''}.")
     if session.run.as_json:
         session.print_document({}, file=output, **document_of(recording))
 
@@ -283,7 +272,6 @@ def document_of(recording: Recording) -> dict[str, object]:
         "seconds_recorded": recording.end,
         "ranks": ranks,
         "overlap": overlaps(recording),
-        "volumes": volumes(recording),
     }
 
 

@@ -43,7 +43,7 @@ def paint(recording: Recording, file: Path) -> None:
     """Paint a recording in the format of the file's ending. Raises `UsageError` as `paint_scene` does."""
     check_ending(file, PAINTED)
     if file.suffix == PAGE:
-        write_page(recording, file)
+        write(render_page(recording), file)
     elif file.suffix == TRACE:
         write(to_chrome(recording), file)
     elif file.suffix == ".txt":
@@ -55,11 +55,6 @@ def paint(recording: Recording, file: Path) -> None:
 def paint_steps(recording: Recording, file: Path) -> None:
     """Paint a recording with logical steps in place of seconds. Raises `UsageError` as `paint_scene` does."""
     paint_scene(lay_out(to_logical_time(recording), unit="step"), file)
-
-
-def write_page(recording: Recording, file: Path, *, other: Recording | None = None) -> None:
-    """Write the page that plays this recording, or two of them on one clock. Raises `UsageError` as `paint_scene`."""
-    write(render_page(recording) if other is None else render_page(recording, other), file)
 
 
 class Recordings:

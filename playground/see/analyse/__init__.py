@@ -110,10 +110,6 @@ class Timeline:
         later = takewhile(lambda other: other.start < event.end, following)
         return all(ref in self.around(ref_of(other)) for other in later)
 
-    def is_made_of_messages(self, event: Event) -> bool:
-        """Whether it is a collective of ours: the messages inside the backend's are not recorded."""
-        return event.kind == COLLECTIVE and any(inner.kind != VALUES for inner in self.inside.get(ref_of(event), []))
-
     def source(self, event: Event) -> record.Source | None:
         """The line of the program of an event."""
         return None if event.source is None else self.recording.sources[event.source]

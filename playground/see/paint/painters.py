@@ -1,13 +1,9 @@
-"""Painters of scenes: as SVG, as PNG, or as text, by the ending of the file. The same scene gives the same bytes."""
+"""Painters of scenes: as SVG or as text, by the ending of the file. The same scene gives the same bytes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
@@ -182,90 +178,6 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-SCALE = 2
-"""Pixels of the image per pixel of the scene, for high-resolution screens."""
-FONTS = ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf")
-"""Monospaced fonts of Linux, macOS and Windows; the first one found is used."""
-DASH, GAP, HEAD = 4.0, 3.0, 6.0
-ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
-
-
-def to_png(scene: Scene) -> bytes:
-    """The scene as a PNG file, in the colours for light surroundings."""
-    from PIL import Image, ImageDraw
-
-    size = (round(scene.width * SCALE), round(total_height(scene) * SCALE))
-    image = Image.new("RGB", size, PAPER.light)
-    painter = Painter(ImageDraw.Draw(image), load_font())
-    painter.write(scene.title, 8, 14, "start")
-    for mark in scene.at_end:
-        painter.paint(mark)
-    for y, text in caption_lines(scene):
-        painter.write(text, 8, y, "start", STYLES["muted"].light)
-    file = BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return file.getvalue()
-
-
-def load_font() -> Any:
-    """A monospaced font of this machine, or Pillow's own."""
-    from PIL import ImageFont
-
-    for name in FONTS:
-        try:
-            return ImageFont.truetype(name, TEXT_SIZE * SCALE)
-        except OSError:
-            continue
-    return ImageFont.load_default(TEXT_SIZE * SCALE)
-
-
-class Painter:
-    """Draws marks in pixels of the scene, below the title."""
-
-    def __init__(self, draw: Any, font: Any) -> None:
-        self.draw, self.font = draw, font
-
-    def paint(self, mark: Mark) -> None:
-        x, y, w, h, colour = mark.x, mark.y + TITLE_HEIGHT, mark.w, mark.h, STYLES[mark.style].light
-        if mark.kind == ARROW:
-            self.paint_arrow(x, y, x + w, y + h, colour, mark.meant)
-            self.write(mark.text, x + w * mark.label_at, y + h * mark.label_at, halo=True)
-        elif mark.kind == TEXT:
-            self.write(mark.text, x, y, mark.align, INK.light if mark.style == "plain" else colour)
-        else:
-            border = STYLES["muted"].light
-            outline = border if mark.kind in (BAR, BOX) and not mark.meant else None
-            self.draw.rectangle([each * SCALE for each in (x, y, x + w, y + h)], fill=colour, outline=outline)
-            if mark.meant:
-                corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)]
-                for start, end in pairwise(corners):
-                    self.paint_line(*start, *end, border, dashed=True)
-            self.write(mark.text, x + w / 2, y + h / 2)
-
-    def paint_arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str, dashed: bool) -> None:
-        self.paint_line(x, y, to_x, to_y, colour, dashed)
-        angle = math.atan2(to_y - y, to_x - x)
-        sides = [(to_x - HEAD * math.cos(angle + turn), to_y - HEAD * math.sin(angle + turn)) for turn in (-0.4, 0.4)]
-        self.draw.polygon([(a * SCALE, b * SCALE) for a, b in [(to_x, to_y), *sides]], fill=colour)
-
-    def paint_line(self, x: float, y: float, to_x: float, to_y: float, colour: str, dashed: bool) -> None:
-        length = math.hypot(to_x - x, to_y - y)
-        piece, period = (DASH, DASH + GAP) if dashed else (length, length or 1.0)
-        for begin in [period * each for each in range(max(1, math.ceil(length / period)))]:
-            ends = [min(1.0, at / (length or 1.0)) for at in (begin, begin + piece)]
-            points = [((x + (to_x - x) * at) * SCALE, (y + (to_y - y) * at) * SCALE) for at in ends]
-            self.draw.line(points, fill=colour, width=SCALE)
-
-    def write(
-        self, text: str, x: float, y: float, align: str = "middle", colour: str = INK.light, halo: bool = False
-    ) -> None:
-        """Draw a text of one or more lines, vertically centred at y."""
-        around = {"stroke_width": 2 * SCALE, "stroke_fill": PAPER.light} if halo else {}
-        for at, line in lines_around(text, y):
-            place = (x * SCALE, at * SCALE)
-            self.draw.text(place, line, fill=colour, font=self.font, anchor=ANCHORS[align], **around)
-
-
 SLOPES = {"recorded": "|-\\/", "meant": ":·˙˙"}
 """Characters of a line: down, across, down to the right, down to the left."""
 
@@ -346,7 +258,7 @@ def slope(across: int, down: int) -> int:
     return 2 if (across > 0) == (down > 0) else 3
 
 
-SCENE_PAINTERS: dict[str, Callable[[Scene], str | bytes]] = {".svg": to_svg, ".png": to_png, ".txt": to_text}
+SCENE_PAINTERS: dict[str, Callable[[Scene], str]] = {".svg": to_svg, ".txt": to_text}
 """Painters by the ending of the file."""
 
 
@@ -363,9 +275,9 @@ def check_ending(file: Path, endings: Sequence[str], flag: str = "") -> None:
         raise UsageError(f"{asked}: choose an ending from {', '.join(endings)}, it says what is painted")
 
 
-def write(contents: str | bytes, file: Path) -> None:
+def write(contents: str, file: Path) -> None:
     """Write a file. Raises `UsageError` if it cannot be written."""
     try:
-        file.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+        file.write_bytes(contents.encode())
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""A recording in words: who waited for whom and why, the overlap, the bytes sent, and what-if replays."""
+"""A recording in words: who waited for whom and why, and the overlap."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from statistics import median
 
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
-from playground.console.text import Prose, bad, good, heading, prose
-from playground.measurement import format_bytes, format_digits, format_seconds
+from playground.console.text import Prose, bad, heading, prose
+from playground.measurement import format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.volumes import Scaling, Volume, more_ranks, volumes
 from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
-from playground.see.analyse.what_if import Link, WhatIfs, what_if
 from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
@@ -23,7 +21,7 @@ def recording_texts(recording: Recording) -> list[Text]:
     """A recording in words and tables."""
     waits = Waits(recording)
     parts = [summary_texts(waits.timeline), missing_texts(recording), wait_texts(waits), chain_texts(waits)]
-    parts += [overlap_texts(overlaps(recording)), volume_texts(volumes(recording)), what_if_texts(waits)]
+    parts.append(overlap_texts(overlaps(recording)))
     return [text for part in parts if part for text in ("", *part)][1:]
 
 
@@ -60,7 +58,7 @@ def missing_texts(recording: Recording) -> list[Text]:
 def wait_texts(waits: Waits) -> list[Text]:
     """The waits by cause: a row for each rank and thread that waited."""
     if waits.timeline.recording.runs_ahead:
-        return [prose(heading("Waits"), f", what caused them, and what if: {UNTOLD}")]
+        return [prose(heading("Waits"), f" and what caused them: {UNTOLD}")]
     of_lane: dict[Lane, list[Wait]] = {}
     for wait in waits.all:
         of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
@@ -140,78 +138,6 @@ def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
         "  hidden, as the ladder has it: 1 - exposed / alone; exposed is from the last gradient on, alone is what the "
         "communication took here (the ladder measures it with no backward beside it)",
     ]
-
-
-def volume_texts(found: Sequence[Volume]) -> list[Text]:
-    """Messages and bytes beside their closed forms: a row for each algorithm, tensor and group."""
-    if not found:
-        return []
-    groups: dict[tuple[str, int, tuple[int, ...]], list[Volume]] = {}
-    for volume in found:
-        groups.setdefault((volume.call.name, volume.nbytes, volume.call.group), []).append(volume)
-    numbers = ("tensor", "ranks", "calls", "messages\nper call", "closed\nform", "bytes\nper call", "closed\nform")
-    table = Table(Column("algorithm", wraps=True), *(Column(name, right=True) for name in numbers))
-    for (name, nbytes, group), its in groups.items():
-        shown = next((volume for volume in its if not volume.agrees), its[0])
-        messages = f"{sum(shown.messages):,}", f"{shown.expected.messages:,.0f}"
-        sent = f"{sum(shown.sent):,}", f"{shown.expected.bytes:,.0f}"
-        table.add(name, format_bytes(nbytes), str(len(group)), str(len(its)), *messages, *sent)
-    wrong = sum(not volume.agrees for volume in found)
-    said = "as the closed forms say"
-    verdict = bad(f"{wrong} of {plural(len(found), 'call')} not {said}") if wrong else good(said)
-    return [prose(heading("Sent"), " by all ranks together: ", verdict), table]
-
-
-def what_if_texts(waits: Waits) -> list[Text]:
-    """The run's duration with one change each, and algorithms on more ranks."""
-    if waits.timeline.recording.runs_ahead or not (found := what_if(waits)).recorded:
-        return []
-    table = Table(Column("change", wraps=True), Column("the run takes", right=True), Column("faster", right=True))
-    for change in found.changes:
-        least, most = ("at least ", "at most ") if change.is_bound else ("", "")
-        times = format_digits(found.recorded / change.seconds)
-        table.add(change.change, least + format_seconds(change.seconds), f"{most}{times} x")
-    return [
-        prose(heading("What if"), ": the same work and the same waits, replayed on another machine"),
-        *replay_lines(found),
-        table,
-        *scaling_texts(more_ranks(waits.timeline.recording, found.link), found.link),
-    ]
-
-
-def replay_lines(found: WhatIfs) -> list[str]:
-    """The error of the replay, and the latency and bandwidth of its links."""
-    link, unchanged, by_links = found.link, found.replayed, found.by_links
-    lines = [
-        f"  unchanged: {format_seconds(unchanged)} ({found.error(unchanged):+.1%} of what was recorded); with every "
-        f"transfer as its link says: {format_seconds(by_links)} ({found.error(by_links):+.1%})"
-    ]
-    if link.nbytes is None:
-        rate = f", {1e-9 / link.beta:.3g} GB/s" if link.beta else ""
-        lines.append(f"  messages took {format_seconds(link.alpha)} and {link.beta * 1e9:.3g} ns per byte{rate}")
-    elif link.alpha:
-        size, took = format_bytes(link.nbytes), format_seconds(link.alpha)
-        lines.append(f"  messages, all of about {size}, took {took}: latency and bandwidth cannot be told apart")
-    return lines
-
-
-def scaling_texts(found: Sequence[Scaling], link: Link) -> list[Text]:
-    """Seconds by the cost model: a row for each algorithm, a column for each number of ranks."""
-    if not found:
-        return []
-    sizes = sorted({size for scaling in found for size in scaling.predicted})
-    recorded = Column("tensor", right=True), Column("recorded", "us", right=True), Column("cores", right=True)
-    predicted = (Column(f"{size:,} ranks", "us", right=True) for size in sizes)
-    table = Table(Column("algorithm", wraps=True), *recorded, *predicted)
-    for scaling in found:
-        what = (scaling.algorithm, format_bytes(scaling.nbytes), format_digits(1e6 * scaling.recorded))
-        for cores, by_size in (("own", scaling.predicted), ("shared", scaling.shared)):
-            if by_size:
-                seconds = (format_digits(1e6 * by_size[size]) if size in by_size else "" for size in sizes)
-                table.add(*what, cores, *seconds)
-    note = "" if link.nbytes is None else " As all messages had one size, these are upper bounds."
-    about = "  More ranks, by the cost model of `scale`: with a core for each rank, or all on this host's cores."
-    return [about + note, table]
 
 
 def milliseconds(seconds: float) -> str:

@@ -224,7 +224,7 @@ SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "pl
 """Parts of the script, each after those it uses."""
 
 
-def render_page(*recordings: Recording) -> str:
+def render_page(recording: Recording) -> str:
     """The page as a file. It loads nothing, and its policy forbids the browser to load anything."""
     light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
     style = f":root{{{light};}}\n@media (prefers-color-scheme:dark){{:root{{{dark};}}}}\n" + read("page.css")
@@ -232,10 +232,10 @@ def render_page(*recordings: Recording) -> str:
     return Template(read("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
-        title=html.escape(" | ".join(" ".join(recording.command) for recording in recordings)),
+        title=html.escape(" ".join(recording.command)),
         style=style,
         script=script,
-        data=to_json([to_columns(recording) for recording in recordings]),
+        data=to_json(to_columns(recording)),
     )
 
 

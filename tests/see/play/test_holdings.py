@@ -17,7 +17,7 @@ from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, r
 
 from playground.runtime import UsageError
 from playground.see.analyse import changes_of
-from playground.see.files import write_page
+from playground.see.files import paint
 from playground.see.play import MAX_NUMBERS, render_page, to_columns, to_json, to_numbers
 from playground.see.record import COLLECTIVE, VALUES, Recording
 
@@ -94,4 +94,4 @@ def test_values_beyond_what_a_page_has_room_for_are_counted() -> None:
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
-        write_page(ring(2), tmp_path / "missing" / "page.html")
+        paint(ring(2), tmp_path / "missing" / "page.html")

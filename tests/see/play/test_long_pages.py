@@ -11,7 +11,7 @@ from browser import MISSING, browser
 from recordings import ring
 
 from playground.see import play as player
-from playground.see.files import write_page
+from playground.see.files import paint
 from playground.see.play import to_columns
 from playground.see.record import RankRecording, Recording
 
@@ -57,7 +57,7 @@ def test_a_hundred_thousand_events(tmp_path: Path) -> None:
     once = ring(4, straggler=1)
     times = 1 + 100_000 // sum(len(rank.events) for rank in once.ranks)
     page = tmp_path / "page.html"
-    write_page(again_and_again(once, times), page)
+    paint(again_and_again(once, times), page)
     assert page.stat().st_size <= 3_000_000
     with browser() as window:
         window.open(page)
@@ -72,7 +72,7 @@ def test_a_hundred_thousand_events(tmp_path: Path) -> None:
 
 
 def test_a_page_of_a_lesson_is_small(tmp_path: Path) -> None:
-    write_page(ring(8), tmp_path / "page.html")
+    paint(ring(8), tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size <= 120_000
 
 

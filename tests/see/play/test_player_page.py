@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from recordings import on_gpus, ring, training
 
 from playground.algorithms import load_all_reduce
 from playground.see.analyse import Timeline, changes_of, match_messages, ref_of, to_logical_time
-from playground.see.files import write_page
+from playground.see.files import paint
 from playground.see.record import COLLECTIVE, COMPUTE, Recording
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
@@ -55,8 +54,8 @@ def show(window: Browser, tmp_path: Path) -> Iterator[Callable[..., Browser]]:
     """Opens the page of a recording; in the end nothing else may have been asked for, and nothing complained of."""
     page = tmp_path / "page.html"
 
-    def open_page(recording: Recording, other: Recording | None = None, **media: Any) -> Browser:
-        write_page(recording, page, other=other)
+    def open_page(recording: Recording, **media: Any) -> Browser:
+        paint(recording, page)
         window.open(page, **media)
         window.wait_for("#status", "of")
         return window
@@ -187,54 +186,6 @@ def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Brows
     )
     assert len(times) > 2
     assert all((time - begun) % 1 == 0 for time in times[:-1])
-
-
-def test_two_runs_on_one_clock(show: Callable[..., Browser]) -> None:
-    slow, fast = ring(4, straggler=1), ring(4)
-    window = show(slow, fast)
-    assert "the second was" in window.text("#verdict")
-    window.press("t", KEYS["end"])
-    for _ in range(3):
-        window.press(KEYS["left"])
-    assert window.ask(READ)[4:] == [[1111.0] * 4] * 4
-    assert window.ask("return document.querySelectorAll('.run').length") == 2
-
-
-@pytest.fixture(scope="module")
-def other_recorded(world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    folder = tmp_path_factory.mktemp("other")
-    world(3).run(Recorded(reduce_by_tutorial_ring, folder))
-    return read_recording(folder / "0")
-
-
-@pytest.mark.parametrize("clock", ["logical", "real"])
-def test_two_algorithms_race(
-    clock: str, recorded: Recording, other_recorded: Recording, show: Callable[..., Browser]
-) -> None:
-    runs = recorded, other_recorded
-    window = show(*runs)
-    if clock == "real":
-        window.press("t")
-    shown = window.ask(WALK)
-    for each in shown:
-        assert each["held"] == [held for run in runs for held in states_at(run, clock, each["time"])[0]]
-    last = max(shown, key=lambda each: each["time"])["held"]
-    assert last == [[*event.values] for run in runs for event in run.events(COLLECTIVE) if event.values]
-    seconds = [run.end - min(event.start for event in run.events()) for run in runs]
-    faster = "first" if seconds[0] < seconds[1] else "second"
-    assert f"the {faster} was" in window.text("#verdict")
-    assert re.search(r"Run 1: .+ Run 2: ", window.text("#status"))
-
-
-@pytest.mark.parametrize(("width", "beside"), [(360, False), (1600, True)])
-def test_runs_that_race_are_side_by_side_where_there_is_room(
-    width: int, beside: bool, recorded: Recording, other_recorded: Recording, show: Callable[..., Browser]
-) -> None:
-    window = show(recorded, other_recorded, width=width)
-    one, two = window.ask("return [...document.querySelectorAll('.run')].map((run) => run.getBoundingClientRect())")
-    assert (one["top"] == two["top"]) == beside
-    assert (one["right"] <= two["left"]) == beside
-    assert window.ask("return document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [360, 1600])

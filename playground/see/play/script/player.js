@@ -1,9 +1,9 @@
 const REAL_SECONDS = 20, MOST_SAID = 6, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** One run on the page: its parts, which all show the same moment. */
+/** The parts of the page, which all show the same moment. */
 class View {
-  constructor(player, run, name) {
-    Object.assign(this, {player, run, name, selected: 0, chosen: -1});
+  constructor(player, run) {
+    Object.assign(this, {player, run, selected: 0, chosen: -1});
     this.stage = new Stage(run);
     this.timeline = new Timeline(run, (time) => player.goTo(time), (place) => this.choose(place));
     this.ranks = new Ranks(run, (rank) => this.select(rank), (wait) => this.waits.explain(wait));
@@ -26,7 +26,7 @@ class View {
       cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
       run.later && `${run.later} later events are left out: the page would be too large. playground see reads them all from a .playground file.`,
       run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
-    return [...(this.name ? [element("h2", {}, this.name)] : []), element("p", {class: "muted"}, facts.filter(Boolean).join(" · ")),
+    return [element("p", {class: "muted"}, facts.filter(Boolean).join(" · ")),
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
   }
 
@@ -55,7 +55,7 @@ class View {
 
   visit(place) {
     this.selected = this.run.rankOf[place];
-    this.player.goTo(this.player.timeOf(this.run, place));
+    this.player.goTo(this.player.timeOf(place));
     this.mark(place);
     this.player.show();
   }
@@ -78,21 +78,20 @@ class View {
   }
 }
 
-/** Which moment is shown, and how it moves: one clock for all runs on the page. */
+/** Which moment is shown, and how it moves. */
 class Player {
-  constructor(runs) {
-    this.runs = runs;
+  constructor(run) {
+    this.run = run;
     this.clock = "logical";
     this.time = 0;
     this.isPlaying = false;
-    this.views = runs.map((run, index) => new View(this, run, runs.length > 1 ? `${index + 1}. ${run.command}` : ""));
+    this.view = new View(this, run);
     this.controls = Object.fromEntries(["position", "status", "clock", "speed", "play"].map((id) => [id, document.getElementById(id)]));
-    document.getElementById("runs").append(...this.views.map((view) => view.root));
+    document.getElementById("run").append(this.view.root);
     this.listen();
-    this.compare();
     this.changeClock("logical");
     performance.mark("usable");
-    new ResizeObserver(() => { this.layOut(); this.show(); }).observe(document.getElementById("runs"));
+    new ResizeObserver(() => { this.layOut(); this.show(); }).observe(document.getElementById("run"));
   }
 
   listen() {
@@ -128,34 +127,21 @@ class Player {
   }
 
   explainLongest() {
-    const view = this.views.find((each) => each.run.waits.length);
-    if (view) view.waits.explain(0);
+    if (this.run.waits.length) this.view.waits.explain(0);
   }
 
-  /** Of two runs, which one was done first. */
-  compare() {
-    if (this.runs.length < 2) return;
-    const [a, b] = this.runs.map((run) => Math.max(1, run.end)), verdict = document.getElementById("verdict");
-    verdict.hidden = false;
-    const ratio = formatNumber(Math.max(a, b) / Math.min(a, b));
-    verdict.textContent = `On one clock: the first was done after ${formatTime(a)}, the second after ${formatTime(b)}` +
-      (a === b ? "." : `; the ${a < b ? "first" : "second"} was ${ratio} times as fast.`);
-  }
-
-  length() { return Math.max(...this.runs.map((run) => run.length[this.clock])); }
+  length() { return this.run.length[this.clock]; }
 
   start() { return this.clock === "real" ? 0 : 0.5; }
 
   /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
-  timeOf(run, place) { return run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
+  timeOf(place) { return this.run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
 
   /** Moments to stop at: the middle of every logical step, or whenever anything begins or ends. */
   findStops() {
     if (this.clock === "logical") return Float64Array.from({length: this.length()}, (_, step) => step + 0.5);
-    const size = this.runs.reduce((sum, run) => sum + 2 * run.size, 0), moments = new Float64Array(size);
-    let count = 0;
-    for (const run of this.runs) for (const times of [run.begin.real, run.finish.real]) for (const time of times) moments[count++] = time;
-    return moments.sort().filter((time, index) => Number.isFinite(time) && (index === 0 || time !== moments[index - 1]));
+    const {begin, finish} = this.run, moments = Float64Array.from([...begin.real, ...finish.real]).sort();
+    return moments.filter((time, index) => Number.isFinite(time) && (index === 0 || time !== moments[index - 1]));
   }
 
   changeClock(clock) {
@@ -171,7 +157,7 @@ class Player {
 
   goTo(time) {
     this.time = Math.min(Math.max(time, 0), this.length());
-    for (const view of this.views) view.mark(-1);
+    this.view.mark(-1);
     this.follow();
     this.show();
   }
@@ -237,16 +223,15 @@ class Player {
     this.goTo(this.time + time);
   }
 
-  layOut() { for (const view of this.views) view.layOut(); }
+  layOut() { this.view.layOut(); }
 
   show() {
     const isMoving = !IS_STILL.matches;
-    for (const view of this.views) view.show(this.clock, this.time, ...this.window, isMoving);
+    this.view.show(this.clock, this.time, ...this.window, isMoving);
     const {position, status} = this.controls, where = this.describeTime();
     position.value = this.time;
     position.setAttribute("aria-valuetext", where);
-    const told = this.views.map((view, index) => (view.name ? `Run ${index + 1}: ` : "") + view.tell(this.clock, this.time));
-    write(status, [where, ...told].join(". "));
+    write(status, `${where}. ${this.view.tell(this.clock, this.time)}`);
   }
 
   describeTime() {
@@ -256,5 +241,4 @@ class Player {
   }
 }
 
-const recordings = JSON.parse(document.getElementById("recordings").textContent);
-Promise.all(recordings.map(Run.read)).then((runs) => new Player(runs));
+Run.read(JSON.parse(document.getElementById("recording").textContent)).then((run) => new Player(run));
