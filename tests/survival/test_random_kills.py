@@ -1,7 +1,4 @@
-"""Ranks are killed between any two calls they make, while they save and load above all: the end has the same bits.
-
-(From outside, at any moment: tests/tools/test_chaos.py.)
-"""
+"""Ranks are killed between any two calls they make, while they save and load above all: the end has the same bits."""
 
 from __future__ import annotations
 
@@ -20,16 +17,15 @@ from typing import Any
 import pytest
 
 from playground import launch, survival
+from playground.lessons.elastic.comparison import compare
 from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
-from playground.survival.comparison import last_snapshot
 from playground.survival.settings import SnapshotSettings
-from playground.survival.snapshots import compare
 from playground.training import loop
 from playground.training.loader import run_training
 from playground.training.settings import TrainingSettings
 
-KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "600"))
+KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "200"))
 """So many at least, in all."""
 AT_ONCE = 25
 """Kills in one training, at most."""
@@ -111,8 +107,7 @@ class Trial:
         self.train("struck", strikes, failures)
         expected = [f"rank {strike.rank} of {self.size} was killed by SIGKILL" for strike in strikes]
         assert failures == expected[: len(failures)]
-        ends = [last_snapshot(self.folder / name) for name in ("undisturbed", "struck")]
-        assert compare(0, 1, *ends).differing == 0
+        assert compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck"))).differing == 0
         shutil.rmtree(self.folder / "struck")
         return len(failures)
 
@@ -127,7 +122,7 @@ def settings(digits_folder: Path) -> TrainingSettings:
     ("way", "size", "kills"),
     [
         ("train_by_hand", 2, 5),
-        *(pytest.param(way, size, KILLS // 6, marks=pytest.mark.stress) for way in WAYS for size in (1, 2, 3)),
+        *(pytest.param(way, size, KILLS // 4, marks=pytest.mark.stress) for way in WAYS for size in (2, 3)),
     ],
 )
 def test_kills_between_any_two_calls_leave_no_trace(
