@@ -2,11 +2,11 @@
 
     lessons/      the path, a folder for each chapter, from hello to pipeline
     exercises/    exercises that check themselves, a folder each
-    tools/        commands beside the path: bench, scale, snapshots, chaos, break, why, doctor
+    tools/        commands beside the path: bench, scale, break, why, doctor
     see/          a recorded run: record, analyse, paint and play it; the figures of the tutorials
     remote/       remote calls by send and recv
     algorithms/   our own all-reduce, an algorithm a file, and what carries its messages
-    survival/     snapshots: written atomically, read back, compared
+    survival/     snapshots of a training run: written atomically, read back
     training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation
     measurement/  timing side by side, and the machine it was done on
     runtime/      N processes become one world: launch(), rendezvous, backends, failures
@@ -20,8 +20,8 @@ From a script, a test or a notebook:
     launch(fn, 2)    # runs fn(rank, size) on two ranks, returns [result of rank 0, result of rank 1]
 
 A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is restarted,
-three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM and
-SIGUSR1 give the ranks 30 s to store where they are: see `preempted()`. With `launch(fn, 4, expendable=[1, 2, 3])` these
+three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM gives
+the ranks 30 s to store where they are: see `preempted()`. With `launch(fn, 4, expendable=[1, 2, 3])` these
 may die, and the others go on. What `launch` raises is a `PlaygroundError`:
 
     UsageError           what was asked cannot be done; nothing was started
@@ -31,7 +31,7 @@ may die, and the others go on. What `launch` raises is a `PlaygroundError`:
       Deadlock           … and none can: ranks wait for each other. Raised at once, with a .diagnosis
     RendezvousTimeout    the ranks did not find each other in time
     ForkServerFailed     the process that ranks come from was killed, is stopped, or could not start one
-    Preempted            the ranks have ended because they were asked to: .signal, and the .step they have stored
+    Preempted            the ranks have ended because they were asked to, and stored the .step they had reached
 
 Importing this package does not import torch.
 """

@@ -36,7 +36,7 @@ FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
 LIMIT, STRESS_LIMIT = float(os.environ.get("PLAYGROUND_TEST_LIMIT", "600")), 7200.0
 """Seconds after which a test fails, whatever it waits for."""
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) == signal.SIG_IGN:  # as under nohup, or in the background

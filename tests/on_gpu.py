@@ -164,8 +164,6 @@ ROWS = (
     Row("elastic {on} {data} --way ddp"),
     Row("elastic {on} {data}", needs=several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
     Row("doctor --check torch"),
-    Row("chaos --kills 3 -- sgd {on} {few} --snapshot-every 20", limit=300),
-    Row("chaos --kills 3 -- bert {on} {data} --way ddp --only train --steps 200", limit=300),
     # Recordings.
     Row("p2p {on} --see {folder}/p2p.playground", needs=pair),
     Row("collectives {on} --see {folder}/collectives.playground"),
@@ -188,9 +186,7 @@ ROWS = (
     Row("sgd {on} {data} --epochs 2 --snapshots {folder}/sgd --resume auto"),
     Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=one),
     Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=pair),
-    Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 2s"),
-    Row("sgd {on} {few} --logical-ranks 8", needs=lambda machine: 8 % machine.ranks == 0),
-    Row("snapshots measure {folder}/measured {on}"),
+    Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 20"),
     Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl {few}"),
     # BERT, from one process too.
     Row("bert {on} {data} --steps 50", ranks=one, limit=300),

@@ -4,7 +4,7 @@ Each row of `FORMATS` makes files that are whole and reads them as a command doe
 each and read in a process of their own, which may take `MEMORY` bytes more than it needs for whole ones, and `SECONDS`
 of the processor's time for each.
 
-    python tests/test_fuzz.py 10000 7 recording snapshots     # so many of each, seed 7
+    python tests/test_fuzz.py 10000 7 recording MNIST     # so many of each, seed 7
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -323,50 +322,6 @@ def read_sentence_pairs(folder: Path) -> None:
             tokenizer.encode(premise + hypothesis)
 
 
-def make_snapshots() -> Files:
-    import torch
-
-    from playground.survival.snapshots import Snapshots, State
-
-    with tempfile.TemporaryDirectory() as name:
-        state = State(shared={"weights": torch.arange(6.0).view(2, 3), "epoch": (1, "two")}, own={"rng": [None, 1.5]})
-        with Snapshots(Path(name), {"data": {"seed": 1}}, rank=0, size=1, keep=2) as snapshots:
-            for step in (1, 2):
-                snapshots.save(step, state)
-                snapshots.wait()
-        found = {str(file.relative_to(name)): file.read_bytes() for file in Path(name).rglob("*.snapshot")}
-    assert len(found) == 2
-    return found
-
-
-def sign_snapshots(folder: Path, files: Files) -> None:
-    """With the checksums that whoever has crafted them would give them."""
-    signed = {}
-    for name, content in files.items():
-        line, _, rest = content.partition(b"\n")
-        _, _, rest = rest.partition(b"\n")
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            line = json.dumps({**json.loads(line), "sha256": sha256(rest).hexdigest()}).encode()
-        signed[name] = b"%b\n%b\n%b" % (line, sha256(line).hexdigest().encode(), rest)
-    write_files(folder, signed)
-
-
-def read_snapshots(folder: Path) -> None:
-    from playground.console.rendering import render
-    from playground.console.session import to_document
-    from playground.survival.folder import find_newest
-    from playground.survival.snapshots import load_all
-    from playground.tools.snapshots.page import examine_folder, snapshots_table, summary_text
-
-    for read_contents in (False, True):
-        found = examine_folder(folder, read_contents=read_contents)
-        render([snapshots_table(found), summary_text(found, read_contents=read_contents)], 80)
-        to_document({"snapshots": found})
-    newest = find_newest(folder, {"data": {"seed": 1}}, lambda line: None)
-    if newest:
-        load_all(newest)
-
-
 FORMATS = {
     "recording": Format(pack_recording, lambda folder: see(folder / "run.playground")),
     "recording's members": Format(make_recording, lambda folder: see(folder / "run.playground"), write_recording),
@@ -380,8 +335,6 @@ FORMATS = {
     "safetensors": Format(make_safetensors, read_weights),
     "pickled weights": Format(make_pickled_weights, read_weights),
     "weights of 2018": Format(make_old_weights, read_weights),
-    "snapshots": Format(make_snapshots, read_snapshots),
-    "signed snapshots": Format(make_snapshots, read_snapshots, sign_snapshots),
 }
 
 

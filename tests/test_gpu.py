@@ -25,6 +25,8 @@ from torch import nn
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.bert.history import History as BertHistory
 from playground.lessons.data_parallel.lesson import parallel_apply
+from playground.lessons.elastic.comparison import compare
+from playground.lessons.elastic.page import Comparison
 from playground.lessons.ladder.page import PARTS
 from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
@@ -50,10 +52,9 @@ from playground.see.record import (
 )
 from playground.see.record.rank import compare_clocks
 from playground.see.record.run import Recorded, read_recording
-from playground.survival.comparison import Comparison, last_snapshot
-from playground.survival.folder import find_steps
+from playground.survival.folder import find_snapshots
 from playground.survival.settings import SnapshotSettings
-from playground.survival.snapshots import Buffers, compare, restore
+from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
 from playground.tools.bench.settings import COLLECTIVES
 from playground.training.grad_syncs import NET_SYNCS
@@ -653,11 +654,10 @@ def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_fol
 
 def use_what_is_under_way(rank: int, size: int) -> dict[str, list[float]]:
     """What a snapshot's copy, and a replica in its thread, have of a tensor that the GPU has still to compute."""
-    tensor, buffers = torch.empty(2, device=device()), Buffers()
+    tensor = torch.empty(2, device=device())
 
     def copy() -> list[float]:
-        copied = buffers.fill({"tensor": tensor})
-        values: list[float] = restore(copied.plain, copied.memory)["tensor"].tolist()
+        values: list[float] = deserialise(serialise(tensor)).tolist()
         return values
 
     def compute() -> list[float]:
@@ -685,7 +685,7 @@ def compare_ends(world: Worlds) -> Callable[[Path, Path], Comparison]:
     """The last snapshots of two runs, byte by byte."""
 
     def compare_ends(one: Path, other: Path) -> Comparison:
-        [comparison] = world(1, backend="nccl", timeout=ENOUGH).run(compare, last_snapshot(one), last_snapshot(other))
+        [comparison] = world(1, backend="nccl", timeout=ENOUGH).run(compare, one, other)
         assert comparison.nbytes > NET
         return comparison
 
@@ -754,12 +754,6 @@ def test_a_snapshot_of_the_cpu_is_refused(training: Any, run_cli: Run, tmp_path:
     assert "device is cpu in the snapshot and cuda here" in refused.err
 
 
-def test_logical_ranks_are_the_same_on_any_number(pair: int, data_dir: Path, run_cli: Run) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2, "--logical-ranks", pair)
-    alone, together = (shown(run_cli, "sgd", "-n", number, *words)["epochs"] for number in (1, pair))
-    assert [epoch["loss"] for epoch in alone] == [epoch["loss"] for epoch in together]
-
-
 @pytest.fixture
 def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, size: int) -> Run:
     """The command on a few generated pairs, with as many workers as there are ranks."""
@@ -819,10 +813,10 @@ def test_training_that_is_asked_to_end_can_be_resumed(
 ) -> None:
     run = start_cli(*endless, "-n", size, "--snapshots", tmp_path)
     wait_for_a_snapshot(tmp_path, ENOUGH)
-    run.send_signal(signal.SIGUSR1)
+    run.send_signal(signal.SIGTERM)
     _, err = run.communicate(timeout=ENOUGH)
     assert run.returncode == os.EX_TEMPFAIL, err
-    assert f"preempted by SIGUSR1 after step {find_steps(tmp_path)[0]}" in err
+    assert f"preempted by SIGTERM after step {find_snapshots(tmp_path)[0][0]}" in err
     assert session_ends(run.pid)
 
 

@@ -69,7 +69,7 @@ def room(module: str) -> str:
 ALLOWED = {
     "runtime": set(),
     "algorithms": {"runtime"},
-    "survival": {"algorithms", "runtime"},
+    "survival": {"runtime"},
     "training": {"survival", "algorithms", "runtime"},
     "measurement": {"runtime"},
     "remote": {"runtime"},

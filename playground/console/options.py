@@ -6,7 +6,7 @@ One line beside the options of a command states each dependency; where an option
     only_with("epochs", train=(True,))                               # --epochs needs --train
     only_with("gather", "plot", train=(False,))                      # --gather and --plot do not go with --train
     only_with("bucket_cap_mb", sync=("bucketed", "overlapped"))      # --bucket-cap-mb needs one of these --sync
-    only_with("keep", snapshots=ANY)                                 # --keep needs --snapshots, whatever its value
+    only_with("resume", snapshots=ANY)                               # --resume needs --snapshots, whatever its value
 """
 
 from __future__ import annotations

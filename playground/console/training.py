@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -30,9 +28,7 @@ from playground.runtime.launcher.watch import describe_loss
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.signals import stopping_signal
-from playground.runtime.surroundings import working_folder
 from playground.runtime.untrusted import printable
-from playground.survival.folder import write_marker
 from playground.survival.settings import AUTO
 from playground.training.grad_syncs import RUNGS
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
@@ -129,36 +125,17 @@ class EpochPrinter:
 
 
 @contextlib.contextmanager
-def resumable_if_preempted(session: Session, survival: SnapshotOptions, folder: Path | None) -> Iterator[None]:
-    """Add to `Preempted`, raised in here, a hint where to read how to resume: a file in the `folder` of snapshots,
-    written once on every host, since each may have its own. Of a world that was joined, only the process that shows
+def resumable_if_preempted(session: Session, survival: SnapshotOptions) -> Iterator[None]:
+    """Add to `Preempted`, raised in here, a hint how to resume. Of a world that was joined, only the process that shows
     results raises it; the others exit with the same code."""
     try:
         yield
     except Preempted as preemption:
-        world = session.world
-        if folder and (world.rank_env is None or world.rank_env.local_rank == 0):
-            preemption.hint = leave_word(preemption, survival, folder, world.rank_env is not None)
-        if not world.is_main:
+        if not session.world.is_main:
             sys.exit(preemption.exit_code)
+        newest = "" if survival.resume == AUTO else f" with --resume {AUTO}"
+        preemption.hint = f"the same command{newest} resumes from there"
         raise
-
-
-def leave_word(preemption: Preempted, survival: SnapshotOptions, folder: Path, joined: bool) -> str:
-    """Write the file; return where it is, or why it is not."""
-    command = {"command of each rank" if joined else "command": command_to_go_on(survival)}
-    about = {"step": preemption.step, "signal": preemption.signal, "working folder": working_folder(), **command}
-    try:
-        file = write_marker(folder, about)
-    except OSError as error:
-        return f"{folder} cannot be written to ({error.strerror})"
-    return f"{file} says how to go on"
-
-
-def command_to_go_on(survival: SnapshotOptions) -> str:
-    """The command line of this process, but resuming from the newest snapshot, whatever it resumed from itself."""
-    newest = () if survival.resume == AUTO else ("--resume", AUTO)
-    return shlex.join(["python", "-m", "playground", *sys.argv[1:], *newest])
 
 
 @contextlib.contextmanager
@@ -200,9 +177,6 @@ def train_and_show(
         asked.check_accumulation(prepared.train)
         settings = prepared.settings(asked)
         session.say(f"{lesson.name}: {world}", f"data: {prepared}")
-        if settings.logical_ranks:
-            on_each = f"{settings.shards_per_rank(world.size)} on each rank, which computes on one thread"
-            session.say(f"logical ranks: {settings.logical_ranks}, {on_each}")
         printer, notices = EpochPrinter(session, bar), NoticePrinter()
 
         def on_report(rank: int, event: Event) -> None:
@@ -210,7 +184,7 @@ def train_and_show(
             notices(rank, event)
 
         stopped = printer.document_if_stopped(dataset=prepared.summary)
-        with stopped, resumable_if_preempted(session, survival, survival.snapshots):
+        with stopped, resumable_if_preempted(session, survival):
             bar.show(f"starting {world.size} ranks")
             on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
             ran = world.run(RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart, grace=grace)

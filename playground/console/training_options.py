@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -23,30 +22,8 @@ from playground.training.settings import TrainingSettings
 MAX_RESTARTS = 1000
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Steps between two snapshots or, where `seconds` is not None, seconds."""
-
-    steps: int
-    seconds: float | None = None
-
-    def __str__(self) -> str:
-        return str(self.steps) if self.seconds is None else f"{self.seconds:g}s"
-
-
-class StepsOrSeconds(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no type arguments here
-    """`100` for steps, `30s` for seconds."""
-
-    name = "steps or seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Interval:
-        match = re.fullmatch(r"(?a:(\d{1,9})|(\d{1,9}(?:\.\d{1,9})?)s)", str(value))
-        steps, seconds = match.groups() if match else (None, None)
-        if steps and int(steps):
-            return Interval(int(steps))
-        if seconds and float(seconds):
-            return Interval(SnapshotSettings.every, float(seconds))
-        self.fail(f"{value!r} is neither a number of steps, such as 100, nor of seconds, such as 30s.", param, ctx)
+GRACE = 30.0
+"""Seconds for a last snapshot after SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +31,9 @@ class SnapshotOptions:
     """Snapshots and restarts of a training run."""
 
     snapshots: Path | None = flag(
-        None, "Take snapshots of the training, in this folder, and go on from the newest.", metavar="DIR"
+        None, "Take snapshots of the training, in this folder, and resume from the newest.", metavar="DIR"
     )
-    snapshot_every: Interval = flag(
-        Interval(SnapshotSettings.every),
-        "Steps, or seconds (as in 30s), between two snapshots.",
-        metavar="STEPS|SECONDS",
-        click={"type": StepsOrSeconds()},
-    )
-    keep: int = flag(SnapshotSettings.keep, "Number of snapshots kept.", least=1, metavar="K")
+    snapshot_every: int = flag(SnapshotSettings.every, "Steps between two snapshots.", least=1, metavar="STEPS")
     resume: str = flag(
         SnapshotSettings.resume,
         "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder that has "
@@ -70,31 +41,21 @@ class SnapshotOptions:
         metavar=f"{AUTO}|{NO}|PATH",
     )
     restarts: int = flag(0, "How often to restart all ranks after a failure.", least=0, most=MAX_RESTARTS, metavar="K")
-    grace: float = flag(
-        30.0,
-        "Time for a last snapshot after SIGTERM or SIGUSR1, in seconds; then, exit code 75.",
-        above=0,
-        most=1e6,
-        metavar="SECONDS",
-    )
 
     @property
     def settings(self) -> SnapshotSettings | None:
         """As a training run takes them."""
         if self.snapshots is None:
             return None
-        folder, steps, seconds = self.snapshots.absolute(), self.snapshot_every.steps, self.snapshot_every.seconds
-        return SnapshotSettings(folder=folder, every=steps, seconds=seconds, keep=self.keep, resume=self.resume)
+        return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume)
 
     @property
     def grace_of_ranks(self) -> float | None:
         """Seconds they have when they are asked to end; None where they could store nothing."""
-        return None if self.snapshots is None else self.grace
+        return None if self.snapshots is None else GRACE
 
 
-snapshot_options = pack_options(
-    "survival", SnapshotOptions, only_with("snapshot_every", "keep", "resume", "grace", snapshots=ANY)
-)
+snapshot_options = pack_options("survival", SnapshotOptions, only_with("snapshot_every", "resume", snapshots=ANY))
 """Gives a command the argument `survival`: its `SnapshotOptions`."""
 
 
@@ -148,13 +109,6 @@ sync_options = options(
         for needed in ("bucket_cap", "sync_every")
     ),
 )
-
-
-def logical_ranks_option(**more: Any) -> Any:
-    """The option, with `more` for click."""
-    return flags(
-        TrainingSettings, "logical_ranks", changes={"logical_ranks": {"type": click.IntRange(1, 1024), **more}}
-    )
 
 
 Settings = TypeVar("Settings", bound=TrainingSettings)

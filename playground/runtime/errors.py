@@ -80,20 +80,19 @@ class PeerDisconnected(RankFailed):
 
 
 class Preempted(PlaygroundError):
-    """Raised by every rank: `signal` (its name) asked them to end, and they have stored where they are, after `step`.
+    """Raised by every rank: SIGTERM asked them to end, and they have stored where they are, after `step`.
 
-    `hint` says how to go on from there. The exit code is EX_TEMPFAIL of sysexits.h: what asked is to try again.
+    `hint` says how to resume from there. The exit code is EX_TEMPFAIL of sysexits.h: what asked is to try again.
     """
 
     exit_code = 75
 
-    def __init__(self, signal: str, step: int) -> None:
-        super().__init__(signal, step)
-        self.signal, self.step = signal, step
-        self.hint = ""
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step, self.hint = step, ""
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, [f"preempted by {self.signal} after step {self.step}", self.hint]))
+        return "; ".join(filter(None, [f"preempted by SIGTERM after step {self.step}", self.hint]))
 
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")

@@ -32,10 +32,7 @@ IMPORT_LIMIT = 0.3
 
 
 def handle_termination() -> None:
-    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with code 128 + number.
-    SIGUSR1, which would end the program, says a word."""
-    if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        signal.signal(signal.SIGUSR1, decline_preemption)
+    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with code 128 + number."""
     for number in TERMINATING:
         if signal.getsignal(number) in DEFAULT:
             signal.signal(number, exit_orderly)
@@ -102,11 +99,6 @@ def is_importing(frame: FrameType | None) -> bool:
     while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     return frame is not None
-
-
-def decline_preemption(number: int, frame: FrameType | None) -> None:
-    """Handle a signal that announces a preemption to a program that does not prepare for one."""
-    os.write(2, b"playground: %s: no snapshots are taken here, going on\n" % describe_signal(number).encode())
 
 
 def stopping_signal(error: BaseException) -> signal.Signals | None:

@@ -25,8 +25,6 @@ TOOLS = {
     for name, purpose in (
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
-        ("snapshots", "list and verify the snapshots of a training run, measure what one costs"),
-        ("chaos", "kill processes of a training at random, and compare its end with an undisturbed one"),
         ("break", "run programs that hang, fail or return wrong values, each with its diagnosis and its cure"),
         ("why", "say who waits for whom in a run that stands still"),
         ("doctor", "is this machine, are these hosts, fit for distributed training?"),

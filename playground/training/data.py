@@ -164,20 +164,14 @@ def partition_dataset(
     """
     if data is None:
         data = Images(prepare("auto", default_data_dir()).folder, "train")
-    partition, steps = part_of(data, batch_size, seed, dist.get_rank(group), dist.get_world_size(group))
+    rank, size, samples = dist.get_rank(group), dist.get_world_size(group), len(data)
+    sizes = [part / samples for part in shares(samples, batch_size, size)]
+    partition = DataPartitioner(data, sizes, seed).use(rank)
+    steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
     train_set: DataLoader[Batch] = RankLoader(
         partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate
     )
     return train_set, steps.batch_size
-
-
-def part_of(data: Dataset[Batch], batch_size: int, seed: int, rank: int, size: int) -> tuple[Partition, EqualSteps]:
-    """The samples of a rank in a world of `size`, and the batches it takes them in."""
-    samples = len(data)
-    sizes = [part / samples for part in shares(samples, batch_size, size)]
-    partition = DataPartitioner(data, sizes, seed).use(rank)
-    steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
-    return partition, steps
 
 
 def batches(

@@ -24,13 +24,10 @@ REPORT_EVERY = 0.2
 
 
 class History:
-    """Counts what a training loop tells it. Between epochs it tests the model, all ranks together. Of a rank that
-    carries several `shards`, each is counted by itself."""
+    """Counts what a training loop tells it. Between epochs it tests the model, all ranks together."""
 
-    def __init__(
-        self, model: nn.Module, train_set: DataLoader[Batch], test_set: DataLoader[Batch], shards: int = 1
-    ) -> None:
-        self.model, self.train_set, self.test_set, self.shards = model, train_set, test_set, shards
+    def __init__(self, model: nn.Module, train_set: DataLoader[Batch], test_set: DataLoader[Batch]) -> None:
+        self.model, self.train_set, self.test_set = model, train_set, test_set
         self.device = next(model.parameters()).device
         self.finished: list[Epoch] = []
         self.start_counting()
@@ -38,7 +35,7 @@ class History:
 
     def start_counting(self) -> None:
         """Begin an epoch at zero."""
-        self.total = torch.zeros(self.shards, 3, dtype=torch.float64, device=self.device)
+        self.total = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.steps, self.seconds = 0, 0.0
 
     def now(self) -> float:
@@ -56,19 +53,19 @@ class History:
             seconds = self.seconds + self.now() - self.started
             report(phase=f"testing after epoch {epoch} of {number}")
             tested = evaluate(self.model, self.test_set)
-            trained = all_gather_stacked(self.total).flatten(0, 1)
+            trained = all_gather_stacked(self.total)
             self.finished.append(summary(epoch, trained, all_gather_stacked(tested), seconds))
             report(finished=self.finished[-1])
             self.start_counting()
 
-    def add(self, loss_sum: torch.Tensor, output: torch.Tensor, labels: torch.Tensor, shard: int = 0) -> None:
-        """Count a batch: the sum of its samples' losses, and which it got right. `shard` is 0 for this rank's first."""
-        self.total[shard] += torch.stack([loss_sum.detach(), *right_answers(output, labels)])
-        self.steps += shard == 0
+    def add(self, loss_sum: torch.Tensor, output: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count a batch: the sum of its samples' losses, and which it got right."""
+        self.total += torch.stack([loss_sum.detach(), *right_answers(output, labels)])
+        self.steps += 1
         if time.monotonic() - self.reported > REPORT_EVERY:
             self.reported = time.monotonic()
             phase = f"training epoch {len(self.finished) + 1} of {self.number}"
-            report(phase=phase, step=self.steps, steps=len(self.train_set) // self.shards)
+            report(phase=phase, step=self.steps, steps=len(self.train_set))
 
     def state(self) -> dict[str, object]:
         """The counts so far, as plain data."""
@@ -85,15 +82,10 @@ class History:
         self.total, self.steps, self.seconds = state["total"].to(self.device), state["steps"], state["seconds"]
 
     def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The counts that this rank continues from, when a different number of ranks has counted `states`: the counts
-        of its shards, or, if there were others, rank 0 of all of them, so that the sum is right."""
-        rank, totals = dist.get_rank(), torch.cat([state["total"] for state in states])
-        if len(totals) == dist.get_world_size() * self.shards:
-            total = totals[rank * self.shards : (rank + 1) * self.shards]
-        else:
-            total = torch.zeros(self.shards, 3, dtype=totals.dtype)
-            total[0] = totals.sum(0) if rank == 0 else 0
-        return {**states[0], "total": total}
+        """The counts that this rank continues from, when a different number of ranks has counted `states`: rank 0 of
+        all of them, so that the sum is right."""
+        total = torch.stack([state["total"] for state in states]).sum(0)
+        return {**states[0], "total": total if dist.get_rank() == 0 else torch.zeros_like(total)}
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""
@@ -120,7 +112,7 @@ def right_answers(output: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
 
 
 def summary(epoch: int, trained: torch.Tensor, tested: torch.Tensor, seconds: float) -> Epoch:
-    """The results of an epoch, from the counts of every rank or shard. `seconds` is for training alone."""
+    """The results of an epoch, from the counts of every rank. `seconds` is for training alone."""
     loss, right, samples = trained.sum(0).tolist()
     test_right, test_samples = tested.sum(0).tolist()
     return Epoch(

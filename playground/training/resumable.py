@@ -1,91 +1,31 @@
 """A training run that can be interrupted at any moment, and ends with the same bits.
 
-All that a run is after a step goes into its snapshots: parameters, the optimizer's state, totals, and each rank's
-random numbers. Who gets which sample when is not stored: it follows from the seed and from the position.
+A snapshot holds all that a run is after a step: parameters, the optimizer's state, totals, and each rank's random
+numbers. Who gets which sample when is not stored: it follows from the seed and from the position.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, Protocol
+from random import Random
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.runtime import PlaygroundError, Preempted, UsageError, device, preempted, report
+from playground.runtime import PlaygroundError, Preempted, device, preempted, report
 from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object
-from playground.survival.fingerprint import Fingerprint
-from playground.survival.folder import SnapshotFile, remove_marker
-from playground.survival.hosts import agree_on_snapshot, find_sharers, load_states, open_snapshots
 from playground.survival.settings import SnapshotSettings
-from playground.survival.snapshots import State
+from playground.survival.snapshots import Fingerprint, Snapshot, deserialise, open_folder, serialise
+from playground.training.history import History
 from playground.training.sync import GradSync
 
 INTERVAL = 0.5
-"""Seconds from one appointment to the next, about."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The decision of all ranks after the step at which they met."""
-
-    save: bool = False
-    """Take a snapshot: it is time."""
-    signal: int = 0
-    """Take one and end: some rank was asked to, by the signal of this number. 0: none was."""
-
-
-class Appointments:
-    """One rank's diary. The ranks of a world have entered the same in theirs, whatever their clocks say. `step` is the
-    number of steps done when it begins, and `seconds`, if not None, the time between two snapshots."""
-
-    def __init__(self, step: int, seconds: float | None) -> None:
-        self.seconds = math.inf if seconds is None else seconds
-        self.next_step = step + 1
-        self.last_step, self.last_time = step, time.monotonic()
-        self.saved_at = self.last_time
-
-    def keep(self, step: int, at_once: bool = False) -> Agreement:
-        """Called after each step, by all ranks: if there is an appointment now, agree. Rank 0's clock counts.
-        `at_once`: there is one now, because something has taken time that is no step."""
-        if step < self.next_step and not at_once:
-            return Agreement()
-        now = time.monotonic()
-        save = now - self.saved_at >= self.seconds
-        if save:
-            self.saved_at = now
-        # Steps until the next appointment, if they take as long as those since the last one.
-        seconds = min(INTERVAL, max(0.0, self.saved_at + self.seconds - now))
-        ahead = max(1, int(seconds * (step - self.last_step) / max(now - self.last_time, 1e-9)))
-        proposal = [int(save), ahead] if dist.get_rank() == 0 else [0, 0]
-        agreed = torch.tensor([*proposal, preempted() or 0], device=device())
-        dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        due, ahead, signal = agreed.tolist()
-        self.last_step, self.last_time, self.next_step = step, now, step + ahead
-        return Agreement(save=bool(due), signal=signal)
-
-
-def redistribute(states: Sequence[State], rank: int, snapshot: SnapshotFile, combine: Callable[..., Any]) -> State:
-    """The state that rank `rank` resumes from; `combine` is that of its `RunHistory`. Only random numbers are its own:
-    a new rank gets a seed that follows from the run, its own seed included, and that no other rank and no other step
-    has, for every kind of device."""
-    owns: list[Mapping[str, Any]] = [state.own for state in states]
-    own = {**owns[min(rank, snapshot.size - 1)], "history": combine([each["history"] for each in owns])}
-    if rank >= snapshot.size:
-        digest = hashlib.sha256(json.dumps([snapshot.fingerprint, rank, snapshot.step]).encode()).digest()
-        seed = int.from_bytes(digest[:8], "little", signed=True)
-        own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
-    return State(shared=states[0].shared, own=own)
-
-
+"""Seconds from one vote on whether to end to the next, about."""
 DRAWS_FROM: Mapping[str, Any] = {"cpu": torch, "cuda": torch.cuda}
 """Where the random numbers for each kind of device come from."""
 
@@ -99,205 +39,137 @@ class Position:
     total: int = 0
 
 
-class RunHistory(Protocol):
-    """The counts of a training loop."""
+class ResumableRun:
+    """Takes snapshots of a training run, and puts it back where the last one was taken; without `settings`, neither.
 
-    @property
-    def finished(self) -> Sized:
-        """The epochs that are done, each with its test; always empty where it is steps alone that are counted."""
-
-    def state(self) -> Mapping[str, object]:
-        """The counts so far: tensors and plain data."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
-
-    def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The counts that this rank continues from, when a different number of ranks has counted `states`."""
-
-
-class UnsavedRun:
-    """A training run that takes no snapshots, and begins at the start."""
-
-    position = Position()
-
-    def enter(self, epoch: int) -> int:
-        """Begin an epoch, before anybody asks the loader for batches. Returns how many of its steps are done. Raises
-        `Preempted` as `advance` does."""
-        return 0
-
-    def draw_as_before(self) -> None:
-        """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
-
-    def advance(self, step: int, last: bool) -> None:
-        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that.
-        Raises `Preempted`, on all ranks, when they have agreed to end here and their snapshot is written."""
-
-    def end(self) -> None:
-        """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
-
-
-class ResumableRun(UnsavedRun):
-    """Takes snapshots of a training run, and puts it back where the last one was taken.
-
-    `warm_up` computes gradients that are discarded: after its first backward DistributedDataParallel rebuilds its
-    buckets, and from then on adds in another order. A run that goes on must not add in that of the start.
+    `identify` says what the run must share with a snapshot to resume from it. `warm_up` computes gradients that are
+    discarded: after its first backward DistributedDataParallel rebuilds its buckets, and from then on adds in another
+    order. A run that resumes must not add in that of the start.
     """
 
     def __init__(
-        self,
-        settings: SnapshotSettings,
-        fingerprint: Fingerprint,
-        sync: GradSync,
-        optimizer: torch.optim.Optimizer,
-        history: RunHistory,
-        warm_up: Callable[[], object],
-    ) -> None:
+        self, settings: SnapshotSettings | None, identify: Callable[[], Fingerprint], sync: GradSync,
+        optimizer: torch.optim.Optimizer, history: History, warm_up: Callable[[], object],
+    ) -> None:  # fmt: skip
         self.settings, self.sync, self.optimizer, self.history = settings, sync, optimizer, history
+        self.model: nn.Module = getattr(sync.model, "module", sync.model)
+        self.position = Position()
+        self.saved: Position | None = None  # where the newest snapshot was taken
         self.random_numbers: Mapping[str, torch.Tensor | int] = {}
         """To go on with, until they do: by kind of device the state of the generator, or a seed."""
-        self.is_due = False
-        self.asked_by = 0
-        """The number of the signal by which the ranks are asked to end; 0 if they are not."""
-        self.saved: Position | None = None
-        """Where the newest snapshot was taken."""
-        backend_of().use_deterministic_kernels()
-        fingerprint = {**fingerprint, "device": device().type}
-        size = dist.get_world_size()
-        sharers = find_sharers(settings.folder)
-        newest = agree_on_snapshot(settings, fingerprint, sharers)
-        if newest and newest.snapshot.size != size and not sync.keeps_replicas_equal:
-            taken, folder = newest.snapshot.size, newest.snapshot.folder
-            raise UsageError(
-                f"snapshot {folder} was taken by {taken}, and the ranks here are {size}: with --sync-every, parameters "
-                f"are each rank's own, and there are none for another number: take -n {taken}, or another folder"
-            )
-        self.snapshots = open_snapshots(settings, fingerprint, sharers)
-        self.problem = ""
-        if newest:
-            warm_up()
-            self.go_on_from(newest.snapshot, load_states(newest, sharers))
-        remove_marker(settings.folder)
-        self.appointments = Appointments(self.position.total, settings.seconds)
+        self.is_due, self.is_asked = False, False  # to take a snapshot; and to end after it, as the ranks have agreed
+        if settings:
+            backend_of().use_deterministic_kernels()
+            self.fingerprint = {**identify(), "device": device().type}
+            if not sync.keeps_replicas_equal:  # parameters are each rank's own: there are none for another number
+                self.fingerprint["ranks"] = dist.get_world_size()
+            self.writer, newest = open_folder(settings, self.fingerprint)
+            if newest:
+                warm_up()
+                self.resume(newest)
+            self.next_vote, self.last_vote = self.position.total + 1, (self.position.total, time.monotonic())
 
-    def go_on_from(self, snapshot: SnapshotFile, states: Sequence[State]) -> None:
+    def resume(self, snapshot: Snapshot) -> None:
         """Be where the run was when its ranks took this snapshot, though there were more or fewer of them."""
-        rank, size = dist.get_rank(), dist.get_world_size()
-        if size == snapshot.size:
-            self.restore(states[rank])
-        else:
-            self.restore(redistribute(states, rank, snapshot, self.history.combine))
-            if not snapshot.fingerprint.get("logical_ranks"):
-                epoch, step = self.position.epoch, snapshot.step
-                notice = (
-                    f"going on with {size} rank{'s' * (size > 1)} from step {step}, which {snapshot.size} took: "
-                    f"parameters, optimizer and position are exact;\n"
-                    f"which samples the rest of epoch {epoch} takes, dropout masks and rounding differ (not with "
-                    f"--logical-ranks)"
-                )
-                report(notice=notice)
+        rank, size, before = dist.get_rank(), dist.get_world_size(), len(snapshot.own)
+        own = snapshot.own[rank] if size == before else redistribute(snapshot, rank, self.history)
+        state: Mapping[str, Any] = {**snapshot.shared, **own}
+        self.position = self.saved = Position(**state["position"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.zero_grad()
+        self.history.restore(state["history"])
+        self.sync.go_on_from(self.position.total)
+        self.random_numbers = state["random_numbers"]
+        if size != before:
+            exact = "parameters, optimizer and position are exact; samples, dropout masks and rounding differ"
+            report(notice=f"{before} ranks took the snapshot of step {snapshot.step}, {size} resume: {exact}")
         report(resumed=asdict(self.position))
 
-    def restore(self, state: State) -> None:
-        """Be where the run was when it took this snapshot."""
-        own: Mapping[str, Any] = {**state.shared, **state.own}
-        self.position = self.saved = Position(**own["position"])
-        self.model.load_state_dict(own["model"])
-        self.optimizer.load_state_dict(own["optimizer"])
-        self.optimizer.zero_grad()
-        self.history.restore(own["history"])
-        self.sync.go_on_from(self.position.total)
-        self.random_numbers = own["random_numbers"]
-
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, whatever it is wrapped in."""
-        model: nn.Module = getattr(self.sync.model, "module", self.sync.model)
-        return model
-
     def enter(self, epoch: int) -> int:
+        """Begin an epoch, before the loader is asked for batches. Returns how many of its steps are done. May raise
+        `Preempted`."""
         if epoch > self.position.epoch:
             self.position = Position(epoch, 0, self.position.total)
-            self.meet(at_once=True)  # the test may have taken long
         if self.position.step == 0:
             self.draw_as_before()
         self.save_if_due()
         return self.position.step
 
     def draw_as_before(self) -> None:
+        """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
         for kind, state in self.random_numbers.items():
             draws = DRAWS_FROM[kind]
             draws.manual_seed(state) if isinstance(state, int) else draws.set_rng_state(state)
         self.random_numbers = {}
 
     def advance(self, step: int, last: bool) -> None:
+        """That step of the epoch is done. After the `last` one comes the test, and what is due is saved after that.
+        Raises `Preempted`, on all ranks, when they have agreed to end here and the snapshot is written."""
         self.position = Position(self.position.epoch, step, self.position.total + 1)
-        by_steps = self.settings.seconds is None and self.position.total % self.settings.every == 0
-        self.is_due = self.is_due or by_steps
-        self.meet()
+        if self.settings:
+            self.is_asked = self.vote() or self.is_asked
+            self.is_due = self.is_due or self.is_asked or self.position.total % self.settings.every == 0
         if not last:
             self.save_if_due()
 
-    def meet(self, at_once: bool = False) -> None:
-        """Where the ranks have an appointment: agree on whether to take a snapshot, and whether to end after it."""
-        agreed = self.appointments.keep(self.position.total, at_once)
-        self.asked_by = self.asked_by or agreed.signal
-        self.is_due = self.is_due or agreed.save or self.asked_by > 0
+    def vote(self) -> bool:
+        """Whether any rank has been asked to end, if the ranks vote after this step: they do so at the same steps, by
+        rank 0's clock. If only the one that was asked left, the others would wait for it."""
+        step, now = self.position.total, time.monotonic()
+        if step < self.next_vote:
+            return False
+        steps, seconds = step - self.last_vote[0], now - self.last_vote[1]
+        ahead = max(1, int(INTERVAL * steps / max(seconds, 1e-9))) if dist.get_rank() == 0 else 0
+        votes = torch.tensor([ahead, int(preempted())], device=device())
+        dist.all_reduce(votes, dist.ReduceOp.MAX)
+        ahead, asked = votes.tolist()
+        self.next_vote, self.last_vote = step + ahead, (step, now)
+        return bool(asked)
 
     def save_if_due(self) -> None:
         """Take a snapshot if it is time for one; if the ranks are to end, they do it here."""
         if self.is_due:
             self.save()
-        if self.asked_by:
-            self.leave()
+        if self.is_asked:
+            if self.writer:
+                self.writer.close()
+            step = self.position.total
+            if any(all_gather_object(bool(self.writer and self.writer.written != step))):
+                raise PlaygroundError(f"SIGTERM came after step {step}, and its snapshot could not be written")
+            raise Preempted(step)
 
     def save(self) -> None:
-        """Take a snapshot here."""
+        """Take a snapshot here: rank 0 gathers what each rank has of its own, and writes."""
         self.is_due, self.saved = False, self.position
-        whole = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        kinds = ("cpu", device().type)
-        own = {
-            "position": asdict(self.position), "history": self.history.state(),
-            "random_numbers": {kind: of.get_rng_state() for kind, of in DRAWS_FROM.items() if kind in kinds},
-        }  # fmt: skip
-        state = State(own=own, shared=whole) if self.sync.keeps_replicas_equal else State(own={**own, **whole})
-        self.snapshots.save(self.position.total, state)
-        self.tell_problem()
-
-    def tell_problem(self) -> None:
-        """Report why a snapshot could not be written, once: training goes on."""
-        if self.snapshots.problem != self.problem:
-            self.problem = self.snapshots.problem
-            report(problem=self.problem)
-
-    def leave(self) -> NoReturn:
-        """End here, as all ranks have agreed, when what was saved is on the disk: of all of them, or it is no use."""
-        self.snapshots.close()
-        self.tell_problem()
-        name, step = signal.Signals(self.asked_by).name, self.position.total
-        if any(all_gather_object(self.snapshots.problem and self.snapshots.written != step)):
-            raise PlaygroundError(f"{name} came after step {step}, and its snapshot could not be written")
-        raise Preempted(name, step)
+        shared = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        random_numbers = {kind: DRAWS_FROM[kind].get_rng_state() for kind in ("cpu", device().type)}
+        own = {"history": self.history.state(), "random_numbers": random_numbers}
+        if not self.sync.keeps_replicas_equal:
+            own, shared = {**own, **shared}, {}
+        shared["position"] = asdict(self.position)
+        gathered, step = all_gather_object(serialise(own)), self.position.total
+        if self.writer:
+            owns = [deserialise(each) for each in gathered]
+            self.writer.save(Snapshot(step=step, fingerprint=self.fingerprint, shared=shared, own=owns))
 
     def end(self) -> None:
-        if self.position.epoch == len(self.history.finished):  # else it went on beyond the last epoch, and took no step
-            self.position = Position(self.position.epoch + 1, 0, self.position.total)
-        if self.position != self.saved:
-            self.save()
-        self.snapshots.close()
-        self.tell_problem()
+        """After the last epoch: take a snapshot of the end, and wait until all of them are written."""
+        if self.settings:
+            if self.position.epoch == len(self.history.finished):  # else it was beyond the last epoch: it took no step
+                self.position = Position(self.position.epoch + 1, 0, self.position.total)
+            if self.position != self.saved:
+                self.save()
+            if self.writer:
+                self.writer.close()
 
 
-def open_run(
-    snapshots: SnapshotSettings | None,
-    identify: Callable[[], Fingerprint],
-    sync: GradSync,
-    optimizer: torch.optim.Optimizer,
-    history: RunHistory,
-    warm_up: Callable[[], object],
-) -> UnsavedRun:
-    """The run that is asked for, at its start or where it goes on. `identify` says what it must have in common with a
-    snapshot to go on from that."""
-    if snapshots is None:
-        return UnsavedRun()
-    return ResumableRun(snapshots, identify(), sync, optimizer, history, warm_up)
+def redistribute(snapshot: Snapshot, rank: int, history: History) -> Mapping[str, Any]:
+    """What rank `rank` resumes from as its own, when a different number of ranks took the snapshot. A new rank gets a
+    seed for every kind of device that follows from the run, and that no other rank and no other step has."""
+    own = {**snapshot.own[min(rank, len(snapshot.own) - 1)]}
+    own["history"] = history.combine([each["history"] for each in snapshot.own])
+    if rank >= len(snapshot.own):
+        seed = Random(f"{snapshot.fingerprint} {rank} {snapshot.step}").getrandbits(63)  # by the hash of the string
+        own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
+    return own

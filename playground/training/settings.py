@@ -20,7 +20,7 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 LOADERS = ("batch", "per-sample", "paths")
 """Ways to fetch samples: whole batches; as tutorials do, one by one; and each from a file of its own."""
 MAX_LOADER_WORKERS = 64
-BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "logical_ranks", "snapshots")
+BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
 
 
@@ -80,25 +80,11 @@ class TrainingSettings:
         metavar="MB",
     )
     """Bytes after which a bucket of gradients is full."""
-    logical_ranks: int | None = flag(
-        None,
-        "Cut the data into V shards and carry V / N of them on each rank: every bit is the same for any N that "
-        "divides V, also if N changes after a restart. One thread per rank.",
-        least=1,
-        group="logical ranks",
-        metavar="V",
-    )
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 
     def __post_init__(self) -> None:
         check_flags(self)
-        for name in ("sync", "all_reduce", "accumulate") if self.logical_ranks is not None else ():
-            if getattr(self, name) != getattr(TrainingSettings, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)} does not go with --logical-ranks, which adds "
-                    f"the gradients of a step in an order of its own: leave one of them out"
-                )
         if self.lr > FLOAT32_MAX:
             raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
         if self.sync_every > 1 and "sync_every" not in NET_SYNCS[self.sync].needs:
@@ -107,25 +93,6 @@ class TrainingSettings:
                 f"every step"
             )
 
-    def check_for_ddp(self) -> None:
-        """Raise `UsageError` for what DistributedDataParallel cannot do."""
-        if self.logical_ranks is not None:
-            raise UsageError(
-                f"--logical-ranks {self.logical_ranks} does not go with DistributedDataParallel: the order in which "
-                f"it adds gradients depends on the number of ranks; take sgd"
-            )
-
-    def shards_per_rank(self, size: int) -> int:
-        """How many shards of the data each of `size` ranks carries: one, if there are no logical ranks. Raises
-        `UsageError` if logical ranks cannot be shared out evenly."""
-        shards, rest = divmod(self.logical_ranks or size, size)
-        if rest and self.logical_ranks:
-            raise UsageError(
-                f"--logical-ranks {self.logical_ranks} for {size} ranks: each carries as many, so the number of ranks "
-                f"must be one of {divisors_of(self.logical_ranks)}"
-            )
-        return shards
-
     @property
     def is_tutorial(self) -> bool:
         """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
@@ -133,7 +100,7 @@ class TrainingSettings:
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""
-        MODELS["net"].check_batch(self.batch_size, size * self.shards_per_rank(size))
+        MODELS["net"].check_batch(self.batch_size, size)
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from playground.survival.folder import find_steps
+from playground.survival.folder import find_snapshots
 
 Run = Callable[..., Any]
 
@@ -27,8 +27,8 @@ def train(run_cli: Run, data_dir: Path, tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("command", ["sgd", "ddp"])
 def test_training_goes_on_where_it_was(command: str, train: Run, tmp_path: Path) -> None:
-    first = json.loads(train(command, "--epochs", 1, "--keep", 2, "--json").out)
-    assert find_steps(tmp_path / "snapshots") == [2, 1]
+    first = json.loads(train(command, "--epochs", 1, "--json").out)
+    assert [step for step, _ in find_snapshots(tmp_path / "snapshots")] == [2, 1]
     second = json.loads(train(command, "--epochs", 2, "--json").out)
     assert second["epochs"][0] == first["epochs"][0]
     assert len(second["epochs"]) == 2
@@ -37,18 +37,11 @@ def test_training_goes_on_where_it_was(command: str, train: Run, tmp_path: Path)
     assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("grace", ["nan", "inf", "0", "1e308"])
-def test_a_grace_that_no_clock_can_wait_for_is_refused(grace: str, train: Run) -> None:
-    shown = train("sgd", "--grace", grace)
-    assert (shown.code, shown.out) == (2, "")
-    assert "--grace" in shown.err
-
-
 def test_resume_no_refuses_a_folder_in_use(train: Run) -> None:
     assert train("sgd", "--epochs", 1, "--resume", "no").code == 0
     shown = train("sgd", "--epochs", 1, "--resume", "no")
     assert shown.code == 2
-    assert "holds snapshots (up to step 2)" in shown.err
+    assert "holds snapshots: take auto, or a folder without any" in shown.err
 
 
 def test_another_run_is_refused_by_what_differs(train: Run) -> None:
@@ -58,7 +51,7 @@ def test_another_run_is_refused_by_what_differs(train: Run) -> None:
     assert "lr is 0.01 in the snapshot and 0.5 here" in shown.err
 
 
-@pytest.mark.parametrize("option", ["--resume=no", "--keep=2", "--snapshot-every=3"])
+@pytest.mark.parametrize("option", ["--resume=no", "--snapshot-every=3"])
 def test_options_about_snapshots_want_snapshots(option: str, run_cli: Run) -> None:
     shown = run_cli("sgd", option)
     assert (shown.code, shown.out) == (2, "")

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGABRT, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, SIGTERM, SIGUSR1, Signals
+from signal import SIGABRT, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, SIGTERM, Signals
 
 from processes import ENOUGH, catches_signals, free_port
 
@@ -54,10 +54,10 @@ COMMANDS = {
 FATAL = (SIGKILL, SIGABRT, SIGSEGV)
 LAUNCHER, SERVER, RANK, GROUP = "launcher", "fork server", "rank", "group"
 SIGNALS = {
-    LAUNCHER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGSTOP),
+    LAUNCHER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
     SERVER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
     RANK: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
-    GROUP: (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGSTOP),
+    GROUP: (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
 }
 TIMEOUT = 60
 """Seconds after which silent ranks are given up: one of them may be stopped."""
@@ -190,8 +190,8 @@ class Run:
             return {0} if harmless else {0, 1}
         if number in FATAL or number == SIGSTOP:
             return {0} if injection.resumed else {-SIGKILL if number == SIGSTOP else -number}
-        codes = {0 if number == SIGUSR1 else 128 + number} | ({0} if seconds < 1 else set())
-        preempted = {os.EX_TEMPFAIL} if number in (SIGTERM, SIGUSR1) else set()
+        codes = {128 + number} | ({0} if seconds < 1 else set())
+        preempted = {os.EX_TEMPFAIL} if number == SIGTERM else set()
         return codes | preempted | (set() if self.begun else {1, -number})  # before that, it is Python's doing
 
 

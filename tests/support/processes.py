@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from playground.survival.folder import find_steps
+from playground.survival.folder import find_snapshots
 
 ENOUGH = 60.0
 """Seconds after which something is taken to hang: much longer than it takes on the busiest machine."""
@@ -68,11 +68,11 @@ def is_first_epoch(line: str) -> bool:
 
 
 def wait_for_a_snapshot(folder: Path, seconds: float = ENOUGH) -> None:
-    """Return when a training has begun to write one."""
+    """Return when a training has written one."""
     end = time.monotonic() + seconds
-    while not find_steps(folder) and time.monotonic() < end:
+    while not find_snapshots(folder) and time.monotonic() < end:
         time.sleep(0.01)
-    assert find_steps(folder)
+    assert find_snapshots(folder)
 
 
 handed_out: set[int] = set()

@@ -23,7 +23,7 @@ from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
 from playground.training.grad_syncs import RUNGS
 from playground.training.gradients import buckets
-from playground.training.loop import AverageOverShards, train
+from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.overlap import OverlappedAverage
 from playground.training.replicas import broadcast_parameters
@@ -241,27 +241,20 @@ def steps_with_failures(rank: int, size: int, way: str, failing: list[list[int |
     """For each of `failing`, which says where the backward of each rank raises, such a backward; then a step. How far
     the gradients of the steps are from the mean."""
     model, alone = Words(), Words()
-    sync = AverageOverShards(model, 2) if way == "shards" else new_grad_sync(way, model, bucket_cap=100)
-    accumulated = 2 if way == "shards" else 1
+    sync = new_grad_sync(way, model, bucket_cap=100)
     words = [torch.tensor([other, 5]) for other in range(size)]
     off = 0.0
-
-    def backward(failing: int | None) -> None:
-        for _ in range(accumulated - 1):
-            with sync.no_sync():
-                model(words[rank], failing if failing == 1 else None).backward()
-        model(words[rank], failing).backward()
 
     for places in failing:
         model.zero_grad()
         if places[rank] is None:
-            backward(None)
+            model(words[rank], None).backward()
             sync.after_backward()
         else:
             with pytest.raises(ValueError, match="a backward that fails"):
-                backward(places[rank])
+                model(words[rank], places[rank]).backward()
         model.zero_grad()
-        backward(None)
+        model(words[rank], None).backward()
         sync.after_backward()
         alone.zero_grad()
         for word in words:
@@ -277,7 +270,7 @@ EVERYWHERE = [[place] * 3 for place in range(3)]
 @pytest.mark.parametrize(
     ("way", "failing"),
     [
-        *((way, EVERYWHERE) for way in (*NONE_SAFE, "per-parameter", "sparse-embeddings", "shards")),
+        *((way, EVERYWHERE) for way in (*NONE_SAFE, "per-parameter", "sparse-embeddings")),
         *((way, [[0, 1, 2], [None, 2, 0], [1, None, None]]) for way in ("overlapped", "sparse-embeddings")),
     ],
 )

@@ -201,7 +201,7 @@ class Runner:
         world = self.new_world(TRAIN, settings, survival.restarts)
         training = (TRAIN_ON, settings, (snapshots,)) if snapshots else (TRAIN, settings)
         on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
-        with resumable_if_preempted(self.session, survival, snapshots.folder if snapshots else None):
+        with resumable_if_preempted(self.session, survival):
             ran = world.run(RUN_TRAINING, *training, on_report=on_report, on_restart=on_restart, grace=grace)
         return ran[0]
 

@@ -18,8 +18,8 @@ from playground.lessons.bert.lesson import Loss, batches, prepare, take_steps, t
 from playground.lessons.bert.settings import DDP, BertSettings, Training
 from playground.runtime import UsageError, device
 from playground.runtime.files import CHECKSUMS, sha256
-from playground.survival.fingerprint import Fingerprint
 from playground.survival.settings import SnapshotSettings
+from playground.survival.snapshots import Fingerprint
 from playground.training import bert
 from playground.training.bert_config import PICKLED_WEIGHTS, WEIGHTS
 from playground.training.resumable import ResumableRun
@@ -39,7 +39,7 @@ def train(rank: int, size: int, settings: BertSettings, snapshots: SnapshotSetti
     history = History(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
     rehearse = partial(warm_up, loss_of, settings)
-    run = ResumableRun(snapshots, identify(settings), GradSync(model), optimizer, history, rehearse)
+    run = ResumableRun(snapshots, partial(identify, settings), GradSync(model), optimizer, history, rehearse)  # type: ignore[arg-type]
     done = run.position.total
     if done > settings.steps:
         todo = f"ask for {done} or more, or for an earlier snapshot with --resume"

@@ -29,7 +29,6 @@ from playground.console.training_options import (
     DataOptions,
     SnapshotOptions,
     data_options,
-    logical_ranks_option,
     prepare_data,
     snapshot_options,
     training_options,
@@ -165,7 +164,6 @@ class LabOptions:
 @run_options(LESSON.default_size)
 @training_options
 @data_options
-@logical_ranks_option(hidden=True)
 @snapshot_options
 @pack_options("asked", LabOptions)
 @click.pass_context
@@ -176,10 +174,8 @@ def command(
     data: DataOptions,
     survival: SnapshotOptions,
     asked: LabOptions,
-    logical_ranks: int | None,
     **training: Any,
 ) -> None:
-    TrainingSettings(folder=data.folder, logical_ranks=logical_ranks).check_for_ddp()
     if not any(vars(asked).values()):
         train_and_show(LESSON, TRAIN, run, data, survival, **training)
         return

@@ -4,8 +4,14 @@
     python -m playground elastic --kills 10 --seed 7 --way ddp
 
 The same training runs twice: once undisturbed, and once with ranks that are killed. Both take snapshots. When a rank is
-gone, the others cannot go on: the launcher ends them, starts as many new ones, and these go on from the newest snapshot
-that is whole. What a snapshot holds, and how a run is put back to where it was taken: playground/training/resumable.py.
+gone, the others cannot continue: the launcher ends them, starts as many new ones, and these resume from the newest
+snapshot. That is one file for all ranks, whole or absent, as torch.load(file, weights_only=True) reads it:
+
+    {"step": 20, "fingerprint": the settings that a run must share to resume from it,
+     "shared": {"model": …, "optimizer": …, "position": …},                      rank 0's, the same on all
+     "own": [{"random_numbers": …, "history": the totals of the epoch}, …]}      each rank's
+
+How it is taken, and how a run is put back to where it was: playground/training/resumable.py.
 What ranks run is what stands here; the experiment, in the process that launches them, is on the page beside it, since
 that process does not need torch. sgd and ddp with --snapshots take the same steps by the general loop,
 playground/training/loop.py.
@@ -32,7 +38,7 @@ from playground.training.loop import first_sample, identify
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
-from playground.training.resumable import open_run
+from playground.training.resumable import ResumableRun
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync
 
@@ -60,7 +66,7 @@ def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Seque
         model(images).sum().backward()
 
     sync = GradSync(model)
-    resumable = open_run(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
+    resumable = ResumableRun(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
     position = resumable.position
     train_set.batch_sampler.go_on_from(position.epoch - 1, position.step)
 

@@ -21,15 +21,13 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import World
 from playground.runtime.rank.rank import Event
-from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
-from playground.survival.comparison import Comparison, last_snapshot
 from playground.survival.settings import SnapshotSettings
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
 RUN = LESSON.remote("run")
-COMPARE = remote("playground.survival.snapshots:compare")
+COMPARE = LESSON.remote("compare", "comparison")
 SAMPLES = 6_000
 """Training samples, unless --limit says otherwise."""
 
@@ -121,6 +119,39 @@ class ElasticOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The last snapshots of two trainings, byte by byte."""
+
+    tensors: int
+    nbytes: int
+    differing: int
+    """How many of these bytes differ."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensors} tensors of {self.nbytes:,} bytes compared: parameters, optimizer state, totals and every "
+            f"rank's random numbers; {self.differing:,} bytes differ."
+        )
+
+    def check(self) -> None:
+        """Raise `PlaygroundError` if the two trainings did not end with the same bits."""
+        if self.differing:
+            raise PlaygroundError(
+                f"the training that was killed ended elsewhere: {self.differing:,} of {self.nbytes:,} bytes differ "
+                f"from those of the undisturbed one"
+            )
+
+    def check_repeatable(self, suspects: str) -> None:
+        """Raise `PlaygroundError` if two undisturbed trainings did not end with the same bits: the effect of a kill
+        could not be told from that. `suspects` are what on this device may do it."""
+        if self.differing:
+            raise PlaygroundError(
+                f"two undisturbed trainings already end with different bits: {self.differing:,} of "
+                f"{self.nbytes:,} bytes differ, so what a kill changes cannot be seen here; {suspects}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The same training, undisturbed and with ranks that are killed: do both end with the same bits?"""
 
@@ -157,7 +188,7 @@ class Experiment:
 
     def compare(self, *names: str) -> Comparison:
         """The last snapshots of two trainings, byte by byte."""
-        [comparison] = self.new_world(1).run(COMPARE, *(last_snapshot(self.folder / name) for name in names))
+        [comparison] = self.new_world(1).run(COMPARE, *(self.folder / name for name in names))
         return comparison
 
     def new_world(self, size: int, restarts: int = 0) -> World:

@@ -12,7 +12,6 @@ from playground.console.training_options import (
     DataOptions,
     SnapshotOptions,
     data_options,
-    logical_ranks_option,
     snapshot_options,
     sync_options,
     training_options,
@@ -28,7 +27,6 @@ LESSON = LESSONS["sgd"]
 @training_options
 @data_options
 @sync_options
-@logical_ranks_option()
 @snapshot_options
 def command(run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any) -> None:
     general = remote("playground.training.loop:train_by_hand")

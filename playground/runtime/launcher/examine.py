@@ -100,7 +100,7 @@ class Examiner:
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGQUIT"):
             yield
             return
-        with handle([signal.SIGQUIT], lambda number, frame: self.tell()):
+        with handle(signal.SIGQUIT, lambda number, frame: self.tell()):
             yield
 
     def tell(self) -> None:

@@ -42,7 +42,7 @@ REFUSED = -1
 MAX_FDS = 64
 """That come with a request."""
 NO_DESCRIPTOR_LEFT = "has no file descriptor left: raise the limit (ulimit -n)"
-LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT}
+LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 """A terminal or a job manager sends them to every process of a group: the launcher alone hears them, and decides. The
 server is started with them blocked, and so is each rank, until it knows what to do with them (`leave_to_launcher`)."""
 inherited: list[int] = []

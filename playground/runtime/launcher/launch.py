@@ -86,10 +86,10 @@ def launch(
     `on_restart(failure, count)` is called with the `PlaygroundError` and the count of the world to come (by default it
     logs a warning, one line); what it raises ends the launch. After the last one, the failure is raised.
 
-    With a `grace`, in seconds, the first SIGTERM or SIGUSR1 does not end the launch: `preempted()` in a rank names it
-    from then on, and there is no restart any more. The ranks store where they are, and raise `Preempted` or return. A
-    second signal, or no end within that time, does end it. (Only where `launch` is called in the main thread, and only
-    for signals that the program does not handle itself.)
+    With a `grace`, in seconds, the first SIGTERM does not end the launch: from then on, `preempted()` is true in its
+    ranks, and there is no restart any more. The ranks store where they are, and raise `Preempted` or return. A second
+    one, or no end within that time, does end it. (Only where `launch` is called in the main thread of a program that
+    does not handle the signal itself.)
 
     A rank in `expendable` may die, killed or by leaving, once all ranks run the function: `on_loss(failure)` is called
     with the `RankFailed` that says how (by default it logs a warning, one line), the others go on, and the result of
@@ -124,7 +124,7 @@ def launch(
 
 def tell_of_restart(notice: PreemptionNotice, on_restart: OnRestart, failure: PlaygroundError, count: int) -> None:
     """Call `on_restart`; raise the failure if there is to be no restart, because somebody wants the launch to end."""
-    if notice.signal:
+    if notice.has_come:
         raise failure
     on_restart(failure, count)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -131,7 +130,7 @@ class RankHandle:
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
-    def order(self, order: Work | signal.Signals | str) -> None:
+    def order(self, order: Work | str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 

@@ -41,7 +41,7 @@ def watch(
     """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or all
     are silent for `timeout` seconds (`START_LIMIT` while one is coming up, unless it is stopped).
 
-    A signal of which `notice` is given is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
+    A preemption that `notice` tells of is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
     told, and its result is not waited for. On SIGQUIT (Ctrl-\\ at a terminal), who waits for whom is told on stderr.
     """
     examiner = Examiner(ranks)
@@ -68,9 +68,9 @@ def watch_under(
         limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else timeout
         pause = max(0.0, min(limit - silence, examiner.seconds_left))
         heard = listen(ranks, min(pause, notice.seconds_left), on_report, notice.ears)
-        if number := notice.take():
+        if notice.take():
             for rank in ranks:
-                rank.order(number)
+                rank.order("end")
         silence = 0.0 if heard or any(rank.paused for rank in ranks) else silence + pause
         if examiner.find_deadlock():
             raise_deadlock(ranks, examiner, silence)

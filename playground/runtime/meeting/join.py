@@ -25,7 +25,7 @@ from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.peers import Loss, PeerWatch
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, listen
 from playground.runtime.meeting.torchelastic import await_reaped, write_error_file
-from playground.runtime.rank.preemption import heed_signals, raise_if_preempted, run_until_preempted
+from playground.runtime.rank.preemption import heed_sigterm, raise_if_preempted, run_until_preempted
 from playground.runtime.rank.rank import Progress, failure, report_to
 from playground.runtime.rank.world import run_in_world
 
@@ -49,8 +49,8 @@ def join(
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank order.
 
-    With a `grace`, SIGTERM and SIGUSR1 leave the function `grace` seconds before they end this process: see
-    `preempted()`. All ranks are to agree on it, and to raise `Preempted` together.
+    With a `grace`, SIGTERM leaves the function `grace` seconds before it ends this process: see `preempted()`.
+    All ranks are to agree on it, and to raise `Preempted` together.
 
     Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the process must end at
     once (`os._exit`): a process group whose peers are gone cannot be taken down in order. If the function is stuck
@@ -85,7 +85,7 @@ def bind_store(env: RankEnv) -> socket.socket | None:
 def run_watched(watch: PeerWatch, grace: float | None, fn: Callable[..., Any], rank: int, size: int, *args: Any) -> Any:
     """`fn(rank, size, *args)`, under watch."""
     watch.start()
-    with heed_signals(grace):
+    with heed_sigterm(grace):
         return run_until_preempted(fn, rank, size, *args)
 
 

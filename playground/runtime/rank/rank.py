@@ -5,7 +5,7 @@
 | `("up",)`                    | `Work`: run this                                     |
 | `("running",)`               | `"where"`: answer with `("stack", text, n)`          |
 | `("report", event)`          | `"leave"`: every rank has its result, you may go     |
-| `("result", pickled, clean)` | a signal: it asks you to end soon (`preempted()`)    |
+| `("result", pickled, clean)` | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("failed", error)`          | end of file: the launcher is gone, go at once        |
 | `("paused", flag)`           |                                                      |
 | `("box", file)`              |                                                      |
@@ -23,7 +23,6 @@ import os
 import pdb
 import pickle
 import re
-import signal
 import socket
 import sys
 import threading
@@ -102,8 +101,8 @@ class Launcher:
                 frame = sys._current_frames()[self.main_thread]
                 stack = "".join(traceback.format_list(user_frames(traceback.extract_stack(frame))))
                 self.tell("stack", stack, count_other_threads())
-            elif isinstance(order, signal.Signals):
-                ask_to_end(order)
+            elif order == "end":
+                ask_to_end()
             else:
                 begin_unasked()  # here, in the order of the line: it may be asked before it begins
                 self.work.put(None if order == "leave" else order)
