@@ -37,7 +37,6 @@ from playground.runtime.black_box.box import count_other_threads
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.meeting.rendezvous import Rendezvous
-from playground.runtime.rank.coverage import count_lines
 from playground.runtime.rank.preemption import ask_to_end, begin_unasked, leave_to_launcher, run_until_preempted
 from playground.runtime.rank.work import Work, call
 
@@ -166,8 +165,7 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
             launcher.tell("running")
         leave_to_launcher(work.preemptible)
         state.begin()
-        with count_lines(work.coverage):
-            result = run_until_preempted(call, fn, rank, size, *args)
+        result = run_until_preempted(call, fn, rank, size, *args)
         hooks.end_program()
         launcher.submit(result, state.is_unchanged())
         member.look_at_sockets()  # now, while no rank waits for it

@@ -14,7 +14,6 @@ from typing import Any
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.meeting.environment import RESTART_COUNT
-from playground.runtime.rank import coverage
 from playground.runtime.surroundings import working_folder
 
 Function = Callable[..., Any]
@@ -31,8 +30,6 @@ class Work:
     path: list[str]
     timeout: float
     """Seconds that an operation of the process group may take."""
-    coverage: str = ""
-    """The settings of coverage.py, where it counts the launcher's lines."""
     restart_count: int = 0
     """How often it has been given to a world that failed."""
     preemptible: bool = False
@@ -59,7 +56,7 @@ def prepare_work(fn: Function, args: tuple[Any, ...], timeout: float) -> Work:
     """The work, ready to travel. Raises `UsageError` if a new process could not find the function."""
     return Work(
         pickled=pickle_call(fn, args), environ=dict(os.environ), folder=working_folder(), path=find_modules_as_here(),
-        timeout=timeout, coverage=coverage.read_settings(),
+        timeout=timeout,
     )  # fmt: skip
 
 
