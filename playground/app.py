@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import click
 
 from playground import tools
 from playground.console import session, terminal
+from playground.console.options import format_options
 from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
@@ -90,13 +92,16 @@ class Commands(click.Group):
                 formatter.write_dl(list(lines.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command: click.Command | None = None
         if cmd_name == READ:
-            return read
-        if tool := {**TOOLS, **EXERCISES}.get(cmd_name):
-            return tool.command.load()
-        if lesson := LESSONS.get(cmd_name):
-            return lesson.command.load() if lesson.command else steps_command(lesson)
-        return None
+            command = read
+        elif tool := {**TOOLS, **EXERCISES}.get(cmd_name):
+            command = tool.command.load()
+        elif lesson := LESSONS.get(cmd_name):
+            command = lesson.command.load() if lesson.command else steps_command(lesson)
+        if command:
+            vars(command)["format_options"] = partial(format_options, command)
+        return command
 
 
 @click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -162,7 +162,6 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
         ("sgd", "--loader", "by-hand"),
         ("sgd", "--dataset", "digits", "--data-dir", __file__),
         ("sgd", "--dataset", "digits", "--data-dir", "/proc/nowhere"),
-        ("sgd", "--dataset", "mnist", "--data-dir", "{tmp_path}", "--mirror", "{tmp_path}/nothing"),
         ("sgd", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
         ("sgd", "--limit", "0"),
     ],

@@ -107,7 +107,8 @@ def pack_options(
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
         def with_packed(*args: Any, **values: Any) -> Any:
-            return command(*args, **{name: kind(**{each: values.pop(each) for each in names})}, **values)
+            packed = kind(**{each: values.pop(each) for each in names if each in values})
+            return command(*args, **{name: packed}, **values)
 
         return options(flags(kind, changes=changes), *decorators)(with_packed)
 
@@ -237,7 +238,10 @@ class RunOptions:
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
     init_method: str | None = flag(
-        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
+        None,
+        "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
+        group="rendezvous",
+        metavar="URL",
     )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
@@ -249,10 +253,34 @@ class RunOptions:
     )
 
 
-def run_options(default_size: int) -> Callable[[Any], Any]:
-    """Gives a command the argument `run`: its `RunOptions`. `default_size` is what --help says of -n."""
-    return pack_options("run", RunOptions, changes={"size": {"show_default": str(default_size)}})
+def run_options(default_size: int, *groups: str) -> Callable[[Any], Any]:
+    """Gives a command the argument `run`: its `RunOptions`, those of these groups included. `default_size` is what
+    --help says of -n."""
+    more = [flags(RunOptions, group=group) for group in groups]
+    return pack_options("run", RunOptions, *more, changes={"size": {"show_default": str(default_size)}})
 
 
 def plot_option(about: str) -> Callable[[Any], Any]:
     return click.option("--plot", type=FilePath(), metavar="FILE", help=f"Also draw {about}: .svg or .png.")
+
+
+HEADINGS = {
+    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
+    "Ranks": ("size", "backend", "timeout", "seed", "init_method"),
+    "Data": ("dataset", "data_dir", "limit"),
+    "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),
+    "Output": ("wide", "as_json", "see", "plot", "--help"),
+}
+"""Options that several commands have, under their headings in --help."""
+
+
+def format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the command's own options first, then those of `HEADINGS`."""
+    params = {"--help" if "--help" in param.opts else param.name: param for param in command.get_params(ctx)}
+    records = {name: record for name, param in params.items() if (record := param.get_help_record(ctx))}
+    shared = {name for names in HEADINGS.values() for name in names}
+    own = {"Options": [name for name in records if name not in shared]}
+    for heading, names in {**own, **HEADINGS}.items():
+        if rows := [records[name] for name in records if name in names]:
+            with formatter.section(heading):
+                formatter.write_dl(rows)

@@ -33,6 +33,8 @@ class Lesson:
     """Smallest world in which it makes sense."""
     says: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Lines each rank has to say after a step, by the step's name, as tutorials print them."""
+    options: tuple[str, ...] = ()
+    """Groups of `RunOptions` that only some lessons have."""
     folder: str = ""
     """Where it lies, if its command has another name."""
 
@@ -83,7 +85,7 @@ class Lesson:
                 session = Session(self.name, run, default_size=self.default_size, min_size=self.min_size)
                 function(session, **values)
 
-            command = options(run_options(self.default_size), *decorators)(with_session)
+            command = options(run_options(self.default_size, *self.options), *decorators)(with_session)
             return click.command(self.name, help=self.help, short_help=self.teaches)(command)
 
         return decorate

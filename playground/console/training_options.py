@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import click
-
 from playground.console.options import ANY, flags, only_with, options, pack_options
-from playground.console.paths import check_place
 from playground.console.terminal import Bar
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
@@ -59,15 +57,6 @@ snapshot_options = pack_options("survival", SnapshotOptions, only_with("snapshot
 """Gives a command the argument `survival`: its `SnapshotOptions`."""
 
 
-def read_mirror(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
-    """The address, unless nothing can be fetched from such a one."""
-    if address is not None:
-        prepare.check_mirror(address)
-        if prepare.folder_of(address):
-            check_place(address.removeprefix("file:"))
-    return address
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """The data to train on, and where it is or can be fetched."""
@@ -80,12 +69,6 @@ class DataOptions:
         "Directory of the data; what is missing is put there.",
         click={"envvar": "PLAYGROUND_DATA_DIR", "show_default": "~/.cache/playground"},
     )
-    mirror: str | None = flag(
-        None,
-        "Folder or address (file://, http://, https://) with MNIST's four .gz files.",
-        metavar="URL",
-        click={"envvar": "PLAYGROUND_MNIST_MIRROR", "callback": read_mirror},
-    )
     limit: int | None = flag(None, "Train on the first N samples only.", least=1, metavar="N")
 
     @property
@@ -94,12 +77,13 @@ class DataOptions:
         return self.data_dir or prepare.default_data_dir()
 
 
-data_options = pack_options("data", DataOptions, only_with("mirror", dataset=("auto", "mnist")))
+data_options = pack_options("data", DataOptions)
 """Gives a command the argument `data`: its `DataOptions`."""
 
 
 training_options = flags(TrainingSettings)
-"""Gives a command the arguments that are fields of `TrainingSettings`, beside the data and the synchronisation."""
+"""Gives a command the arguments that are fields of `TrainingSettings`, beside loader, data and synchronisation."""
+loader_options = flags(TrainingSettings, group="loader")
 
 
 sync_options = options(
@@ -146,7 +130,7 @@ class PreparedData:
 def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:
     """Get the data onto this host, with `as_files` also each training image as a file of its own; `bar` shows what
     takes long. Raises `NoData`, and `UsageError` for a limit beyond the data."""
-    source = prepare.prepare(asked.dataset, asked.folder, asked.mirror, bar.announce)
+    source = prepare.prepare(asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce)
     train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
     if asked.limit and asked.limit > train:
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")

@@ -16,6 +16,7 @@ PATH = (
         teaches="N processes become one world: who am I?",
         shown="{ranks} met, and each knows its place",
         default_size=4,
+        options=("rendezvous",),
     ),
     Lesson(
         name="p2p",

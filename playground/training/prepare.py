@@ -51,6 +51,10 @@ class Source:
     why: str
 
 
+MIRROR = "PLAYGROUND_MNIST_MIRROR"
+"""Environment variable: a folder or an address to fetch MNIST from, in place of torchvision's servers."""
+
+
 def default_data_dir() -> Path:
     """Where data is kept unless the user says otherwise. Raises `NoData` for a user who has no home directory."""
     try:
@@ -65,13 +69,13 @@ def check_mirror(address: str) -> None:
         url = urlsplit(address)
         host, _ = url.hostname, url.port
     except ValueError as error:
-        raise NoData(f"--mirror {address}: {error}") from None
+        raise NoData(f"{MIRROR}={address}: {error}") from None
     if url.scheme in ("http", "https"):
         usable = bool(host)
     else:
         usable = "://" not in address or (url.scheme == "file" and host in (None, "localhost") and bool(url.path))
     if not address or not usable:
-        raise NoData(f"--mirror {address!r}: use a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH")
+        raise NoData(f"{MIRROR}={address!r}: use a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH")
 
 
 def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> Source:
@@ -130,7 +134,7 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
                 problems.append(f"{address}: {describe(error)}")
     raise NoData(
         f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
-        f"give --mirror a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
+        f"set {MIRROR} to a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
         why=f"MNIST could not be fetched: {problems[0]}",
     )
 

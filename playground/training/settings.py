@@ -44,12 +44,14 @@ class TrainingSettings:
         LOADERS[0],
         "Load whole batches at once; as tutorials do, sample by sample; or each from its path, a PNG file.",
         choices=LOADERS,
+        group="loader",
     )
     loader_workers: int = flag(
         0,
         "Processes of each rank that load its batches ahead; with 0 the rank loads them itself.",
         least=0,
         most=MAX_LOADER_WORKERS,
+        group="loader",
         metavar="N",
     )
     sync: str = flag(

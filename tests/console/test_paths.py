@@ -41,7 +41,6 @@ def test_a_deleted_working_folder_is_no_obstacle(run_cli: Run, deleted_folder: N
     ("words", "path"),
     [
         (("sgd", "--data-dir", "data"), "data"),
-        (("sgd", "--mirror", "./mnist"), "./mnist"),
         (("ladder", "--plot", "rungs.svg"), "rungs.svg"),
     ],
 )

@@ -479,8 +479,6 @@ def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: 
         (["--lab", "everything"], "'everything' is none of buckets, hooks, "),
         (["--lab", "--batch-size", "1"], "at least one each"),
         (["--lab", "--epochs", "2"], "--epochs is for training"),
-        (["--lab", "--loader", "per-sample"], "--loader is for training"),
-        (["--lab", "--loader-workers", "2"], "--loader-workers is for training"),
         (["--lab", "hooks", "--accumulate", "2"], "--accumulate changes nothing in hooks"),
         (["--lab", "buckets", "--lr", "1"], "--lr changes nothing in buckets: it is for hooks"),
         (["--lab", "sampler", "--batch-size", "16"], "--batch-size changes nothing in sampler"),

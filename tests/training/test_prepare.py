@@ -96,7 +96,7 @@ def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path,
     with pytest.raises(NoData) as caught:
         prepare.prepare("mnist", tmp_path / "data")
     message = str(caught.value)
-    assert "--mirror" in message
+    assert prepare.MIRROR in message
     assert all(f"{name}.gz" in message for name in prepare.MNIST)
     assert "\n" not in message
 
@@ -195,7 +195,7 @@ def test_a_mirror_that_cannot_be_is_refused_even_where_it_is_not_needed(
     address: str, mirror: Path, tmp_path: Path
 ) -> None:
     prepare.prepare("mnist", tmp_path / "data", str(mirror))
-    with pytest.raises(NoData, match=r"^--mirror "):
+    with pytest.raises(NoData, match=f"^{prepare.MIRROR}="):
         prepare.prepare("mnist", tmp_path / "data", address)
 
 

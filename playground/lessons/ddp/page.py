@@ -100,7 +100,7 @@ RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 ABOUT_HOOKS = "; ".join(f"{hook.name}: {hook.summary}" for hook in HOOKS.values())
 ACCUMULATED = 4
 """The lab's default of --accumulate."""
-FOR_TRAINING = ("snapshots", "restarts", "epochs", "loader", "loader_workers")
+FOR_TRAINING = ("snapshots", "restarts", "epochs")
 """Options that the lab does not take."""
 cap_type = Finite(0, 1e6, min_open=True)
 

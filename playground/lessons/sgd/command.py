@@ -12,6 +12,7 @@ from playground.console.training_options import (
     DataOptions,
     SnapshotOptions,
     data_options,
+    loader_options,
     snapshot_options,
     sync_options,
     training_options,
@@ -25,8 +26,9 @@ LESSON = LESSONS["sgd"]
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
 @run_options(LESSON.default_size)
 @training_options
-@data_options
 @sync_options
+@loader_options
+@data_options
 @snapshot_options
 def command(run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any) -> None:
     general = remote("playground.training.loop:train_by_hand")
