@@ -59,7 +59,8 @@ def run_in_world(
     member.form_group(timeout)
     result = fn(rank, size, *args)
     hooks.end_program()
-    result = before_leaving(result)
+    with hooks.paused():  # these calls are not the program's
+        result = before_leaving(result)
     member.leave()
     return result
 
@@ -215,7 +216,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
                 member.look_at_sockets()
                 formed.enter_context(member.strangers_shut_out())
         torch_init_process_group(**call)
-    hooks.meet_group(dist.group.WORLD, call.get("timeout"))
+    hooks.begin_world(call.get("timeout"))
 
 
 @functools.wraps(torch_new_group)
