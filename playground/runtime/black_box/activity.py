@@ -29,10 +29,9 @@ BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
 HARMLESS = ("launcher", "watch the peers", "close the process group", "tqdm_monitor", TIME_LIMIT)
 """Names of Python's threads that call no operation."""
-LOOPS = "gloo_tcp_loop"
-"""Name of threads that wake up from time to time though there is nothing to do: their work is seen in the sockets."""
-NAMED = re.compile(r"pt_|gloo_")
-"""Beginning of the names of torch's threads, which act only if something is called or comes in."""
+NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
+"""Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
+reasons: their work is seen in the sockets."""
 POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 """Libraries whose threads compute for those that call them."""
 C_LIBRARY = re.compile(r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$")
@@ -75,7 +74,7 @@ def find_activity(spare_port: int) -> Activity:
         may_act=find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
         in_flight=any(waiting for waiting, _ in sockets),
         transferred=tuple(sorted(transferred for _, transferred in sockets)),
-        ticks=tuple(b"/".join(status[11:13]) for _, name, status in threads if name != LOOPS),
+        ticks=tuple(b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)),
     )
 
 

@@ -39,7 +39,7 @@ from playground.runtime.black_box import (
 from playground.runtime.black_box.sources import NONE, Sources
 
 NAME = "black-box-of-a-rank"
-MAGIC = int.from_bytes(b"PLAYBOX1", "little")
+MAGIC = int.from_bytes(b"PLAYBOX2", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
 """Environment variable that turns black boxes off, with the value 0."""
 CAPACITY = 2048
@@ -52,11 +52,11 @@ MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
 TEXT = 2**22
 """Bytes of the text."""
-TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, NEXT, MAIN, USED, TEXTS_BEGUN = range(10)
+TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED, TEXTS_BEGUN = range(10)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those that have returned;
-`NEXT` is the number of the next operation, `MAIN` of that which the main thread is in, or -1; `USED` are the bytes used
-of the text, which was begun `TEXTS_BEGUN` times. As long as `NEXT` and `MAIN` stay as they are, the main thread has
-begun and ended no operation."""
+`LAST` is the number of the latest operation, from 1 on, `MAIN` of that which the main thread is in, or -1; `USED` are
+the bytes used of the text, which was begun `TEXTS_BEGUN` times. As long as `LAST` and `MAIN` stay as they are, the main
+thread has begun and ended no operation."""
 COUNTS = 16
 """Where the counts by channel begin, in units of 8 bytes."""
 RING = 8 * (COUNTS + MOST_CHANNELS)
@@ -64,7 +64,7 @@ RING = 8 * (COUNTS + MOST_CHANNELS)
 MOST_SIZES = 6
 """Number of a shape's sizes in a record: the last one is the product of those that have no place."""
 HEADS = [struct.Struct(f"<qqqiiiii4x{sizes}q") for sizes in range(MOST_SIZES + 1)]
-"""number + 1, when called (ns), when done, index, line, description, what had been raised, number of sizes, sizes"""
+"""number, when called (ns), when done, index + 1, line, description, what had been raised, number of sizes, sizes"""
 RECORD = HEADS[-1]
 DONE_AT = 2
 """Offset in a record, in units of 8 bytes."""
@@ -117,7 +117,6 @@ class Box:
         """A world begins, in which this rank has another number, maybe: nothing has been called there."""
         words = self.words
         self.worlds += 1
-        self.next_number = itertools.count(words[NEXT]).__next__  # atomic, as it is one call into C
         self.known: dict[Any, Known] = {}
         """By whatever whoever calls operations looks them up by."""
         self.described: dict[Description, Known] = {}
@@ -130,7 +129,7 @@ class Box:
         words[TEXTS_BEGUN] += 1
         self.around = NONE
         """The operation of the main thread in which it may call others."""
-        self.write("world", self.world, words[NEXT], self.worlds, number, size)
+        self.write("world", self.world, words[LAST] + 1, self.worlds, number, size)
         for place in range(COUNTS, COUNTS + MOST_CHANNELS):
             words[place] = 0
         self.call = self.make_call()
@@ -177,25 +176,24 @@ class Box:
     def make_call(self) -> Callable[..., int]:
         """What is called at each operation: it has all that it needs at hand."""
         words, memory, packs, length = self.words, self.memory, [each.pack_into for each in HEADS], RECORD.size
-        next_number, find, now, exc_info = self.next_number, self.sources.find, time.monotonic_ns, sys.exc_info
+        find, now, exc_info = self.sources.find, time.monotonic_ns, sys.exc_info
 
         def call(known: Known, depth: int, may_give_up: bool, shape: Sequence[int] = ()) -> int:
             """An operation is called, by the program's innermost line from `depth` frames above this one on. Returns
             its number."""
             description, place = known
-            number = next_number()
-            words[place] = index = words[place] + 1  # no other thread comes between: nothing is called here
+            words[LAST] = number = words[LAST] + 1  # no other thread comes between: nothing is called in these lines
+            words[place] = index = words[place] + 1
             error = exc_info()[1]
             raised = NONE if error is None else self.note_raised(error)
-            sizes = len(shape)
-            if sizes > MOST_SIZES:
-                shape, sizes = (*shape[: MOST_SIZES - 1], prod(shape[MOST_SIZES - 1 :])), MOST_SIZES
-            packs[sizes](
-                memory, RING + length * (number % CAPACITY), number + 1, now(), -may_give_up, index - 1, find(depth),
-                description, raised, sizes, *shape,
+            try:
+                pack = packs[len(shape)]
+            except IndexError:
+                shape, pack = (*shape[: MOST_SIZES - 1], prod(shape[MOST_SIZES - 1 :])), packs[MOST_SIZES]
+            pack(
+                memory, RING + length * (number % CAPACITY), number, now(), -may_give_up, index, find(depth),
+                description, raised, len(shape), *shape,
             )  # fmt: skip
-            if number >= words[NEXT]:
-                words[NEXT] = number + 1
             return number
 
         return call
@@ -215,13 +213,13 @@ class Box:
     def end(self, number: int) -> None:
         """The operation is over."""
         place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
-        if self.words[place] == number + 1:  # otherwise a later one has taken its place
+        if self.words[place] == number:  # otherwise a later one has taken its place
             self.words[place + DONE_AT] = time.monotonic_ns()
 
     def limit(self, number: int) -> None:
         """The operation has a time limit of its own from now on."""
         place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
-        if self.words[place] == number + 1:
+        if self.words[place] == number:
             self.words[place + DONE_AT] = MAY_GIVE_UP
 
 
@@ -256,7 +254,7 @@ class View:
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
         words = self.words
-        return words[NEXT], words[MAIN], words[ENDED], words[TEXTS_BEGUN], used, status[:1] == [b"T"]
+        return words[LAST], words[MAIN], words[ENDED], words[TEXTS_BEGUN], used, status[:1] == [b"T"]
 
     @property
     def programs(self) -> int:
@@ -276,9 +274,9 @@ class View:
         """What the rank does, with its latest operations. What is half written is left out."""
         content, lines = self.memory[:TEXTS], self.read_lines()
         words = memoryview(content)[:RING].cast("q")
-        first, *world = lines[0][2:] if lines else [words[NEXT], 0, 0, 0]
+        first, *world = lines[0][2:] if lines else [words[LAST] + 1, 0, 0, 0]
         main, now = words[MAIN], time.monotonic()
-        numbers = [*range(max(first, words[NEXT] - latest), words[NEXT])]
+        numbers = [*range(max(first, words[LAST] - latest + 1), words[LAST] + 1)]
         numbers = numbers if main in numbers or main < first else [main, *numbers]
         operations = {number: read for number in numbers if (read := read_operation(content, number, main, lines))}
         counts = {(a, tuple(b), c, d, e): words[place] for _, place, a, b, c, d, e in of(lines, "channel")}
@@ -339,12 +337,12 @@ def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]
     """The operation with this number; None if it is not whole."""
     record = RECORD.unpack_from(content, RING + RECORD.size * (number % CAPACITY))
     written, called, done, index, line, description, raised, sizes, *shape = record
-    if written != number + 1 or not 0 <= description < len(lines) or lines[description][0] != "operation":
+    if written != number or not 0 <= description < len(lines) or lines[description][0] != "operation":
         return None
     _, kind, name, group, dtype, peer, tag, group_number, members = lines[description]
     return Operation(
         kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype, peer=peer, tag=tag,
-        number=group_number, members=tuple(members), index=index,
+        number=group_number, members=tuple(members), index=index - 1,
         line=lines[line][1] if 0 <= line < len(lines) else "",
         raised=lines[raised][1] if 0 <= raised < len(lines) else "",
         state=DONE if done > 0 else AWAITED if number == main else ISSUED,
