@@ -128,7 +128,7 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     states = renumber(states)
     graph, idle = WaitGraph(states), [replace(state, may_act="") for state in states]
     if blocked := graph.find_blocked(firm := find_firm(graph), set()):
-        return explain(graph, firm, blocked, proved=True)
+        return explain(graph, firm, blocked, unknown="")
     for judge in (WaitGraph(idle), WaitGraph(idle, pessimistic=True)):
         if blocked := judge.find_blocked(judge.waits, set()):
             return explain(judge, judge.waits, blocked, unknown=list_unknown(graph, blocked))
@@ -191,14 +191,12 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
             rows = {one: (detail(met[one], kind), met[one].line, "") for one in sorted(met)}
             acts = {one: Act(f"has called {did}", line, met[one].name) for one, (did, line, _) in rows.items()}
             parties = [([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)]
-            return compose(kind, culprits, parties, draw_table(rows, {}))
+            return compose(kind, culprits, parties, draw_table(rows, {}), None)
     return None
 
 
-def explain(
-    graph: WaitGraph, held: Iterable[int], blocked: set[int], proved: bool = False, unknown: str = ""
-) -> Diagnosis:
-    """Why these ranks are blocked."""
+def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: str) -> Diagnosis:
+    """Why these ranks are blocked: for ever, if nothing is unknown."""
     culprits, waits, stuck = graph.find_culprits(held, blocked), graph.waits, blocked | graph.finished
     edges = [(rank, other) for rank in blocked for other in waits[rank].absent & stuck | waits[rank].differing]
     kinds = {edge: classify(graph, *edge, culprits) for edge in edges if culprits & {*edge}}
@@ -210,7 +208,7 @@ def explain(
     waiting = Counter(other for _, other in edges)
     told = [edge for edge in kinds if kinds[edge] == first]
     rank, other = min(told, key=lambda edge: (edge[1] not in culprits, -waiting[edge[1]], edge[::-1]))
-    return describe(graph, first, culprits, other, rank, proved, unknown)
+    return describe(graph, first, culprits, other, rank, unknown)
 
 
 def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> str:
@@ -268,13 +266,7 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
 
 
 def describe(
-    graph: WaitGraph,
-    kind: str,
-    culprits: set[int],
-    other: int,
-    rank: int | None = None,
-    proved: bool = False,
-    unknown: str = "",
+    graph: WaitGraph, kind: str, culprits: set[int], other: int, rank: int | None = None, unknown: str | None = None
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
     pairs = ((rank, other), (other, rank))
@@ -292,7 +284,7 @@ def describe(
         parties.append((waiting, acts[rank]))
     rows = {one: list_cells(graph, one) for one in acts}
     since = {one: graph.states[one].since for one in acts if graph.states[one].doing != NOT_SEEN}
-    return compose(kind, culprits, parties, draw_table(rows, since), proved, unknown)
+    return compose(kind, culprits, parties, draw_table(rows, since), unknown)
 
 
 def find_act(graph: WaitGraph, rank: int, kind: str, disputed: Wait | None) -> Act:
@@ -336,26 +328,21 @@ def detail(operation: Operation, kind: str) -> str:
 
 
 def compose(
-    kind: str,
-    culprits: Iterable[int],
-    parties: Sequence[tuple[Sequence[int], Act]],
-    table: str,
-    proved: bool = False,
-    unknown: str = "",
+    kind: str, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Act]], table: str, unknown: str | None
 ) -> Diagnosis:
-    """A diagnosis of what one party does, and another that waits for it, if there is one."""
+    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown` is what a
+    proof lacks; None if nobody is blocked."""
     act = parties[0][1]
     told = [some.tell(ranks, act.line if some is not act else "") for ranks, some in parties if ranks]
-    blocked = proved or bool(unknown)
-    sentence = (" where " if blocked or "called" in act.phrase else " while ").join(told)
-    sentence = f"deadlock: {sentence}" if proved else f"probably a deadlock: {sentence}" if blocked else sentence
+    sentence = (" while " if unknown is None and "called" not in act.phrase else " where ").join(told)
+    sentence = "probably a " * bool(unknown) + "deadlock: " * (unknown is not None) + sentence
     return Diagnosis(
         kind=kind,
         culprits=tuple(sorted(culprits)),
         operation=next((some.operation for _, some in parties if some.operation), ""),
         line=act.line,
-        proved=proved,
-        unknown=unknown,
+        proved=unknown == "",
+        unknown=unknown or "",
         sentence=textwrap.fill(sentence, WIDTH),
         table=table,
         cure=CURES[kind],

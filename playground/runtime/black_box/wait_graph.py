@@ -250,7 +250,7 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return SIZES if len(sizes) > 1 else ""
     if one.name != other.name:
         return "" if find_algorithm(one.name) == find_algorithm(other.name) else COLLECTIVES
-    if one.members != other.members:
+    if one.members != other.members and {len(one.members), len(other.members)} != {1}:  # each by itself needs no other
         return PARTIAL_GROUP
     if one.peer != other.peer:
         return ROOTS

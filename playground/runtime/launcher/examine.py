@@ -94,7 +94,8 @@ class Examiner:
         states = []
         for rank in self.ranks:
             state = self.state_of(rank, latest)
-            may_act, moves = (UNASKED, False) if seen is None else seen.get(rank.number, ("", False))
+            unasked = (rank.activity and rank.activity.may_act) or UNASKED
+            may_act, moves = (unasked, False) if seen is None else seen.get(rank.number, ("", False))
             if still is not None and rank not in still and state.doing == IN_OPERATION:
                 state = replace(state, doing=IN_PROGRAM)
             states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
