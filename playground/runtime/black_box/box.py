@@ -52,11 +52,11 @@ MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
 TEXT = 2**22
 """Bytes of the text."""
-TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED, TEXTS_BEGUN = range(10)
+TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED = range(9)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those that have returned;
 `LAST` is the number of the latest operation, from 1 on, `MAIN` of that which the main thread is in, or -1; `USED` are
-the bytes used of the text, which was begun `TEXTS_BEGUN` times. As long as `LAST` and `MAIN` stay as they are, the main
-thread has begun and ended no operation."""
+the bytes used of the text. As long as `LAST` and `MAIN` stay as they are, the main thread has begun and ended no
+operation."""
 COUNTS = 16
 """Where the counts by channel begin, in units of 8 bytes."""
 RING = 8 * (COUNTS + MOST_CHANNELS)
@@ -126,7 +126,6 @@ class Box:
         self.lines_written = itertools.count()
         self.sources = Sources(lambda line: self.number_line(f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
         words[MAIN], words[USED] = NONE, 0
-        words[TEXTS_BEGUN] += 1
         self.around = NONE
         """The operation of the main thread in which it may call others."""
         self.write("world", self.world, words[LAST] + 1, self.worlds, number, size)
@@ -240,9 +239,6 @@ class View:
         finally:
             os.close(opened)
         self.pid = pid
-        self.lines: list[list[Any]] = []
-        """Of the text, as far as it was read: the first `parsed` bytes of that which was the `text`-th to be begun."""
-        self.parsed = self.text = 0
         self.words = memoryview(self.memory)[: 8 * COUNTS].cast("q")
         if self.words[TITLE] != MAGIC:
             raise ValueError(f"the black box of process {pid} is of another version")
@@ -253,8 +249,7 @@ class View:
         program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
-        words = self.words
-        return words[LAST], words[MAIN], words[ENDED], words[TEXTS_BEGUN], used, status[:1] == [b"T"]
+        return self.words[LAST], self.words[MAIN], self.words[ENDED], used, status[:1] == [b"T"]
 
     @property
     def programs(self) -> int:
@@ -295,16 +290,13 @@ class View:
 
     def read_lines(self) -> list[list[Any]]:
         """The lines of the text, up to the first that is not whole."""
-        if self.text != self.words[TEXTS_BEGUN]:
-            self.lines, self.parsed, self.text = [], 0, self.words[TEXTS_BEGUN]
-        text = self.memory[TEXTS + self.parsed : TEXTS + min(max(self.words[USED], 0), TEXT)]
-        for line in text.splitlines(keepends=True):
+        lines = []
+        for line in self.memory[TEXTS : TEXTS + min(max(self.words[USED], 0), TEXT)].splitlines():
             try:
-                self.lines.append(clean(json.loads(line)))
+                lines.append(clean(json.loads(line)))
             except ValueError:
                 break
-            self.parsed += len(line)
-        return self.lines
+        return lines
 
     def read_since(self, progress: object, latest: int = CAPACITY) -> RankState:
         """What the rank does: if it is in an operation, but has gone on since its progress was this, it is in the

@@ -43,7 +43,7 @@ class Examiner:
         self.judged: list[object] = []
         """The same for the ranks that stood still when they were last judged."""
         self.doubts = 0
-        """How often since then a deadlock was found, but not borne out by the ranks."""
+        """How often since then a deadlock was found that the ranks did not bear out."""
 
     @property
     def seconds_left(self) -> float:
@@ -59,11 +59,13 @@ class Examiner:
         before, self.seen = self.seen, self.progress
         still = [rank for rank, was, now in zip(self.ranks, before, self.seen, strict=False) if was == now]
         standing = [progress if rank in still else None for rank, progress in zip(self.ranks, self.seen, strict=True)]
-        if standing == self.judged or not any(rank.box and rank.box.waits for rank in still):
+        known = standing == self.judged
+        if (known and not self.doubts) or not any(rank.box and rank.box.waits for rank in still):
             return None
-        self.judged, self.doubts = standing, 0
         found = diagnose(self.states(still, seen={}))
-        return found if found and found.proved else None
+        proved = found is not None and found.proved
+        self.judged, self.doubts = standing, self.doubts * (known and proved)
+        return found if proved else None
 
     def confirm(self, before: list[object], stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
         """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
@@ -75,7 +77,7 @@ class Examiner:
         if found and found.proved and not moved:
             return found
         self.doubts += 1
-        self.judged, self.next_look = [], time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
+        self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
         return None
 
     @property
@@ -84,10 +86,7 @@ class Examiner:
         return [(rank.done, rank.vanished, rank.box and rank.box.progress) for rank in self.ranks]
 
     def states(
-        self,
-        still: Collection[RankHandle] | None = None,
-        latest: int = LATEST,
-        seen: Seen | None = None,
+        self, still: Collection[RankHandle] | None = None, latest: int = LATEST, seen: Seen | None = None
     ) -> list[RankState]:
         """What each rank does. Those that are not `still` are about to do something else. `seen` is what may act in
         ranks besides their main threads, and whether data moves; nothing, in those it lacks."""
