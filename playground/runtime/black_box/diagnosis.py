@@ -126,10 +126,11 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
     moment prove a deadlock: states between which no rank has moved."""
     states = renumber(states)
-    graph, idle = WaitGraph(states), [replace(state, may_act="") for state in states]
-    if blocked := graph.find_blocked(firm := find_firm(graph), set()):
-        return explain(graph, firm, blocked, unknown="")
-    for judge in (WaitGraph(idle), WaitGraph(idle, pessimistic=True)):
+    graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="") for state in states])
+    if firm := graph.find_blocked(find_firm(graph), set()):
+        blocked = firm | {rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm}
+        return explain(idle, blocked, blocked, unknown="")
+    for judge in (idle, WaitGraph(idle.states.values(), pessimistic=True)):
         if blocked := judge.find_blocked(judge.waits, set()):
             return explain(judge, judge.waits, blocked, unknown=list_unknown(graph, blocked))
     return find_late(graph)
