@@ -81,6 +81,33 @@ def two_of_three(rank: int, size: int) -> None:
     time.sleep(FOREVER)
 
 
+def another_group(rank: int, size: int) -> None:
+    """Both groups are of the same ranks."""
+    group = dist.new_group(each for each in range(size))
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0, group)
+
+
+def other_numbers(rank: int, size: int) -> None:
+    """In a world of its own, rank 2 has the number 0, which does not come."""
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", rank=(rank + 1) % size, world_size=size)
+    if rank < 2:
+        dist.all_reduce(torch.ones(1))
+
+
+def retry(rank: int, size: int) -> None:
+    """All ranks go on below an exception, after many shapes."""
+    try:
+        raise RuntimeError
+    except RuntimeError:
+        for length in range(2000):
+            dist.all_reduce(torch.ones(1 + length))
+        order(rank, size)
+
+
 @pytest.mark.parametrize(
     ("fn", "size", "kind", "culprits", "line"),
     [
@@ -90,6 +117,9 @@ def two_of_three(rank: int, size: int) -> None:
         (one_batch_more, 2, "a rank that has finished", (0,), line_of(one_batch_more, 3)),
         (nobody_sends, 2, "a rank that has finished", (0, 1), ""),
         (two_of_three, 3, "receive against receive", (0, 1), line_of(two_of_three, 3)),
+        (another_group, 2, "different groups", (0, 1), line_of(another_group, 4)),
+        (other_numbers, 3, "a rank that has finished", (2,), ""),
+        (retry, 3, "different collectives", (2,), line_of(order, 3)),
     ],
 )
 def test_a_deadlock_is_proved(
@@ -123,6 +153,36 @@ def sends_in_a_thread(rank: int, size: int) -> float:
     else:
         dist.recv(tensor, 0)
         dist.send(tensor, 0)
+    return tensor.item()
+
+
+def sends_in_a_callback(rank: int, size: int) -> float:
+    """Its main thread waits for the other rank, which waits for what a callback is about to send, by a thread that
+    Python does not list."""
+    tensor = torch.ones(1)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if rank == 0:
+
+        def send_late(_: object) -> None:
+            time.sleep(STILL)
+            dist.send(torch.ones(1), 1)
+
+        sent = work.get_future().then(send_late)
+        dist.recv(tensor, 1)
+        sent.wait()
+    else:
+        work.wait()
+        dist.recv(tensor, 0)
+        dist.send(tensor, 0)
+    return tensor.item()
+
+
+def returns_before_its_thread(rank: int, size: int) -> float:
+    tensor = torch.ones(1)
+    if rank == 0:
+        threading.Timer(STILL, dist.send, (tensor, 1)).start()
+    else:
+        dist.recv(tensor, 0)
     return tensor.item()
 
 
@@ -194,6 +254,8 @@ def is_continued(rank: int, size: int) -> float:
     [
         (comes_late, [2.0, 2.0]),
         (sends_in_a_thread, [1.0, 1.0]),
+        (sends_in_a_callback, [1.0, 1.0]),
+        (returns_before_its_thread, [1.0, 1.0]),
         (has_sent_before, [0.0, 20.0]),
         (is_continued, [2.0, 2.0]),
     ],
@@ -264,7 +326,7 @@ def test_what_a_rank_did_before_gloo_aborted_it_is_known(world: Worlds) -> None:
     assert (found.kind, found.culprits, found.line) == ("different sizes", (0, 1), line_of(aborts, 3))
 
 
-DESCRIPTION = (SEND, SEND, (0, 1), (3,), "float32", 1, 7)
+DESCRIPTION = (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())
 
 
 HOLDER = """
@@ -273,7 +335,7 @@ from playground.runtime.black_box.box import Box
 box = Box(0, 2, "a world")
 box.begin_program()
 for _ in range(3):
-    number = box.call(box.describe("send", ("send", "send", (0, 1), (3,), "float32", 1, 7)), 1, False)
+    number = box.call(box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ())), 1, False, (3,))
 box.end(number - 1)
 print(flush=True)
 signal.pause()
@@ -293,7 +355,7 @@ def test_what_a_killed_process_has_written_can_be_read(tmp_path: Path) -> None:
     assert [(each.index, each.shape, each.peer, each.tag, each.done > 0) for each in state.operations] == [
         (0, (3,), 1, 7, False), (1, (3,), 1, 7, True), (2, (3,), 1, 7, False),
     ]  # fmt: skip
-    assert state.counts == {(SEND, (0, 1), 1, 7): 3}
+    assert state.counts == {(SEND, (0, 1), 1, 7, 0): 3}
     assert state.operations[0].line == "holder.py:7 in <module>"
 
 
@@ -306,7 +368,7 @@ def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
         box.end(box.call(known, 1, False))
     state = View(os.getpid(), box.file).read(latest=10)
     assert [each.index for each in state.operations] == list(range(4990, 5000))
-    assert state.counts == {(SEND, (0, 1), 1, 7): 5000}
+    assert state.counts == {(SEND, (0, 1), 1, 7, 0): 5000}
     box.end_program()
     assert View(os.getpid(), box.file).read().doing == FINISHED
     box.begin_program()
@@ -316,11 +378,35 @@ def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
 def test_more_than_fits_never_proves_anything() -> None:
     box = Box(0, 2, "a world")
     box.begin_program()
-    for tag in range(2000):
-        box.call(box.describe(tag, (*DESCRIPTION[:-1], tag)), 1, False)
+    for tag in range(10_000):
+        box.call(box.describe(tag, (*DESCRIPTION[:5], tag, 0, ())), 1, False)
     state = View(os.getpid(), box.file).read()
-    assert state.has_other_threads
-    assert len(state.operations) < 2000
+    assert state.may_act == "what it does on more than 8192 channels"
+    assert len(box.known) < 10_000
+
+
+def test_threads_that_call_at_the_same_time_are_all_counted() -> None:
+    box = Box(0, 2, "a world")
+    box.begin_program()
+    known = box.describe("send", DESCRIPTION)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=lambda: [box.call(known, 1, False) for _ in range(5000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    state = View(os.getpid(), box.file).read()
+    assert state.counts == {(SEND, (0, 1), 1, 7, 0): 20_000}
+    assert len({each.index for each in state.operations}) == len(state.operations) == 2048
+
+
+def test_a_box_cannot_write_to_a_terminal() -> None:
+    box = Box(0, 2, "a \x1b[2Jworld")
+    box.begin_program()
+    view = View(os.getpid(), box.file)
+    assert view.world == ("a ?[2Jworld", 2)
 
 
 def make_file(content: bytes) -> int:

@@ -20,9 +20,12 @@ ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the program", "finished", "stopped", "dead"
 """What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone."""
 
-Channel = tuple[str, tuple[int, ...], int | None, int]
-"""What operations are counted by: for a message its kind, group, peer and tag; for a collective "collective", or
-the name of one that is counted by itself; its group, None and its tag."""
+UNASKED = "what its other threads and callbacks do"
+"""Of a rank that is only seen from outside."""
+
+Channel = tuple[str, tuple[int, ...], int | None, int, int]
+"""What operations are counted by: for a message its kind, for a collective "collective", or the name of one that is
+counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,11 @@ class Operation:
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
     tag: int = 0
-    """A message's tag; for a collective, a number that groups of the same ranks differ by."""
+    """A message's."""
+    number: int = 0
+    """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by it."""
+    members: tuple[int, ...] = ()
+    """The ranks of the group that new_group makes, ascending: only they wait in it. Empty: all."""
     line: str = ""
     """Where the program calls it: "train.py:12 in step"."""
     state: str = DONE
@@ -52,18 +59,18 @@ class Operation:
     may_give_up: bool = False
     """Whether it has a time limit of its own, after which the program may go on."""
     raised: str = ""
-    """What the program had raised and not dealt with yet when it called it: it is called in a `finally` or `except`."""
+    """The class of the exception below whose `finally` or `except` it is called."""
 
     @property
     def channel(self) -> Channel:
-        return channel_of(self.kind, self.name, self.group, self.peer, self.tag)
+        return channel_of(self.kind, self.name, self.group, self.peer, self.tag, self.number)
 
 
-def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int) -> Channel:
+def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int, number: int) -> Channel:
     """What an operation is counted by."""
     if kind == COLLECTIVE:
-        return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, tag
-    return kind, group, peer, tag
+        return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, 0, number
+    return kind, group, peer, tag, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,12 @@ class RankState:
     """Where the program stands, if known."""
     since: float = 0.0
     """Seconds since its last progress: since the operation it is in was called, or the last one was over."""
-    has_other_threads: bool = False
-    """Whether other threads of the program may call operations, too, or `counts` is not complete."""
+    may_act: str = ""
+    """What, besides its main thread, may still call operations, or is not known of it: "what thread Thread-1 does"."""
+    moves: bool = False
+    """Whether data is under way to or from it, or may be."""
+    world: tuple[int, int, int] = (0, 0, 0)
+    """How many worlds the program has formed itself; if any, the rank's number in the latest, and how many ranks that
+    has. Operations name ranks by that world's numbers."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""

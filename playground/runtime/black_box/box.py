@@ -1,5 +1,5 @@
 """The memory of a black box: a header, how many operations were called by channel, the latest ones in a ring, and a
-text with the things that they refer to by number.
+text with the things that they refer to by number. It takes as much of the machine's memory as has been written to.
 
 It has no name: others open it as /proc/PID/fd/FD and map it, and so have it for as long as they like, however the rank
 ends. Does not import torch.
@@ -18,9 +18,9 @@ import struct
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +39,33 @@ from playground.runtime.black_box import (
 from playground.runtime.black_box.sources import NONE, Sources
 
 NAME = "black-box-of-a-rank"
-MAGIC = int.from_bytes(b"PLAYBOX1", "little")
+MAGIC = int.from_bytes(b"PLAYBOX2", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
 """Environment variable that turns black boxes off, with the value 0."""
 CAPACITY = 2048
 """Number of operations in the ring."""
 LATEST = 64
 """Number of a rank's latest operations that are looked at while it runs."""
-MOST_CHANNELS = 1024
-TEXT = 2**17
+MOST_CHANNELS = 8192
+"""Number of channels that are told apart."""
+MOST_RAISED = 64
+"""Number of classes of exceptions that are told apart."""
+TEXT = 2**22
 """Bytes of the text."""
-TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, NEXT, MAIN, USED = range(9)
+TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED = range(9)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those that have returned;
-`NEXT` is the number of the next operation, `MAIN` of that which the main thread is in, or -1; `USED` are the bytes used
-of the text. As long as `NEXT` and `MAIN` stay as they are, the main thread has begun and ended no operation."""
+`LAST` is the number of the latest operation, from 1 on, `MAIN` of that which the main thread is in, or -1; `USED` are
+the bytes used of the text. As long as `LAST` and `MAIN` stay as they are, the main thread has begun and ended no
+operation."""
 COUNTS = 16
 """Where the counts by channel begin, in units of 8 bytes."""
 RING = 8 * (COUNTS + MOST_CHANNELS)
 """Where the records begin, in bytes."""
-RECORD = struct.Struct("<qqqiiii")
-"""number + 1, when called (ns), when done, index, line, description, what had been raised"""
+MOST_SIZES = 6
+"""Number of a shape's sizes in a record: the last one is the product of those that have no place."""
+HEADS = [struct.Struct(f"<qqqiiiii4x{sizes}q") for sizes in range(MOST_SIZES + 1)]
+"""number, when called (ns), when done, index + 1, line, description, what had been raised, number of sizes, sizes"""
+RECORD = HEADS[-1]
 DONE_AT = 2
 """Offset in a record, in units of 8 bytes."""
 MAY_GIVE_UP = -1
@@ -67,10 +74,9 @@ TEXTS = RING + RECORD.size * CAPACITY
 LENGTH = TEXTS + TEXT
 TIME_LIMIT = "time limit"
 """Name of a thread that only reports that the time is up."""
-HARMLESS = ("MainThread", "launcher", "watch the peers", "close the process group", "tqdm_monitor", TIME_LIMIT)
-"""Names of threads that call no operation, or are not among the others."""
-Description = tuple[str, str, tuple[int, ...], Any, Any, "int | None", int]
-"""kind, name, group, shape, dtype, peer, tag: see `Operation`. The types are torch's own."""
+FULL = f"what it does on more than {MOST_CHANNELS} channels"
+Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
+"""kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's own."""
 Known = tuple[int, int]
 """The number of a description, and the place of its channel's count."""
 
@@ -102,24 +108,30 @@ class Box:
         self.main_thread = threading.main_thread().ident
 
     def begin_program(self) -> None:
-        """A program begins, in a process group of its own: nothing has been called there."""
+        """A program begins, in a process group of its own."""
+        self.worlds = -1
+        self.begin_world(self.words[RANK], self.words[SIZE])
+        self.words[PROGRAMS] += 1
+
+    def begin_world(self, number: int, size: int) -> None:
+        """A world begins, in which this rank has another number, maybe: nothing has been called there."""
         words = self.words
-        self.next_number = itertools.count(words[NEXT]).__next__  # atomic, as it is one call into C
+        self.worlds += 1
         self.known: dict[Any, Known] = {}
         """By whatever whoever calls operations looks them up by."""
         self.described: dict[Description, Known] = {}
         self.channels: dict[Any, int] = {}
-        self.raised: dict[str, int] = {}
+        self.raised: dict[type[BaseException], int] = {}
+        self.lines: dict[str, int] = {}
         self.lines_written = itertools.count()
-        self.sources = Sources(lambda line: self.write("line", f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
+        self.sources = Sources(lambda line: self.number_line(f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
         words[MAIN], words[USED] = NONE, 0
         self.around = NONE
         """The operation of the main thread in which it may call others."""
-        self.write("world", self.world, words[NEXT])
+        self.write("world", self.world, words[LAST] + 1, self.worlds, number, size)
         for place in range(COUNTS, COUNTS + MOST_CHANNELS):
             words[place] = 0
         self.call = self.make_call()
-        words[PROGRAMS] += 1
 
     def end_program(self) -> None:
         """The program has returned."""
@@ -136,35 +148,51 @@ class Box:
             self.words[USED] = used + len(line)
             return next(self.lines_written)
 
+    def number_line(self, line: str) -> int:
+        """The number of a line of the program, which is written to the text if it is new."""
+        if line not in self.lines:
+            self.lines[line] = self.write("line", line)
+        return self.lines[line]
+
     def describe(self, key: Any, description: Description) -> Known:
         """From now on, operations like this are known by `key`."""
         with self.one_at_a_time:
+            kind, name, group, _, peer, tag, number, _ = description
+            channel = channel_of(kind, name, group, peer, tag, number)
+            if len(self.known) >= 2 * MOST_CHANNELS:
+                self.known.clear()
+            if channel not in self.channels:
+                place = COUNTS + len(self.channels)
+                if len(self.channels) >= MOST_CHANNELS - 1 or self.write("channel", place, *channel) == NONE:
+                    self.words[COUNTS + MOST_CHANNELS - 1] = 1
+                    return NONE, COUNTS + MOST_CHANNELS - 1  # see `FULL`
+                self.channels[channel] = place
             if description not in self.described:
-                kind, name, group, _, _, peer, tag = description
-                channel = channel_of(kind, name, group, peer, tag)
-                if channel not in self.channels:
-                    place = COUNTS + min(len(self.channels), MOST_CHANNELS - 1)  # see `RankState.has_other_threads`
-                    self.channels[channel] = place
-                    self.write("channel", place, *channel)
                 self.described[description] = self.write("operation", *map(plain, description)), self.channels[channel]
             self.known[key] = self.described[description]
             return self.known[key]
 
-    def make_call(self) -> Callable[[Known, int, bool], int]:
+    def make_call(self) -> Callable[..., int]:
         """What is called at each operation: it has all that it needs at hand."""
-        words, memory, pack, length = self.words, self.memory, RECORD.pack_into, RECORD.size
-        next_number, find, now, exc_info = self.next_number, self.sources.find, time.monotonic_ns, sys.exc_info
+        words, memory, packs, length = self.words, self.memory, [each.pack_into for each in HEADS], RECORD.size
+        find, now, exc_info = self.sources.find, time.monotonic_ns, sys.exc_info
 
-        def call(known: Known, depth: int, may_give_up: bool) -> int:
+        def call(known: Known, depth: int, may_give_up: bool, shape: Sequence[int] = ()) -> int:
             """An operation is called, by the program's innermost line from `depth` frames above this one on. Returns
             its number."""
             description, place = known
-            number, index = next_number(), words[place]
+            words[LAST] = number = words[LAST] + 1  # no other thread comes between: nothing is called in these lines
+            words[place] = index = words[place] + 1
             error = exc_info()[1]
             raised = NONE if error is None else self.note_raised(error)
-            record = RING + length * (number % CAPACITY)
-            pack(memory, record, number + 1, now(), -may_give_up, index, find(depth), description, raised)
-            words[place], words[NEXT] = index + 1, number + 1
+            try:
+                pack = packs[len(shape)]
+            except IndexError:
+                shape, pack = (*shape[: MOST_SIZES - 1], prod(shape[MOST_SIZES - 1 :])), packs[MOST_SIZES]
+            pack(
+                memory, RING + length * (number % CAPACITY), number, now(), -may_give_up, index, find(depth),
+                description, raised, len(shape), *shape,
+            )  # fmt: skip
             return number
 
         return call
@@ -175,22 +203,22 @@ class Box:
         self.words[RING // 8 + RECORD.size // 8 * (number % CAPACITY)] = 0
 
     def note_raised(self, error: BaseException) -> int:
-        """The number of an exception, which is written to the text if it is new."""
-        said = traceback.format_exception_only(error)[-1].partition("\n")[0]
-        if said not in self.raised:
-            self.raised[said] = self.write("raised", said)
-        return self.raised[said]
+        """The number of an exception's class, which is written to the text if it is new."""
+        kind = type(error) if type(error) in self.raised or len(self.raised) < MOST_RAISED else BaseException
+        if kind not in self.raised:
+            self.raised[kind] = self.write("raised", kind.__name__)
+        return self.raised[kind]
 
     def end(self, number: int) -> None:
         """The operation is over."""
         place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
-        if self.words[place] == number + 1:  # otherwise a later one has taken its place
+        if self.words[place] == number:  # otherwise a later one has taken its place
             self.words[place + DONE_AT] = time.monotonic_ns()
 
     def limit(self, number: int) -> None:
         """The operation has a time limit of its own from now on."""
         place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
-        if self.words[place] == number + 1:
+        if self.words[place] == number:
             self.words[place + DONE_AT] = MAY_GIVE_UP
 
 
@@ -221,7 +249,7 @@ class View:
         program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
-        return self.words[NEXT], self.words[MAIN], self.words[ENDED], used, status[:1] == [b"T"]
+        return self.words[LAST], self.words[MAIN], self.words[ENDED], used, status[:1] == [b"T"]
 
     @property
     def programs(self) -> int:
@@ -239,17 +267,14 @@ class View:
 
     def read(self, latest: int = CAPACITY) -> RankState:
         """What the rank does, with its latest operations. What is half written is left out."""
-        content = self.memory[:]
+        content, lines = self.memory[:TEXTS], self.read_lines()
         words = memoryview(content)[:RING].cast("q")
-        text = content[TEXTS : TEXTS + min(max(words[USED], 0), TEXT)]
-        lines = read_lines(text)
-        is_whole = len(lines) == text.count(b"\n") and len(text) < TEXT - 1024
-        first = lines[0][2] if lines else words[NEXT]
+        first, *world = lines[0][2:] if lines else [words[LAST] + 1, 0, 0, 0]
         main, now = words[MAIN], time.monotonic()
-        numbers = [*range(max(first, words[NEXT] - latest), words[NEXT])]
+        numbers = [*range(max(first, words[LAST] - latest + 1), words[LAST] + 1)]
         numbers = numbers if main in numbers or main < first else [main, *numbers]
         operations = {number: read for number in numbers if (read := read_operation(content, number, main, lines))}
-        counts = {(a, tuple(b), c, d): words[place] for about, place, a, b, c, d in of(lines, "channel")}
+        counts = {(a, tuple(b), c, d, e): words[place] for _, place, a, b, c, d, e in of(lines, "channel")}
         inside = operations.get(main)
         latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
         return RankState(
@@ -259,8 +284,19 @@ class View:
             waits_for=inside,
             counts=counts,
             since=now - (inside.issued if inside else max(latest_times, default=now)),
-            has_other_threads=len(counts) >= MOST_CHANNELS - 1 or not is_whole,
+            may_act=FULL if words[COUNTS + MOST_CHANNELS - 1] else "",
+            world=(world[0], world[1], world[2]),
         )
+
+    def read_lines(self) -> list[list[Any]]:
+        """The lines of the text, up to the first that is not whole."""
+        lines = []
+        for line in self.memory[TEXTS : TEXTS + min(max(self.words[USED], 0), TEXT)].splitlines():
+            try:
+                lines.append(clean(json.loads(line)))
+            except ValueError:
+                break
+        return lines
 
     def read_since(self, progress: object, latest: int = CAPACITY) -> RankState:
         """What the rank does: if it is in an operation, but has gone on since its progress was this, it is in the
@@ -274,19 +310,15 @@ class View:
     @property
     def world(self) -> tuple[str, int] | None:
         """The name of its world, and how many ranks that has; None before the first program."""
-        lines = read_lines(self.memory[TEXTS : TEXTS + 1024])
+        lines = self.read_lines()
         return (lines[0][1], self.words[SIZE]) if lines else None
 
 
-def read_lines(text: bytes) -> list[list[Any]]:
-    """The lines of the text, up to the first that is not whole."""
-    lines = []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines
+def clean(value: Any) -> Any:
+    """Without characters that a terminal obeys: a box may be another user's."""
+    if isinstance(value, str):
+        return "".join(each if each.isprintable() else "?" for each in value)
+    return [clean(each) for each in value] if isinstance(value, list) else value
 
 
 def of(lines: list[list[Any]], about: str) -> list[list[Any]]:
@@ -296,22 +328,18 @@ def of(lines: list[list[Any]], about: str) -> list[list[Any]]:
 def read_operation(content: bytes, number: int, main: int, lines: list[list[Any]]) -> Operation | None:
     """The operation with this number; None if it is not whole."""
     record = RECORD.unpack_from(content, RING + RECORD.size * (number % CAPACITY))
-    written, called, done, index, line, description, raised = record
-    if written != number + 1 or not 0 <= description < len(lines) or lines[description][0] != "operation":
+    written, called, done, index, line, description, raised, sizes, *shape = record
+    if written != number or not 0 <= description < len(lines) or lines[description][0] != "operation":
         return None
-    _, kind, name, group, shape, dtype, peer, tag = lines[description]
+    _, kind, name, group, dtype, peer, tag, group_number, members = lines[description]
     return Operation(
-        kind=kind, name=name, group=tuple(group), shape=tuple(shape), dtype=dtype, peer=peer, tag=tag, index=index,
+        kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype, peer=peer, tag=tag,
+        number=group_number, members=tuple(members), index=index - 1,
         line=lines[line][1] if 0 <= line < len(lines) else "",
         raised=lines[raised][1] if 0 <= raised < len(lines) else "",
         state=DONE if done > 0 else AWAITED if number == main else ISSUED,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip
-
-
-def count_other_threads() -> int:
-    """The number of threads of this process that may call operations, besides the main one."""
-    return sum(thread.name not in HARMLESS for thread in threading.enumerate())
 
 
 def process_status(pid: int, *thread: str) -> list[bytes]:

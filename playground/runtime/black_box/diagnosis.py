@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playground.runtime.black_box import (
     COLLECTIVE,
@@ -38,6 +38,7 @@ from playground.runtime.black_box.wait_graph import (
     find_minority,
     is_at,
     list_known,
+    renumber,
 )
 
 IN_FINALLY, WRONG_TAG = "a collective in `finally`", "wrong tag"
@@ -88,13 +89,16 @@ class Diagnosis:
     """Where a culprit is, if known."""
     proved: bool
     """Whether ranks wait that cannot be released any more, whatever the others do."""
+    unknown: str
+    """What would have to be known for a proof, if it is probably a deadlock."""
     sentence: str
     table: str
     """What each rank does: one row per rank, or for several that do the same."""
     cure: str
 
     def __str__(self) -> str:
-        return "\n".join((self.sentence, self.table, self.cure))
+        unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
+        return "\n".join((self.sentence, self.table, *unknown, self.cure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +125,42 @@ class Act:
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
     moment prove a deadlock: states between which no rank has moved."""
-    graph = WaitGraph(states)
-    everyone = list(graph.waits)
-    free = {rank for rank, state in graph.states.items() if state.has_other_threads}
-    firm = [rank for rank in everyone if rank not in free and not graph.waits[rank].operation.may_give_up]
-    for judge, held in ((graph, firm), (graph, everyone), (WaitGraph(states, pessimistic=True), everyone)):
-        if blocked := judge.find_blocked(held, set()):
-            return explain(judge, held, blocked, proved=held is firm)
+    states = renumber(states)
+    graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="") for state in states])
+    if firm := graph.find_blocked(find_firm(graph), set()):
+        blocked = firm | {rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm}
+        return explain(idle, blocked, blocked, unknown="")
+    for judge in (idle, WaitGraph(idle.states.values(), pessimistic=True)):
+        if blocked := judge.find_blocked(judge.waits, set()):
+            return explain(judge, judge.waits, blocked, unknown=list_unknown(graph, blocked))
     return find_late(graph)
+
+
+def find_firm(graph: WaitGraph) -> list[int]:
+    """The ranks that can only wait: no other thread of theirs may act, their operation does not give up, and no data is
+    under way between those that take part in it."""
+    moving = {rank for rank, state in graph.states.items() if state.moves or state.doing == STOPPED}
+    return [
+        rank
+        for rank, wait in graph.waits.items()
+        if not (graph.states[rank].may_act or wait.operation.may_give_up or moving & wait.parties)
+    ]
+
+
+def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
+    """What is not known of these ranks, and of those that they wait for."""
+    waits, unknown = [graph.waits[rank] for rank in blocked], dict[str, set[int]]()
+    for rank in {*blocked}.union(*(wait.parties for wait in waits)):
+        state = graph.states[rank]
+        reasons = (
+            (state.may_act, rank in blocked or state.doing == FINISHED),
+            ("whether data is under way", state.moves),
+            ("whether it gives up", rank in blocked and graph.waits[rank].operation.may_give_up),
+        )
+        for reason in (reason for reason, holds in reasons if holds and reason):
+            unknown.setdefault(reason, set()).add(rank)
+    told = (f"{why} (rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)})" for why, ranks in unknown.items())
+    return ", ".join(told) or "which ranks the operations still need"
 
 
 def tell(states: Sequence[RankState]) -> str:
@@ -139,16 +171,16 @@ def tell(states: Sequence[RankState]) -> str:
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none is known."""
-    graph = WaitGraph(states)
+    graph = WaitGraph(renumber(states))
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
     for rank, state in graph.states.items():
         for one in list_known(state):
             key: tuple[object, ...] = one.channel, one.index
             if one.kind != COLLECTIVE:
                 sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
-                if graph.count(receiver, (RECEIVE, one.group, None, one.tag)):
+                if graph.count(receiver, (RECEIVE, one.group, None, one.tag, one.number)):
                     continue  # a receive from anyone may have got any of them
-                key = sender, receiver, one.group, one.tag, one.index
+                key = sender, receiver, one.group, one.tag, one.number, one.index
             meetings.setdefault(key, {})[rank] = one
     for met in sorted(meetings.values(), key=lambda met: min(one.issued for one in met.values())):
         some = next(iter(met))
@@ -160,12 +192,12 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
             rows = {one: (detail(met[one], kind), met[one].line, "") for one in sorted(met)}
             acts = {one: Act(f"has called {did}", line, met[one].name) for one, (did, line, _) in rows.items()}
             parties = [([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)]
-            return compose(kind, culprits, parties, draw_table(rows, {}), False)
+            return compose(kind, culprits, parties, draw_table(rows, {}), None)
     return None
 
 
-def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], proved: bool) -> Diagnosis:
-    """Why these ranks are blocked."""
+def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: str) -> Diagnosis:
+    """Why these ranks are blocked: for ever, if nothing is unknown."""
     culprits, waits, stuck = graph.find_culprits(held, blocked), graph.waits, blocked | graph.finished
     edges = [(rank, other) for rank in blocked for other in waits[rank].absent & stuck | waits[rank].differing]
     kinds = {edge: classify(graph, *edge, culprits) for edge in edges if culprits & {*edge}}
@@ -177,14 +209,14 @@ def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], proved: bo
     waiting = Counter(other for _, other in edges)
     told = [edge for edge in kinds if kinds[edge] == first]
     rank, other = min(told, key=lambda edge: (edge[1] not in culprits, -waiting[edge[1]], edge[::-1]))
-    return describe(graph, first, culprits, other, rank, proved)
+    return describe(graph, first, culprits, other, rank, unknown)
 
 
 def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> str:
     """Why one rank waits for another."""
     mine = graph.waits[rank].operation
     theirs = graph.waits[other].operation if other in graph.waits else None
-    if mine.raised or (theirs and theirs.raised):
+    if {rank, other} & graph.find_failing() & culprits:
         return IN_FINALLY
     if other in graph.waits[rank].differing:
         return find_difference(mine, graph.meet(mine)[other])
@@ -195,15 +227,16 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> str
     if theirs is None:
         return ENDED
     if mine.kind == theirs.kind == COLLECTIVE:
-        if mine.group == theirs.group:
+        if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (mine.name, theirs.name):
             return COLLECTIVES if mine.channel != theirs.channel else CIRCLE
         return GROUPS if mine.name == theirs.name else ABSENT
     if COLLECTIVE in (mine.kind, theirs.kind):
         return ABSENT
     if mine.kind != theirs.kind:
-        if (mine.group, mine.tag) == (theirs.group, theirs.tag):
+        same = (mine.group, mine.number) == (theirs.group, theirs.number)
+        if same and mine.tag == theirs.tag:
             return WRONG_PEER
-        return WRONG_TAG if theirs.peer in (rank, None) and mine.group == theirs.group else CIRCLE
+        return WRONG_TAG if theirs.peer in (rank, None) and same else CIRCLE
     kinds = {graph.waits[one].operation.kind if one in graph.waits else "" for one in culprits}
     return CIRCLE if len(kinds) > 1 else SENDS if mine.kind == SEND else RECEIVES
 
@@ -212,11 +245,12 @@ def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> s
     """The kind of difference from an unmatched message between the same ranks, if there is one."""
     kind = RECEIVE if message.kind == SEND else SEND
     for channel, count in graph.states[other].counts.items():
-        _, group, peer, tag = channel
-        if channel[0] == kind and peer == rank and (group == message.group) != (tag == message.tag):
-            anyone: list[Channel] = [(RECEIVE, group, None, tag)] * (kind == SEND)
-            if count > graph.count(rank, (message.kind, group, other, tag), *anyone):
-                return WRONG_TAG if group == message.group else GROUPS
+        _, group, peer, tag, number = channel
+        same = (group, number) == (message.group, message.number)
+        if channel[0] == kind and peer == rank and same != (tag == message.tag):
+            anyone: list[Channel] = [(RECEIVE, group, None, tag, number)] * (kind == SEND)
+            if count > graph.count(rank, (message.kind, group, other, tag, number), *anyone):
+                return WRONG_TAG if same else GROUPS
     return ""
 
 
@@ -233,7 +267,7 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
 
 
 def describe(
-    graph: WaitGraph, kind: str, culprits: set[int], other: int, rank: int | None = None, proved: bool = False
+    graph: WaitGraph, kind: str, culprits: set[int], other: int, rank: int | None = None, unknown: str | None = None
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
     pairs = ((rank, other), (other, rank))
@@ -251,7 +285,7 @@ def describe(
         parties.append((waiting, acts[rank]))
     rows = {one: list_cells(graph, one) for one in acts}
     since = {one: graph.states[one].since for one in acts if graph.states[one].doing != NOT_SEEN}
-    return compose(kind, culprits, parties, draw_table(rows, since), proved)
+    return compose(kind, culprits, parties, draw_table(rows, since), unknown)
 
 
 def find_act(graph: WaitGraph, rank: int, kind: str, disputed: Wait | None) -> Act:
@@ -284,29 +318,32 @@ def detail(operation: Operation, kind: str) -> str:
         name += f" {'to' if operation.kind == SEND else 'from'} {'anyone' if peer is None else f'rank {peer}'}"
     more = {
         ROOTS: f" {'to' if name in TO_ROOT else 'from'} rank {peer}",
-        PARTIAL_GROUP: f" of ranks {format_ranks(operation.shape)}" * bool(operation.shape),
+        PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}" * bool(operation.members),
         SHAPES: f" of shape {shape}",
         DTYPES: f" of {operation.dtype}",
         SIZES: f" of {operation.dtype}{shape}",
-        GROUPS: f" of the group {format_ranks(operation.group)}",
+        GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
         WRONG_TAG: f" with tag {operation.tag}",
     }
     return name if kind == ROOTS and (operation.kind != COLLECTIVE or peer is None) else name + more.get(kind, "")
 
 
 def compose(
-    kind: str, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Act]], table: str, proved: bool
+    kind: str, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Act]], table: str, unknown: str | None
 ) -> Diagnosis:
-    """A diagnosis of what one party does, and another that waits for it, if there is one."""
+    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown` is what a
+    proof lacks; None if nobody is blocked."""
     act = parties[0][1]
-    told = [some.tell(ranks, act.line if some is not act else "") for ranks, some in parties]
-    sentence = "deadlock: " * proved + (" where " if proved or "called" in act.phrase else " while ").join(told)
+    told = [some.tell(ranks, act.line if some is not act else "") for ranks, some in parties if ranks]
+    sentence = (" while " if unknown is None and "called" not in act.phrase else " where ").join(told)
+    sentence = "probably a " * bool(unknown) + "deadlock: " * (unknown is not None) + sentence
     return Diagnosis(
         kind=kind,
         culprits=tuple(sorted(culprits)),
         operation=next((some.operation for _, some in parties if some.operation), ""),
         line=act.line,
-        proved=proved,
+        proved=unknown == "",
+        unknown=unknown or "",
         sentence=textwrap.fill(sentence, WIDTH),
         table=table,
         cure=CURES[kind],

@@ -1,8 +1,8 @@
 """Ranks that somebody else has started, maybe on several hosts: each tells the others through the store where it stands
 still, and rank 0 looks for a deadlock.
 
-What is told grows old, but does no harm. That a rank waits is believed only as long as no other has called what it
-waits for, and what others have called can only grow: so it has stood there all the time.
+What is told grows old. So rank 0, when it has found a deadlock, asks all ranks whether they still are as they have
+told: if so, they all were at the moment when it asked.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from playground.runtime.black_box import IN_PROGRAM, Operation, RankState
-from playground.runtime.black_box.box import LATEST, Box, View, count_other_threads
+from playground.runtime.black_box import IN_PROGRAM, UNASKED, Operation, RankState
+from playground.runtime.black_box.activity import Activity, compare, look
+from playground.runtime.black_box.box import LATEST, Box, View
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
 
 if TYPE_CHECKING:
@@ -23,51 +24,69 @@ if TYPE_CHECKING:
 class Exchange:
     """A rank's part in it."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, box: Box) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, store: dist.Store, rank: int, size: int, box: Box, port: int) -> None:
+        """`port` is the store's."""
+        self.store, self.rank, self.size, self.port = store, rank, size, port
         self.view = View(os.getpid(), box.file)
-        self.seen: object = None
-        """This rank's progress at the last look."""
+        self.seen: tuple[object, Activity | None] = None, None
+        """This rank's progress, and what else it does, at the last look."""
         self.told: object = None
-        """… when it told the others of it."""
+        """The same when it told the others of it."""
         self.judged = -1
         """How often ranks had told of themselves when they were last judged."""
+        self.answered = 0
+        """The last question of rank 0's that this rank has answered."""
+        self.found: tuple[int, Diagnosis] | None = None
+        """On rank 0, a question, and the deadlock that is proved if all have not moved."""
 
     def look(self) -> Diagnosis | None:
-        """Tell the others if this rank stands still since the last look. Returns a deadlock if one is proved: on rank 0
-        alone. Raises what the store does."""
-        before, self.seen = self.seen, self.view.progress
-        if self.seen == before and self.seen != self.told and (self.view.waits or self.view.has_ended):
+        """Tell the others if this rank stands still since the last look, or does so no more. Returns a deadlock if one
+        is proved: on rank 0 alone. Raises what the store does."""
+        before, self.seen = self.seen, (self.view.progress, look(self.port))
+        still = self.seen == before and (self.view.waits or self.view.has_ended)
+        if still and self.seen != self.told:
             self.store.set(f"state {self.rank}", encode(self.state()))
             self.store.add("states", 1)
             self.told = self.seen
-        if self.rank > 0 or (told := self.store.add("states", 0)) == self.judged:
-            return None
-        self.judged = told
-        found = diagnose(self.collect())
-        return found if found and found.proved else None
+        if (asked := self.store.add("asked", 0)) > self.answered:
+            self.answered = asked
+            self.store.set(f"answer {asked} of {self.rank}", "still" if self.seen == self.told else "moved")
+        return self.judge() if self.rank == 0 else None
+
+    def judge(self) -> Diagnosis | None:
+        """A deadlock, once all ranks have answered that they stand still as they have told."""
+        if self.found:
+            asked, deadlock = self.found
+            keys = [f"answer {asked} of {rank}" for rank in range(self.size)]
+            if not self.store.check(keys):
+                return None
+            self.found = None
+            return deadlock if {*self.store.multi_get(keys)} == {b"still"} else None
+        if (told := self.store.add("states", 0)) != self.judged:
+            self.judged = told
+            found = diagnose(self.collect())
+            if found and found.proved:
+                self.found = self.store.add("asked", 1), found
+        return None
 
     def state(self) -> RankState:
         """This rank's own."""
-        state = self.view.read_since(self.seen, LATEST)
-        return replace(state, has_other_threads=state.has_other_threads or count_other_threads() > 0)
+        state, activity = self.view.read_since(self.seen[0], LATEST), self.seen[1]
+        may_act, moves = compare(activity, activity)
+        return replace(state, may_act=state.may_act or may_act, moves=moves)
 
     def collect(self) -> list[RankState]:
         """What all ranks do: those that have told nothing are in the program."""
-        states = []
-        for rank in range(self.size):
-            key = f"state {rank}"
-            if rank == self.rank:
-                states.append(self.state())
-            elif self.store.check([key]):
-                states.append(decode(self.store.get(key)))
-            else:
-                states.append(RankState(rank=rank, doing=IN_PROGRAM))
-        return states
+        keys = [f"state {rank}" for rank in range(self.size)]
+        return [
+            decode(self.store.get(key)) if self.store.check([key]) else RankState(rank=rank, doing=IN_PROGRAM)
+            for rank, key in enumerate(keys)
+        ]
 
     def explain(self) -> Diagnosis | None:
         """Why this rank's operation has failed, as far as it can be told. Raises what the store does."""
-        states = self.collect()
+        states = [self.state() if one.rank == self.rank else one for one in self.collect()]
+        states = [replace(state, may_act=state.may_act or UNASKED) for state in states]
         return diagnose(states) or find_mismatch(states)
 
 
@@ -79,10 +98,11 @@ def decode(text: bytes) -> RankState:
     content = json.loads(text)
     waits_for = content.pop("waits_for")
     operations = tuple(operation_of(each) for each in content.pop("operations"))
-    counts = {(kind, tuple(group), peer, tag): count for (kind, group, peer, tag), count in content.pop("counts")}
-    return RankState(**content, operations=operations, counts=counts, waits_for=waits_for and operation_of(waits_for))
+    counts = {(kind, tuple(group), *more): count for (kind, group, *more), count in content.pop("counts")}
+    content |= {"world": tuple(content["world"]), "waits_for": waits_for and operation_of(waits_for)}
+    return RankState(**content, operations=operations, counts=counts)
 
 
 def operation_of(content: Any) -> Operation:
-    content |= {"group": tuple(content["group"]), "shape": tuple(content["shape"])}
+    content |= {name: tuple(content[name]) for name in ("group", "shape", "members")}
     return Operation(**content)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +30,7 @@ from playground.runtime.black_box import (
     RECEIVE,
     SEND,
 )
+from playground.runtime.black_box.activity import callbacks
 from playground.runtime.black_box.box import MAIN, Box, Known
 from playground.runtime.forks import call_in_children
 
@@ -82,6 +84,8 @@ class Hooks:
         for method, kind in MESSAGES.items():
             self.replace(ProcessGroup, method, functools.partial(self.wrap_message, kind))
         self.replace(Work, "wait", self.wrap_wait)
+        for method in ("then", "add_done_callback"):
+            self.replace(torch.Future, method, self.wrap_then)
         self.replace(DistributedDataParallel, "__init__", functools.partial(self.wrap_ddp, MAKE_DDP))
         self.replace(DistributedDataParallel, "_sync_buffers", functools.partial(self.wrap_ddp, BUFFERS))
         self.replace(DistributedDataParallel, "forward", self.wrap_forward)
@@ -101,6 +105,12 @@ class Hooks:
             kept.clear()
         self.box = box
 
+    def begin_world(self, timeout: timedelta | None) -> None:
+        """The program has formed a world of its own, with this timeout if it is not None."""
+        if self.box:
+            self.box.begin_world(dist.get_rank(), dist.get_world_size())
+        self.meet_group(dist.group.WORLD, timeout)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Operations write nowhere in this block, whose time is taken: to write takes some microseconds for each. All
@@ -112,10 +122,9 @@ class Hooks:
             self.box = box
 
     def end_program(self) -> None:
-        """The program has returned. What is called from now on, to leave the world, is not its own."""
+        """The program has returned. Its threads may go on."""
         if self.box:
             self.box.end_program()
-        self.box = None
 
     def forget(self) -> None:
         """Operations write nowhere: this process has been forked from the rank."""
@@ -150,14 +159,14 @@ class Hooks:
                 tensor = tensor[0] if len(tensor) == 1 else None
             shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, torch.Tensor) else ((), "")
             root = args[-1].rootRank if has_root and hasattr(args[-1], "rootRank") else None
-            key = id(group), name, shape, dtype, root
+            key = id(group), name, dtype, root
             known = box.known.get(key)
             if known is None:
                 ranks = self.ranks_of(group)
                 peer = None if root is None else dict(enumerate(ranks)).get(root)  # torch refuses one that is none
-                known = box.describe(key, (COLLECTIVE, name, ranks, shape, dtype, peer, number_of(group)))
+                known = box.describe(key, (COLLECTIVE, name, ranks, dtype, peer, 0, number_of(group), ()))
             limited = id(group) in self.limited or (has_limit and self.is_limit(find_timeout(*args, *kwargs.values())))
-            return self.follow(box, known, limited, real, group, *args, **kwargs)
+            return self.follow(box, known, limited, shape, real, group, *args, **kwargs)
 
         return collective
 
@@ -170,19 +179,28 @@ class Hooks:
             if box is None:
                 return real(group, tensors, *place)
             tensor = tensors[0]
-            key = id(group), kind, tensor.shape, tensor.dtype, *place
+            key = id(group), kind, tensor.dtype, *place
             known = box.known.get(key)
             if known is None:
                 ranks = self.ranks_of(group)
                 peer = None if from_anyone else dict(enumerate(ranks)).get(place[0])
-                known = box.describe(key, (kind, kind, ranks, tensor.shape, tensor.dtype, peer, place[-1]))
-            return self.follow(box, known, id(group) in self.limited, real, group, tensors, *place)
+                known = box.describe(key, (kind, kind, ranks, tensor.dtype, peer, place[-1], number_of(group), ()))
+            return self.follow(box, known, id(group) in self.limited, tensor.shape, real, group, tensors, *place)
 
         return message
 
-    def follow(self, box: Box, known: Known, limited: bool, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def follow(
+        self,
+        box: Box,
+        known: Known,
+        limited: bool,
+        shape: Sequence[int],
+        real: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
-        number = box.call(known, 4, limited)
+        number = box.call(known, 4, limited, shape)
         is_main, words = threading.get_ident() == box.main_thread, box.words
         if is_main:
             words[MAIN] = number
@@ -220,18 +238,38 @@ class Hooks:
 
         return wait
 
+    def wrap_then(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Know of a future's callback as long as it has not run."""
+
+        @functools.wraps(real)
+        def then(future: Any, callback: Callable[[Any], Any]) -> Any:
+            def run(done: Any) -> Any:
+                try:
+                    return callback(done)
+                finally:
+                    callbacks.discard(run)
+
+            callbacks.add(run)
+            return real(future, run)
+
+        return then
+
     def wrap_new_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(real)
+
         @functools.wraps(real)
         def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]  # it can be read only once, maybe
             box = self.box
             if box is None or not dist.is_initialized():
                 return real(ranks, *args, **kwargs)
+            call = parameters.bind(ranks, *args, **kwargs).arguments
             world = self.ranks_of(dist.group.WORLD)
-            members = tuple(world if ranks is None else ranks)
-            come = members if kwargs.get("use_local_synchronization") else world
+            members = world if ranks is None else tuple(sorted(map(int, ranks)))
+            come = members if call.get("use_local_synchronization") else world
             with self.inside(box, NEW_GROUP, come, members):
                 group = real(ranks, *args, **kwargs)
-            self.meet_group(group, kwargs.get("timeout") or next(iter(args), None))
+            self.meet_group(group, call.get("timeout"))
             return group
 
         return new_group
@@ -244,7 +282,7 @@ class Hooks:
             group = getattr(ddp, "process_group", None) or kwargs.get("process_group") or dist.group.WORLD
             if self.box is None or group is None:
                 return real(ddp, *args, **kwargs)
-            with self.inside(self.box, name, self.ranks_of(group), tag=number_of(group)):
+            with self.inside(self.box, name, self.ranks_of(group), number=number_of(group)):
                 return real(ddp, *args, **kwargs)
 
         return method
@@ -268,28 +306,28 @@ class Hooks:
                 return real(*args, **kwargs)
             with contextlib.ExitStack() as passes:
                 for group in groups:
-                    passes.enter_context(self.inside(box, BACKWARD, self.ranks_of(group), tag=number_of(group)))
+                    passes.enter_context(self.inside(box, BACKWARD, self.ranks_of(group), number=number_of(group)))
                 return real(*args, **kwargs)
 
         return backward
 
     @contextlib.contextmanager
     def inside(
-        self, box: Box, name: str, ranks: tuple[int, ...], shape: tuple[int, ...] = (), tag: int = 0
+        self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...] = (), number: int = 0
     ) -> Iterator[None]:
         """Record a collective of these ranks that takes as long as this block, in which there may be others."""
-        key = name, ranks, shape, tag
-        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, shape, "", None, tag))
-        number = box.call(known, 4, False)
+        key = name, ranks, members, number
+        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, "", None, 0, number, members))
+        call = box.call(known, 4, False)
         is_main, around = threading.get_ident() == box.main_thread, box.around
         if is_main:
-            box.around = box.words[MAIN] = number
+            box.around = box.words[MAIN] = call
         try:
             yield
         finally:
             if is_main:
                 box.around = box.words[MAIN] = around
-            box.end(number)
+            box.end(call)
 
 
 def find_timeout(*args: Any) -> timedelta | None:
@@ -298,8 +336,9 @@ def find_timeout(*args: Any) -> timedelta | None:
 
 
 def number_of(group: Any) -> int:
-    """A number of the process group: the same on all its ranks, another one for other groups of these ranks."""
-    return zlib.crc32(group.group_name.encode())
+    """A number of the process group: the same on all its ranks, a different one for other groups of these ranks."""
+    name: str = group.group_name
+    return int(name) if name.isdecimal() else zlib.crc32(name.encode())
 
 
 hooks = Hooks()

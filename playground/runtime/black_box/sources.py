@@ -15,6 +15,8 @@ from playground.runtime.remote import ROOT
 
 NONE = -1
 """The number of no line."""
+MOST_CODES = 10_000
+"""Number of codes that are kept: a program may make ever more of them."""
 Line = tuple[str, int, str, str]
 """The unique name of a file, the line, its function, and the file's path."""
 OURS = os.path.join("playground", "")
@@ -69,6 +71,9 @@ class Sources:
         return NONE
 
     def add_code(self, code: CodeType) -> dict[int, int] | None:
+        if len(self.codes) >= MOST_CODES:
+            self.numbers.clear()
+            self.codes.clear()
         self.codes.append(code)
         return self.numbers.setdefault(id(code), {} if self.name_of(code) else None)
 

@@ -5,14 +5,28 @@ of them (AND: an all-reduce), some any one (OR: a receive from anyone). Ranks th
 that wait for them, and so on; ranks that are never released are in a deadlock, whatever its cause. Those at fault are
 found by excusing them: if one rank that did what the others expect of it would release all, it is that one.
 
+A deadlock is proved only if nothing is left that could make progress. Where one of these cannot be known the run goes
+on to its timeout, and what is said then begins with "probably":
+
+| what could make progress                                    | who looks at it                                     |
+|-------------------------------------------------------------|-----------------------------------------------------|
+| the main thread of a rank that is in no operation           | `Examiner.find_deadlock`, `View.progress`           |
+| other threads, Python's and others, callbacks, timers, calls| `activity.find_actor`; a rank that has returned, too|
+| an operation that gives up at a time limit of its own       | `hooks.Hooks.is_limit`                              |
+| data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
+| a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
+| calls of other groups, members in another order             | `hooks.number_of`, `hooks.Hooks.wrap_new_group`     |
+| a world that the program forms itself, with other numbers   | `renumber`                                          |
+| more calls than are counted                                 | `box.FULL`                                          |
+
 Source: Hilbrich, de Supinski, Schulz, Müller: A Graph Based Approach for MPI Deadlock Detection (2009)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from playground.runtime.black_box import (
@@ -21,6 +35,7 @@ from playground.runtime.black_box import (
     DONE,
     FINISHED,
     IN_OPERATION,
+    IN_PROGRAM,
     NEW_GROUP,
     RECEIVE,
     SEND,
@@ -29,6 +44,7 @@ from playground.runtime.black_box import (
     RankState,
 )
 
+RENUMBERED = "which rank has which number now"
 NOT_SEEN = "not seen"
 """What a rank does of which no state is given, as on another host."""
 COLLECTIVES, ROOTS, SHAPES = "different collectives", "different roots", "different shapes"
@@ -56,6 +72,12 @@ class Wait:
     def missing(self) -> frozenset[int]:
         return self.absent | self.differing
 
+    @property
+    def parties(self) -> frozenset[int]:
+        """The ranks that it may exchange data with."""
+        one = self.operation
+        return frozenset(one.group if one.kind == COLLECTIVE or one.peer is None else [one.peer])
+
     def is_released(self, inert: set[int], excused: set[int]) -> bool:
         """Whether it may end, if all ranks but the `inert` act, and the `excused` did what is expected."""
         if self.any_one:
@@ -76,8 +98,9 @@ class WaitGraph:
         waiting = [state for state in self.states.values() if state.doing == IN_OPERATION]
         self.waits = {one.rank: self.find_wait(one.rank, one.waits_for) for one in waiting if one.waits_for}
         missing = set[int]().union(*(wait.missing for wait in self.waits.values()))
-        self.states |= {rank: RankState(rank=rank, doing=NOT_SEEN) for rank in missing - self.states.keys()}
-        self.finished = self.find_doing(FINISHED)
+        unseen = missing - self.states.keys()
+        self.states |= {rank: RankState(rank=rank, doing=NOT_SEEN, moves=True) for rank in unseen}
+        self.finished = {rank for rank in self.find_doing(FINISHED) if not self.states[rank].may_act}
 
     def find_doing(self, doing: str) -> set[int]:
         return {rank for rank, state in self.states.items() if state.doing == doing}
@@ -98,7 +121,9 @@ class WaitGraph:
         return self.meetings[channel, index]
 
     def find_wait(self, rank: int, operation: Operation) -> Wait:
-        name, peer, others = operation.name, operation.peer, {*operation.group} - {rank}
+        name, peer, others = operation.name, operation.peer, {*(operation.members or operation.group)} - {rank}
+        if operation.members and rank not in operation.members:
+            others = set()
         if operation.kind != COLLECTIVE:
             absent = set() if self.is_matched(rank, operation) else others if peer is None else {peer}
             return Wait(operation, frozenset(absent), frozenset(), peer is None)
@@ -113,17 +138,17 @@ class WaitGraph:
         """Whether the other part of a message has been called, or may have been, if receives from anyone are about."""
         sending, group, peer, tag = message.kind == SEND, message.group, message.peer, message.tag
         receiver = peer if sending else rank
-        anyone: Channel = (RECEIVE, group, None, tag)
+        anyone: Channel = (RECEIVE, group, None, tag, message.number)
         if peer is not None and not (sending and self.pessimistic and self.count(receiver, anyone)):
-            other: Channel = (RECEIVE if sending else SEND, group, rank, tag)
+            other: Channel = (RECEIVE if sending else SEND, group, rank, tag, message.number)
             return self.count(peer, other, *[anyone] * sending) > message.index
-        sent = sum(self.count(one, (SEND, group, receiver, tag)) for one in group)
-        received = self.count(receiver, anyone, *((RECEIVE, group, one, tag) for one in group))
+        sent = sum(self.count(one, (SEND, group, receiver, tag, message.number)) for one in group)
+        received = self.count(receiver, anyone, *((RECEIVE, group, one, tag, message.number) for one in group))
         if sending:
             return sent <= received
         known = list_known(self.states[rank])
         pending = {(one.channel, one.index) for one in known if one.state != DONE and one.kind == RECEIVE}
-        return sent > received - sum((channel[1], channel[3]) == (group, tag) for channel, _ in pending)
+        return sent > received - sum((one[1], *one[3:]) == (group, tag, message.number) for one, _ in pending)
 
     def find_blocked(self, held: Iterable[int], excused: set[int]) -> set[int]:
         """The ranks among those that can only wait that are never released."""
@@ -135,11 +160,12 @@ class WaitGraph:
         return blocked
 
     def find_culprits(self, held: Iterable[int], blocked: set[int]) -> set[int]:
-        """Those without whose fault nobody would be blocked; else those that a majority disagrees with."""
+        """Those without whose fault nobody would be blocked; else those that a majority disagrees with. One alone only
+        if what it does alone would release all."""
         waits = [self.waits[rank] for rank in blocked]
         ended = self.finished & set[int]().union(*(wait.absent for wait in waits))
         differing = set[int]().union(*(wait.differing for wait in waits))
-        if failing := {rank for rank in blocked if self.waits[rank].operation.raised}:
+        if (failing := self.find_failing()) and not self.find_blocked(held, failing):
             return failing
         suspects = blocked | ended | differing
         excusable = {rank for rank in suspects if not self.find_blocked(held, {rank})}
@@ -149,7 +175,58 @@ class WaitGraph:
         first = min((wait.operation for wait in waits if wait.differing), key=lambda one: one.index, default=None)
         minority = find_minority(self.meet(first)) & suspects if first else set()
         partial = set[int]().union(*(wait.absent for wait in waits if wait.operation.name == NEW_GROUP))
-        return excusable & minority or excusable or minority or partial & suspects or blocked | ended
+        named = excusable & minority or excusable or minority or partial & suspects or blocked | ended
+        return named if len(named) > 1 or named <= excusable else blocked | ended
+
+    def find_failing(self) -> set[int]:
+        """Ranks that wait in the first operation below an exception, unlike the others: in a `finally`. What all do, or
+        one goes on to do, is a way to go on."""
+        failing = {
+            rank
+            for rank, wait in self.waits.items()
+            if (raised := wait.operation.raised)
+            and not any(one.raised == raised and one.state == DONE for one in self.states[rank].operations)
+        }
+        return failing if failing < self.waits.keys() | self.finished else set()
+
+
+def renumber(states: Sequence[RankState]) -> list[RankState]:
+    """The states with the ranks' numbers in the launcher's world, where the program has formed worlds itself. Only
+    ranks of the latest world are compared; the others are about to form it, or nothing is known of them."""
+    latest = max((state.world for state in states), default=(0, 0, 0))
+    if not latest[0]:
+        return [*states]
+    inside = [state for state in states if (state.world[0], state.world[2]) == (latest[0], latest[2])]
+    numbers = {state.world[1]: state.rank for state in inside}
+    known = len(numbers) == len(inside) and numbers.keys() == {*range(latest[2])}
+    others = {number: -1 - number for number in range(latest[2])} | numbers
+    found = []
+    for state in states:
+        if state not in inside or len(numbers) < len(inside):
+            doing = IN_PROGRAM if state.doing == IN_OPERATION else state.doing
+            state = replace(state, doing=doing, waits_for=None, operations=(), counts={}, may_act=RENUMBERED)
+        else:
+            state = replace(state, may_act=state.may_act or (RENUMBERED if not known else ""))
+            calls, waits_for = [translate(one, others) for one in state.operations], state.waits_for
+            counts = {
+                (kind, to_ranks(group, others), None if peer is None else others[peer], tag, which): count
+                for (kind, group, peer, tag, which), count in state.counts.items()
+            }
+            waits_for = waits_for and translate(waits_for, others)
+            state = replace(state, operations=tuple(calls), counts=counts, waits_for=waits_for)
+        found.append(state)
+    return found
+
+
+def translate(operation: Operation, ranks: Mapping[int, int]) -> Operation:
+    peer = None if operation.peer is None else ranks[operation.peer]
+    return replace(
+        operation, group=to_ranks(operation.group, ranks), members=to_ranks(operation.members, ranks), peer=peer
+    )
+
+
+def to_ranks(numbers: Iterable[int], ranks: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(ranks[number] for number in numbers)
 
 
 def list_known(state: RankState) -> Iterator[Operation]:
@@ -173,7 +250,7 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return SIZES if len(sizes) > 1 else ""
     if one.name != other.name:
         return "" if find_algorithm(one.name) == find_algorithm(other.name) else COLLECTIVES
-    if one.name == NEW_GROUP and one.shape != other.shape:  # the members
+    if one.members != other.members and {len(one.members), len(other.members)} != {1}:  # each by itself needs no other
         return PARTIAL_GROUP
     if one.peer != other.peer:
         return ROOTS

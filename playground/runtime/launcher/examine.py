@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, RankState
+from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, UNASKED, RankState
 from playground.runtime.black_box.box import CAPACITY, LATEST
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch, tell
 from playground.runtime.black_box.sources import PACKAGES
@@ -23,8 +23,12 @@ from playground.runtime.rank.preemption import handle
 
 INTERVAL = 0.25
 """Seconds between two looks."""
+MOST_INTERVALS = 16
+"""Number of intervals that the next look waits at most if a deadlock was found, but not borne out."""
 LATEST_OF_ENDED = 256
 """Number of a rank's latest operations that are looked at when it has returned."""
+Seen = Mapping[int, tuple[str, bool]]
+"""By rank, what may act in it besides its main thread, and whether data is under way."""
 FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
@@ -38,6 +42,8 @@ class Examiner:
         """The progress of each rank at the last look."""
         self.judged: list[object] = []
         """The same for the ranks that stood still when they were last judged."""
+        self.doubts = 0
+        """How often since then a deadlock was found that the ranks did not bear out."""
 
     @property
     def seconds_left(self) -> float:
@@ -45,33 +51,54 @@ class Examiner:
         return max(0.0, self.next_look - time.monotonic())
 
     def find_deadlock(self) -> Diagnosis | None:
-        """A deadlock that is proved: two looks have found the same, and no operation can complete. Does nothing until
-        a look is due."""
+        """A deadlock that is proved if nothing but main threads acts: two looks have found the same, and no operation
+        can complete. Does nothing until a look is due."""
         if self.seconds_left:
             return None
         self.next_look = time.monotonic() + INTERVAL
-        before, self.seen = self.seen, [self.progress_of(rank) for rank in self.ranks]
+        before, self.seen = self.seen, self.progress
         still = [rank for rank, was, now in zip(self.ranks, before, self.seen, strict=False) if was == now]
         standing = [progress if rank in still else None for rank, progress in zip(self.ranks, self.seen, strict=True)]
-        if standing == self.judged or not any(rank.box and rank.box.waits for rank in still):
+        known = standing == self.judged
+        if (known and not self.doubts) or not any(rank.box and rank.box.waits for rank in still):
             return None
-        self.judged = standing
-        found = diagnose(self.states(still))
-        moved = any(was not in (None, self.progress_of(rank)) for rank, was in zip(self.ranks, standing, strict=True))
-        return found if found and found.proved and not moved else None
+        found = diagnose(self.states(still, seen={}))
+        proved = found is not None and found.proved
+        self.judged, self.doubts = standing, self.doubts * (known and proved)
+        return found if proved else None
 
-    def progress_of(self, rank: RankHandle) -> object:
-        return rank.done, rank.vanished, rank.box and rank.box.progress
+    def confirm(self, before: list[object], stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
+        """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
+        now = self.progress
+        still = [rank for rank, was, is_ in zip(self.ranks, before, now, strict=True) if was == is_]
+        found = self.explain(stacks, seen, still)
+        after = self.progress
+        moved = any(rank in still and was != is_ for rank, was, is_ in zip(self.ranks, now, after, strict=True))
+        if found and found.proved and not moved:
+            return found
+        self.doubts += 1
+        self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
+        return None
 
-    def states(self, still: Collection[RankHandle] | None = None, latest: int = LATEST) -> list[RankState]:
-        """What each rank does. Those that are not `still` are about to do something else."""
-        return [
-            replace(state, doing=IN_PROGRAM)
-            if still is not None and rank not in still and state.doing == IN_OPERATION
-            else state
-            for rank in self.ranks
-            for state in [self.state_of(rank, latest)]
-        ]
+    @property
+    def progress(self) -> list[object]:
+        """Of each rank: if it stays the same, the rank stands still."""
+        return [(rank.done, rank.vanished, rank.box and rank.box.progress) for rank in self.ranks]
+
+    def states(
+        self, still: Collection[RankHandle] | None = None, latest: int = LATEST, seen: Seen | None = None
+    ) -> list[RankState]:
+        """What each rank does. Those that are not `still` are about to do something else. `seen` is what may act in
+        ranks besides their main threads, and whether data moves; nothing, in those it lacks."""
+        states = []
+        for rank in self.ranks:
+            state = self.state_of(rank, latest)
+            unasked = (rank.activity and rank.activity.may_act) or UNASKED
+            may_act, moves = (unasked, False) if seen is None else seen.get(rank.number, ("", False))
+            if still is not None and rank not in still and state.doing == IN_OPERATION:
+                state = replace(state, doing=IN_PROGRAM)
+            states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
+        return states
 
     def state_of(self, rank: RankHandle, latest: int) -> RankState:
         nothing = RankState(rank=rank.number, doing=IN_PROGRAM)
@@ -82,9 +109,15 @@ class Examiner:
             return replace(state, doing=FINISHED)
         return replace(state, doing=STOPPED) if rank.is_stopped() else state
 
-    def explain(self, stacks: Mapping[int, str] = MappingProxyType({})) -> Diagnosis | None:
+    def explain(
+        self,
+        stacks: Mapping[int, str] = MappingProxyType({}),
+        seen: Seen | None = None,
+        still: Collection[RankHandle] | None = None,
+    ) -> Diagnosis | None:
         """Why the ranks stand still, or one has failed, as far as can be told. `stacks` say where ranks are."""
-        states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in self.states(latest=CAPACITY)]
+        states = self.states(still, CAPACITY, seen)
+        states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
         if any(state.doing == DEAD for state in states):  # gloo aborts a process that gets another size than it expects
             return find_mismatch(states) or diagnose(states)
         return diagnose(states) or find_mismatch(states)

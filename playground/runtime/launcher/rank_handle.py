@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from playground.runtime.backends import Backend
+from playground.runtime.black_box.activity import Activity
 from playground.runtime.black_box.box import View, is_stopped
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.launcher.output import Output
@@ -43,8 +44,8 @@ class RankHandle:
     paused: bool = False
     """Whether a person is debugging it."""
     stack: str = UNHEARD
-    other_threads: int = 0
-    """Number of its threads, besides the main one, that may go on while that stands: as of when the stack was told."""
+    activity: Activity | None = None
+    """What it does besides its main thread: as of when the stack was told. None if it has not told."""
     failure: PlaygroundError | None = None
     failed_at: float = 0.0
     vanished: bool = False
@@ -57,7 +58,7 @@ class RankHandle:
 
     def assign(self, work: Work) -> None:
         """Give it something to do."""
-        self.result, self.stack, self.running = None, UNHEARD, False
+        self.result, self.stack, self.activity, self.running = None, UNHEARD, None, False
         self.assigned += 1
         self.expendable = self.number in work.expendable
         self.order(work)
@@ -112,7 +113,7 @@ class RankHandle:
         elif kind == "paused":
             self.paused = content[0]
         elif kind == "stack":
-            self.stack, self.other_threads = content
+            self.stack, self.activity = content
         elif kind == "failed":
             self.fail(content[0])
         return None

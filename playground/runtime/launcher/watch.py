@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from playground.runtime.black_box.activity import BETWEEN_LOOKS, compare
 from playground.runtime.black_box.diagnosis import LOST
 from playground.runtime.errors import (
     TIMED_OUT,
@@ -73,21 +74,27 @@ def watch_under(
                 rank.order("end")
         silence = 0.0 if heard or any(rank.paused for rank in ranks) else silence + pause
         if examiner.find_deadlock():
-            raise_deadlock(ranks, examiner, silence)
+            began = time.monotonic()
+            raise_deadlock(ranks, examiner, silence, on_report)
+            silence += time.monotonic() - began
         if silence >= limit:
             raise explained(RankTimeout(len(ranks), silence, collect_stacks(ranks)), examiner)
         if any(rank.failure and not rank.lost for rank in ranks):
             lose_dead(ranks, examiner, on_report, on_loss)
 
 
-def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float) -> None:
-    """Raise `Deadlock` if the ranks themselves bear it out: their main threads stand where they stood, and there are no
-    others that could go on."""
-    stacks = collect_stacks(ranks)
-    if all(rank.stack != UNHEARD and not rank.other_threads for rank in ranks if rank.number in stacks):
-        diagnosis = examiner.explain(stacks)
-        if diagnosis and diagnosis.proved:
-            raise Deadlock(len(ranks), silence, stacks, diagnosis)
+def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float, on_report: Progress) -> None:
+    """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in two looks, no rank has
+    gone on, nothing else acts in those that are blocked, and no data is under way."""
+    before, present = examiner.progress, [rank for rank in ranks if not rank.vanished]
+    ask_for_stacks(present, on_report)
+    looks = {rank: rank.activity for rank in present}
+    time.sleep(BETWEEN_LOOKS)
+    ask_for_stacks(present, on_report)
+    seen = {rank.number: compare(looks[rank], rank.activity) for rank in present}
+    stacks = {rank.number: rank.stack for rank in present if rank.result is None}
+    if diagnosis := examiner.confirm(before, stacks, seen):
+        raise Deadlock(len(ranks), silence, stacks, diagnosis)
 
 
 def explained(failure: PlaygroundError, examiner: Examiner) -> PlaygroundError:
@@ -185,11 +192,12 @@ def collect_stacks(ranks: list[RankHandle]) -> dict[int, str]:
     return ask_for_stacks([rank for rank in ranks if rank.result is None and not rank.vanished])
 
 
-def ask_for_stacks(ranks: list[RankHandle]) -> dict[int, str]:
+def ask_for_stacks(ranks: list[RankHandle], on_report: Progress | None = None) -> dict[int, str]:
     """Where each of these ranks stands."""
     for rank in ranks:
+        rank.stack, rank.activity = UNHEARD, None
         rank.order("where")
-    listen_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, ignore)
+    listen_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, on_report or ignore)
     return {rank.number: rank.stack for rank in ranks}
 
 

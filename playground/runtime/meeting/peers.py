@@ -204,7 +204,7 @@ class PeerWatch:
             detect_silence_of(self.env.rendezvous.port)
             self.introduce()
             if hooks.box:
-                self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box)
+                self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port)
             self.thread.start()
 
     def close(self) -> None:

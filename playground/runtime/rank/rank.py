@@ -3,7 +3,7 @@
 | rank → launcher              | launcher → rank                                      |
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Work`: run this                                     |
-| `("running",)`               | `"where"`: answer with `("stack", text, n)`          |
+| `("running",)`               | `"where"`: answer with `("stack", text, activity)`   |
 | `("report", event)`          | `"leave"`: every rank has its result, you may go     |
 | `("result", pickled, clean)` | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("failed", error)`          | end of file: the launcher is gone, go at once        |
@@ -33,7 +33,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from playground.runtime.black_box.box import count_other_threads
+from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.meeting.rendezvous import Rendezvous
@@ -99,7 +99,7 @@ class Launcher:
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
                 stack = "".join(traceback.format_list(user_frames(traceback.extract_stack(frame))))
-                self.tell("stack", stack, count_other_threads())
+                self.tell("stack", stack, look())
             elif order == "end":
                 ask_to_end()
             else:

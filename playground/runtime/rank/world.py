@@ -59,7 +59,8 @@ def run_in_world(
     member.form_group(timeout)
     result = fn(rank, size, *args)
     hooks.end_program()
-    result = before_leaving(result)
+    with hooks.paused():  # these calls are not the program's
+        result = before_leaving(result)
     member.leave()
     return result
 
@@ -202,6 +203,7 @@ class Member:
 members: list[Member] = []
 """The world that this process is a member of, if any."""
 torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_group
+torch_destroy_process_group = dist.destroy_process_group
 
 
 @functools.wraps(torch_init_process_group)
@@ -215,7 +217,18 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
                 member.look_at_sockets()
                 formed.enter_context(member.strangers_shut_out())
         torch_init_process_group(**call)
-    hooks.meet_group(dist.group.WORLD, call.get("timeout"))
+    hooks.begin_world(call.get("timeout"))
+
+
+@functools.wraps(torch_destroy_process_group)
+def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+    """torch's own: whoever waits for this rank in our group gets an error, as its sockets are closed."""
+    for member in members:
+        if member.group is not None and member.group is dist.group.WORLD and group in (None, member.group):
+            if not member.joined:
+                member.await_group()
+            member.group = None
+    torch_destroy_process_group(group)
 
 
 @functools.wraps(torch_new_group)
@@ -231,3 +244,4 @@ def new_group(*args: Any, **kwargs: Any) -> Any:
 # Modules imported from here on find these: the user's too, because the fork server imports ours first.
 dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
 dist.new_group = dist.distributed_c10d.new_group = new_group
+dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group

@@ -55,10 +55,10 @@ def check_call_counts(script: Script) -> Iterator[Finding]:
         counts = {state.rank: state.counts for state in run.states}
         lines = {(state.rank, one.channel): one.line for state in run.states for one in state.operations}
         for (rank, channel), line in lines.items():
-            kind, group, peer, tag = channel
+            kind, group, peer, tag, number = channel
             others = {other: counts[other].get(channel, 0) for other in group} if kind == COLLECTIVE else {}
-            if kind == SEND and peer is not None and (RECEIVE, group, None, tag) not in counts[peer]:
-                others = {peer: counts[peer].get((RECEIVE, group, rank, tag), 0)}
+            if kind == SEND and peer is not None and (RECEIVE, group, None, tag, number) not in counts[peer]:
+                others = {peer: counts[peer].get((RECEIVE, group, rank, tag, number), 0)}
             if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
                 saw = f"on {run.size} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
                 saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"

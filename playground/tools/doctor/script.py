@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from playground.runtime.black_box import Operation, RankState
+from playground.runtime.black_box import UNASKED, Operation, RankState
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
 from playground.runtime.black_box.diagnosis import RUNNING, STRAGGLER, Diagnosis, diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
@@ -108,7 +108,7 @@ def run_script(path: Path, words: Sequence[str], size: int, seconds: float, time
         has_returned = True
     except Elapsed:
         waits = any(state.waits_for and state.since > seconds / 2 for state in last)
-        why = diagnose([replace(state, has_other_threads=True) for state in last]) if waits else None
+        why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
         why = None if why and why.kind in (RUNNING, STRAGGLER) else why
     except (RankFailed, RankTimeout) as failed:
         line, why = line_of(failed.traceback) if isinstance(failed, RankFailed) else "", failed.diagnosis

@@ -1,0 +1,148 @@
+"""What could still make progress in this process while its main thread waits in an operation: its other threads, those
+of C++ too, callbacks of futures, timers, remote calls, and data under way. Does not import torch.
+
+Sources: proc_pid_stat(5), proc_pid_task(5), tcp(7), Linux's include/uapi/linux/tcp.h
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import socket
+import struct
+import sys
+import termios
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playground.runtime.black_box.box import TIME_LIMIT, process_status
+from playground.runtime.meeting.connections import tcp_connections
+
+BETWEEN_LOOKS = 0.1
+"""Seconds between two looks that show whether something moves."""
+HARMLESS = ("launcher", "watch the peers", "close the process group", "tqdm_monitor", TIME_LIMIT)
+"""Names of Python's threads that call no operation."""
+NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
+"""Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
+reasons: their work is seen in the sockets."""
+POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
+"""Libraries whose threads compute for those that call them."""
+C_LIBRARY = re.compile(r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$")
+STACK = 2**15
+"""Bytes of a thread's stack in which the function is looked for that the thread began in."""
+TCP_INFO, BYTES = 11, struct.Struct("=120x2Q")
+"""bytes_acked and bytes_received of struct tcp_info"""
+
+callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Callbacks of futures that have not run yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does besides its main thread, at one moment."""
+
+    may_act: str
+    """Who may still call an operation, or what is not known of that: "what thread Thread-1 does"; empty: nobody."""
+    in_flight: bool
+    """Whether data waits in one of its sockets."""
+    transferred: tuple[tuple[int, int], ...]
+    """Bytes that each of its connections has sent and received."""
+    ticks: tuple[bytes, ...]
+    """Of the processor, that each thread has used."""
+
+
+def look(spare_port: int = 0) -> Activity | None:
+    """What this process does; None if the system does not tell. The thread that calls this, and connections to or from
+    `spare_port`, do not count."""
+    with contextlib.suppress(OSError):
+        return find_activity(spare_port)
+    return None
+
+
+def find_activity(spare_port: int) -> Activity:
+    """As `look`. Raises `OSError`."""
+    sockets = [state for each in tcp_connections() for state in look_at(each, spare_port)]
+    threads = [(thread, name, process_status(os.getpid(), "task", thread)) for thread, name in list_threads()]
+    return Activity(
+        may_act=find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
+        in_flight=any(waiting for waiting, _ in sockets),
+        transferred=tuple(sorted(transferred for _, transferred in sockets)),
+        ticks=tuple(b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)),
+    )
+
+
+def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
+    """What may still act, and whether data is under way, by two looks; None is one that could not be taken."""
+    if before is None or now is None:
+        return "what it does, as it gives no answer", True
+    computes = "what its threads compute" if before.ticks != now.ticks else ""
+    moves = before.in_flight or now.in_flight or before.transferred != now.transferred
+    return before.may_act or now.may_act or computes, moves
+
+
+def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """How many bytes wait in it, and how many it has transferred."""
+    with contextlib.suppress(OSError):  # it has been closed
+        if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
+            queues = (fcntl.ioctl(connection, request, bytes(4)) for request in (termios.FIONREAD, termios.TIOCOUTQ))
+            information = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
+            acknowledged, received = BYTES.unpack_from(information.ljust(BYTES.size, b"\0"))
+            yield sum(struct.unpack("i", queue)[0] for queue in queues), (acknowledged, received)
+
+
+def list_threads() -> Iterator[tuple[str, str]]:
+    """The numbers and names of this process's threads, as the system knows them, without the one that calls this."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(thread) != threading.get_native_id():
+                yield thread, Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+
+
+def find_actor(threads: list[str]) -> str:
+    """What may call operations in this process besides its main thread, among it these threads."""
+    remote = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool)
+    if callbacks:
+        return "whether a callback of a future is to run"
+    if any(signal.getitimer(timer)[0] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
+        return "what it does when its timer goes off"
+    if remote():
+        return "whether a remote call comes"
+    main, known = threading.main_thread(), {thread.ident: thread for thread in threading.enumerate()}
+    names = {one: known[one].name if one in known else "of _thread" for one in (*known, *sys._current_frames())}
+    for ident, name in names.items():
+        if ident != main.ident and name not in HARMLESS:
+            return f"what thread {name} does"
+    python = {str(thread.native_id) for thread in known.values()}
+    foreign = any(thread not in python and not is_pool(thread) for thread in threads)
+    return "what a thread of C or C++ does" if foreign else ""
+
+
+def is_pool(thread: str) -> bool:
+    """Whether a thread belongs to a pool that computes for others: it began, and is, in one of their libraries."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, runs, or nothing tells
+        *_, stack, place = (int(word, 16) for word in Path(f"/proc/self/task/{thread}/syscall").read_text().split()[1:])
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            memory.seek(stack)
+            content = memory.read(STACK)
+        words = {place, *struct.unpack(f"={len(content) // 8}Q", content[: len(content) // 8 * 8])}
+        libraries = {library for library in find_libraries(words) if not C_LIBRARY.match(library)}
+        return bool(libraries) and all(POOLS.match(library) for library in libraries)
+    return False
+
+
+def find_libraries(addresses: set[int]) -> set[str]:
+    """The names of the files in whose code these addresses lie."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        area, rights, *_, name = f"{line} ".split(" ")[0], line.split()[1], line.split()[-1]
+        first, last = (int(end, 16) for end in area.split("-"))
+        if "x" in rights and any(first <= address < last for address in addresses):
+            found.add(name.rpartition("/")[2])
+    return found
