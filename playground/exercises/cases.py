@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
-PENDING: list[object] = []
-"""In a rank: the solution's messages and reductions in flight."""
+WAITED: list[int] = []
+"""In a rank: the threads in which the solution has called something that waits, in this case, in order."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ class Case:
     """What `held` must be then."""
     is_coded: bool = True
     """Whether each digit of a number says how often that rank's share is in it."""
-    sends: Sequence[tuple[int, int]] | None = None
-    """What this rank is to send, as (receiver, elements) in any order; messages without elements do not count."""
-    most: int | None = None
-    """Elements that it may send in all."""
+    most: int | Mapping[int, int] | None = None
+    """Elements that this rank may send in all, or to each receiver."""
     run: Callable[[Callable[..., Any]], object] | None = None
     """Is called instead of the function, and given it: what it returns is looked at."""
     gives_rank: bool = True
@@ -84,11 +82,11 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
         values = value.detach().flatten()[:MAX_VALUES].tolist()
         yield Leaf(where, kind, tuple(value.shape), tuple(values))
     elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from flatten(item, f"{where}.{name}".removeprefix("."))
+        for name in sorted(value, key=str):
+            yield from flatten(value[name], f"{where}.{name}".removeprefix("."))
     elif isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
             yield from flatten(item, f"{where}[{place}]")
     else:
-        is_plain = value is None or isinstance(value, (bool, int, float, str))
-        yield Leaf(where, type(value).__name__, (), (value if is_plain else repr(value)[:80],))
+        kind = next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), None)
+        yield Leaf(where, (kind or type(value)).__name__, (), (kind(value) if kind else repr(value)[:80],))

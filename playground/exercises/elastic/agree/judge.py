@@ -11,10 +11,6 @@ COMMON = "set(steps).intersection(*everyones)"
 EXERCISE = Exercise(
     module=__name__,
     number=31,
-    operations=(
-        "all_gather_object", "all_gather", "all_reduce", "gather_object", "broadcast_object_list", "broadcast", "send",
-        "recv", "isend", "irecv",
-    ),
     mistakes=(
         Mistake(
             "its own newest",
@@ -34,7 +30,7 @@ EXERCISE = Exercise(
             ERROR,
         ),
     ),
-)  # fmt: skip
+)
 
 
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:

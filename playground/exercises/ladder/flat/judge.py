@@ -22,7 +22,6 @@ SHAPES = {
 EXERCISE = Exercise(
     module=__name__,
     number=23,
-    operations=("all_reduce",),
     mistakes=(
         Mistake("not copied back", {COPY: ""}, "the row is a copy: the gradients stay as they were"),
         Mistake("forgets to divide", {"    row /= size\n": ""}, "all_reduce leaves the sum"),

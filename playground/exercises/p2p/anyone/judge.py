@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from playground.exercises.cases import Case, coded
-from playground.exercises.exercise import Exercise, Mistake
+from playground.exercises.exercise import GATHERS, Exercise, Mistake
 
 RECEIVE = "dist.recv(arrived, tag=PARCEL)\n        "
 EXERCISE = Exercise(
     module=__name__,
     number=7,
     worlds=(2, 3, 5, 4),
+    forbidden=("gather", "gather_object", *GATHERS),
     mistakes=(
         Mistake(
             "assumes an order",

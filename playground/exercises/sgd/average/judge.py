@@ -11,7 +11,6 @@ AVERAGE = "param.grad /= size"
 EXERCISE = Exercise(
     module=__name__,
     number=21,
-    operations=("all_reduce",),
     mistakes=(
         Mistake("forgets to divide", {AVERAGE: "pass"}, "all_reduce leaves the sum"),
         Mistake("divides twice", {AVERAGE: "param.grad /= size * size"}),
