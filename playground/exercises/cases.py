@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from playground.exercises.exercise import Leaf
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 ANYTHING = object()
+PLAIN: dict[type, type] = {bool: bool, Integral: int, Real: float, str: str}
+"""What numpy's numbers count as, too."""
 MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
@@ -37,7 +40,7 @@ class Case:
     """What `held` must be then."""
     is_coded: bool = True
     """Whether each digit of a number says how often that rank's share is in it."""
-    most: int | Mapping[int, int] | None = None
+    most: int | Mapping[int, float] | None = None
     """Elements that this rank may send in all, or to each receiver."""
     run: Callable[[Callable[..., Any]], object] | None = None
     """Is called instead of the function, and given it: what it returns is looked at."""
@@ -55,10 +58,12 @@ def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.
 
 
 def coded(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ."""
+    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ. As float64 they are
+    larger than float32 can hold."""
     import torch
 
-    return ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
+    values = ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
+    return values * 1e50 if dtype == torch.float64 else values
 
 
 def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
@@ -88,5 +93,5 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
         for place, item in enumerate(value):
             yield from flatten(item, f"{where}[{place}]")
     else:
-        kind = next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), None)
+        kind = next((PLAIN[kind] for kind in PLAIN if isinstance(value, kind)), None)
         yield Leaf(where, (kind or type(value)).__name__, (), (kind(value) if kind else repr(value)[:80],))

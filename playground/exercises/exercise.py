@@ -176,7 +176,7 @@ class Observation:
     """Receiver and number of elements of each message."""
     received: tuple[int, ...]
     """Number of messages received from each rank."""
-    most: int | Mapping[int, int] | None
+    most: int | Mapping[int, float] | None
     """Elements that it may send in all, or to each receiver."""
     problems: tuple[tuple[str, str, int], ...]
     """Rules of torch.distributed that were broken: name, words and line."""

@@ -12,7 +12,9 @@ import math
 import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from playground.exercises.exercise import (
     BLOCKED,
@@ -345,16 +347,17 @@ def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], m
         empty = Verdict(exercise=exercise.name, file=source.file, world=size, seed=verdict.seed)
         return attempt(exercise, [*before, replace(source, text=text)], empty)
 
-    mine = {made.size: made}
-    for mistake in exercise.mistakes:
-        if mistake.status == verdict.status and mistake.name not in NAMED:
-            wrong = mistake.apply(exercise.solution)
-            for size in (made.size, *(size for size in exercise.worlds if size != made.size)):
-                mine[size] = mine.get(size) or run(source.text, size)
-                if not is_alike(mine[size], run(wrong, size)):
-                    break
-            else:
-                return replace(verdict, mistake=mistake.name, says=mistake.says)
+    others = [size for size in exercise.worlds if size != made.size]
+    with ThreadPoolExecutor() as pool:  # a deadlock takes time, not work
+        mine: list[Future[Attempt]] = []
+        for mistake in exercise.mistakes:
+            if mistake.status == verdict.status and mistake.name not in NAMED:
+                wrong = mistake.apply(exercise.solution)
+                if is_alike(made, run(wrong, made.size)):
+                    mine = mine or [pool.submit(run, source.text, size) for size in others]
+                    theirs = pool.map(partial(run, wrong), others)
+                    if all(is_alike(each.result(), other) for each, other in zip(mine, theirs, strict=True)):
+                        return replace(verdict, mistake=mistake.name, says=mistake.says)
     return verdict
 
 

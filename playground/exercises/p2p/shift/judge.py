@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import FAIL, GATHERS, Exercise, Mistake
+from playground.exercises.exercise import FAIL, Exercise, Mistake
 
 COPY = "    tensor.copy_(arrived)\n"
 EXERCISE = Exercise(
     module=__name__,
     number=5,
     worlds=(2, 3, 5, 4),
-    forbidden=("all_to_all", "all_to_all_single", *GATHERS),
     mistakes=(
         Mistake(
             "read before wait",

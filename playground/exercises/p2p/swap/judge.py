@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import DEADLOCK, ERROR, GATHERS, OWN, Exercise, Mistake
+from playground.exercises.exercise import DEADLOCK, ERROR, OWN, Exercise, Mistake
+
+if TYPE_CHECKING:
+    import torch
 
 EXERCISE = Exercise(
     module=__name__,
     number=4,
-    forbidden=("all_to_all", "all_to_all_single", *GATHERS),
     mistakes=(
         Mistake("both send first", {"rank < partner < size": "partner < size"}, status=DEADLOCK),
         Mistake("both receive first", {"rank < partner < size": "False"}, status=DEADLOCK),
@@ -24,4 +28,13 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     partner = rank ^ 1 if rank ^ 1 < size else rank
     for about, give in inputs():
         tensor = give(rank)
-        yield Case(about, (tensor,), returns=give(partner), held={OWN: tensor}, expected={OWN: give(rank)})
+        run, returns = partial(swap_apart, rank, size, tensor), {"what it returned": give(partner), OWN: give(rank)}
+        yield Case(about, (tensor,), returns=returns, run=run)
+
+
+def swap_apart(rank: int, size: int, tensor: torch.Tensor, function: Callable[..., object]) -> dict[str, object]:
+    """What the solution returned, after its own tensor was overwritten; and what that was before."""
+    returned = function(rank, size, tensor)
+    own = tensor.clone()
+    tensor.zero_()
+    return {"what it returned": returned, OWN: own}

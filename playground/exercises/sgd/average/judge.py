@@ -35,6 +35,8 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     for about, unused in (("all used", False), ("odd ranks have no gradient of the last parameter", True)):
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
         params = [*model.parameters()]
+        for param in params:
+            param.data.add_(rank)  # averaging them would show
         before = [param.detach().clone() for param in params]
         everyones = [
             [coded(other, param.numel(), param.dtype).view_as(param) for param in params] for other in range(size)
