@@ -93,5 +93,6 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
         for place, item in enumerate(value):
             yield from flatten(item, f"{where}[{place}]")
     else:
-        kind = next((PLAIN[kind] for kind in PLAIN if isinstance(value, kind)), None)
-        yield Leaf(where, (kind or type(value)).__name__, (), (kind(value) if kind else repr(value)[:80],))
+        as_plain = next((PLAIN[kind] for kind in PLAIN if isinstance(value, kind)), None)
+        kind = (as_plain or type(value)).__name__
+        yield Leaf(where, kind, (), (as_plain(value) if as_plain else repr(value)[:80],))

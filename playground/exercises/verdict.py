@@ -12,9 +12,7 @@ import math
 import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from playground.exercises.exercise import (
     BLOCKED,
@@ -108,7 +106,7 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Differenc
     """The first difference that is more than rounding."""
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
-            is_there = not mine.where or any(leaf.where == due.where for leaf in held)
+            is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
             words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
             return Difference(due.where, None, describe(mine), describe(due), words)
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
@@ -122,7 +120,7 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Differenc
 
 def is_close(value: object, wanted: object) -> bool:
     if isinstance(value, float) and isinstance(wanted, float):
-        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6)
+        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(value) and math.isnan(wanted))
     return value == wanted
 
 
@@ -347,17 +345,17 @@ def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], m
         empty = Verdict(exercise=exercise.name, file=source.file, world=size, seed=verdict.seed)
         return attempt(exercise, [*before, replace(source, text=text)], empty)
 
-    others = [size for size in exercise.worlds if size != made.size]
-    with ThreadPoolExecutor() as pool:  # a deadlock takes time, not work
-        mine: list[Future[Attempt]] = []
-        for mistake in exercise.mistakes:
-            if mistake.status == verdict.status and mistake.name not in NAMED:
-                wrong = mistake.apply(exercise.solution)
-                if is_alike(made, run(wrong, made.size)):
-                    mine = mine or [pool.submit(run, source.text, size) for size in others]
-                    theirs = pool.map(partial(run, wrong), others)
-                    if all(is_alike(each.result(), other) for each, other in zip(mine, theirs, strict=True)):
-                        return replace(verdict, mistake=mistake.name, says=mistake.says)
+    mine = {made.size: made}
+    sizes = [made.size, *(size for size in exercise.worlds if size != made.size)]
+    for mistake in exercise.mistakes:
+        if mistake.status == verdict.status and mistake.name not in NAMED:
+            wrong = mistake.apply(exercise.solution)
+            for size in sizes:
+                mine[size] = mine.get(size) or run(source.text, size)
+                if not is_alike(mine[size], run(wrong, size)):
+                    break
+            else:
+                return replace(verdict, mistake=mistake.name, says=mistake.says)
     return verdict
 
 

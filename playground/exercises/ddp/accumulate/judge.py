@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import REDUCED, Case
 from playground.exercises.exercise import Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             f"{parts} micro-batch{'es' * (parts > 1)}",
             (model, inputs[rank], targets[rank]),
             held=lambda model=model, synchronised=synchronised, memory=memory: {
-                "synchronisations": len(synchronised),
+                "synchronisations": len(synchronised) + len(REDUCED),
                 "samples in memory": describe(memory),
                 "grad": [param.grad for param in model.parameters()],
             },

@@ -42,6 +42,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         ("the last rank lacks the newest", [[20, 10, 30]] * last + [[10, 20]]),
         ("the last rank lacks one in the middle", [[10, 20]] * last + [[30, 10]]),
         ("many, with gaps", [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)]),
+        ("the first step alone", [[0]] * size),
         ("the last rank has none", [[10]] * last + [[]]),
         ("none in common", [[10 + 5 * (other % 2), 1000 + other] for other in range(size)]),
     ]

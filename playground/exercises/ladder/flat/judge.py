@@ -53,6 +53,6 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         yield Case(
             about,
             (gradients,),
-            held=lambda gradients=gradients: {"gradients": gradients, "all_reduce": describe_reductions()},
+            held=lambda gradients=(*gradients,): {"gradients": gradients, "all_reduce": describe_reductions()},
             expected={"gradients": means, "all_reduce": describe_reductions([sum(each.numel() for each in means)])},
         )

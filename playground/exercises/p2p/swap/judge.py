@@ -28,7 +28,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     partner = rank ^ 1 if rank ^ 1 < size else rank
     for about, give in inputs():
         tensor = give(rank)
-        run, returns = partial(swap_apart, rank, size, tensor), {"what it returned": give(partner), OWN: give(rank)}
+        run, returns = partial(swap_apart, rank, size, tensor), {"returned": give(partner), OWN: give(rank)}
         yield Case(about, (tensor,), returns=returns, run=run)
 
 
@@ -37,4 +37,4 @@ def swap_apart(rank: int, size: int, tensor: torch.Tensor, function: Callable[..
     returned = function(rank, size, tensor)
     own = tensor.clone()
     tensor.zero_()
-    return {"what it returned": returned, OWN: own}
+    return {"returned": returned, OWN: own}
