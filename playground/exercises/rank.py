@@ -32,7 +32,6 @@ from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAG
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, SHORT_CUT, Source
 from playground.runtime.rank.rank import LOST_PEER, report
 
-WORLD = ("init_process_group", "destroy_process_group")
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and bytes printed in one case, of which the first are shown."""
 TICK = 0.5
@@ -237,9 +236,9 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return Request(record, work, "all_reduce", None, line, tensor, copy, held) if work else None
 
     def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        ranks = None if ranks is None else list(ranks)
+        ranks = None if ranks is None else sorted(ranks)
         if not kwargs.get("use_local_synchronization"):
-            report(group=tuple(sorted(ranks or range(record.size))))
+            report(group=tuple(ranks or range(record.size)))
         with record.within("new_group"):
             return real["new_group"](ranks, *args, **kwargs)
 
@@ -266,16 +265,22 @@ def patched(record: Record) -> Iterator[None]:
     def refuse(words: str) -> Callable[..., NoReturn]:
         return lambda *args, **kwargs: stop(f"{words}: take it out", record.line())
 
+    def destroy(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            stop("destroy_process_group() would end the world, which the ranks still need: take it out", record.line())
+        real_destroy(group)
+
     def wait(future: Any) -> Any:
         WAITED.append(threading.get_ident())
         return real_wait(future)
 
-    real_wait = torch._C.Future.wait
+    real_wait, real_destroy = torch._C.Future.wait, dist.destroy_process_group
     places: list[tuple[Any, str, Any]] = [
         (builtins, "input", refuse("input() needs a keyboard, and ranks have none")),
         (sys, "breakpointhook", refuse("breakpoint() needs a keyboard, and ranks have none")),
         (torch._C.Future, "wait", wait),
-        *((dist, name, refuse(f"{name}() is not for you to call: the ranks have their world")) for name in WORLD),
+        (dist, "init_process_group", refuse("init_process_group() is not for you to call: the ranks have their world")),
+        (dist, "destroy_process_group", destroy),
         *((module, name, function) for name, function in record_messages(record).items()
           for module in (dist, dist.distributed_c10d)),
     ]  # fmt: skip

@@ -112,7 +112,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ("os._exit(3)", ERROR, "exited with code 3 without a result"),
         ("threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL, "A thread left running"),
         ("return 1 / 0", ERROR, "line 7: ZeroDivisionError: division by zero"),
-        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group() is not for you to call"),
+        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group() would end the world"),
         ("exit()", ERROR, "line 7: SystemExit"),
         ("return tensor.tolist()", FAIL, "int at returned[0]; should be int64 of shape (6,) at returned"),
         ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
