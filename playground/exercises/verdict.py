@@ -214,8 +214,7 @@ class Attempt:
         if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:  # waits, or computes in C code
             return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
-        named = {"mistake": diagnosis.kind, "says": diagnosis.cure} if diagnosis else {}
-        return {"status": DEADLOCK, "ranks": tuple(ranks), **named}
+        return {"status": DEADLOCK, "ranks": tuple(ranks), "mistake": diagnosis.kind if diagnosis else ""}
 
     def find_groups(self) -> Found:
         """Groups that ranks made differently. What comes of it differs from run to run."""
@@ -445,15 +444,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.mistake:
         lines.append(f"  {verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}")
     if verdict.words:
-        element = " of ".join(
-            filter(
-                None,
-                [
-                    f"element {verdict.index}" * (verdict.index is not None),
-                    f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where,
-                ],
-            )
-        )
+        item = f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where
+        element = " of ".join(filter(None, [f"element {verdict.index}" * (verdict.index is not None), item]))
         rank = f"rank {verdict.rank}" * (verdict.rank is not None)
         where = ", ".join(filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)]))
         lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")

@@ -20,7 +20,7 @@ import click
 from playground.exercises.exercise import BLOCKED, ERROR, PASS, Exercise, digest, exercises, find_exercise
 from playground.exercises.verdict import Source, Verdict, check_source, is_library, tell_lines
 from playground.runtime.errors import UsageError
-from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json, printable
+from playground.runtime.untrusted import expect_dict, parse_json, printable
 
 
 def progress_file() -> Path:
@@ -51,8 +51,8 @@ class Work:
         self.progress: dict[str, Progress] = {}
         try:
             found = expect_dict(read_progress_file().get(self.name, {}))
-            self.progress = {name: read_progress(value) for name, value in found.items()}
-        except ValueError:  # damaged: a check finds out again what passes
+            self.progress = {name: Progress(**expect_dict(value)) for name, value in found.items()}  # type: ignore[arg-type]
+        except (TypeError, ValueError):  # damaged: a check finds out again what passes
             return
 
     def of(self, exercise: Exercise) -> Progress:
@@ -136,17 +136,6 @@ def read_progress_file() -> dict[str, object]:
         return expect_dict(parse_json(progress_file().read_bytes()))
     except (OSError, ValueError):
         return {}
-
-
-def read_progress(value: object) -> Progress:
-    """Raises `ValueError` for what is none."""
-    found = expect_dict(value)
-    return Progress(
-        version=expect_int(found.get("version", 0), 0),
-        digest=expect_text(found.get("digest", "")),
-        hints=expect_int(found.get("hints", 0), 0),
-        gave_up=found.get("gave_up") is True,
-    )
 
 
 def read_text(file: Path) -> str:

@@ -18,6 +18,7 @@ EXERCISE = Exercise(
     module=__name__,
     number=33,
     worlds=(2, 3, 5),
+    forbidden=("all_reduce",),
     mistakes=(
         Mistake(
             "applies each push at once",
