@@ -304,7 +304,7 @@ def solving(record: Record) -> Iterator[None]:
         nonlocal seconds, before
         now = time.process_time()
         computed, before = now - before, now
-        if computed > TICK / 10:
+        if computed > TICK / 100:  # a busy machine may not give it more
             report()  # a sign of life
         seconds += computed / (IMPORTING if is_importing(frame) else 1)
         if os.fstat(record.printed).st_size > MAX_PRINTED:

@@ -257,7 +257,7 @@ def describe_difference(seen: Observation, rank: int, by_rank: dict[int, Observa
     found = find_difference(seen.held, seen.expected)
     if found is None:
         return {}
-    why = explain_digits(found.held, found.expected, len(by_rank)) if seen.is_coded else ""
+    why = explain_digits(found.held, found.expected, len(by_rank)) if seen.is_coded and found.where != OWN else ""
     mistake = "read before wait" if found.held == POISON else OWN_CHANGED if found.where == OWN else ""
     return {**vars(found), "words": f"{found.words}{': ' * bool(why)}{why}", "mistake": mistake}
 
