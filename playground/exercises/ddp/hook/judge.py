@@ -41,8 +41,8 @@ EXERCISE = Exercise(
 
 
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    """A weight's gradient is 10**rank, 2 on rank 0, and a little more, less than float16 can tell; a bias's is 1. The
-    mean on 3 ranks is no number of float16."""
+    """A weight's gradient is 10**rank, on rank 0 what bfloat16 cannot hold, and a little more, less than float16 can
+    tell; a bias's is 1. The mean on 3 ranks is no number of float16."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -50,7 +50,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     for about, width in (("one bucket", 1), ("several buckets", 300)):
         model, hooks = DistributedDataParallel(nn.Linear(4, width), bucket_cap_mb=0.001), list[str]()
         model.register_comm_hook = functools.partial(register, model.register_comm_hook, hooks)
-        shares = [10**other + (other == 0) for other in range(size)]
+        shares = [10**other if other else 2 + 2**-7 for other in range(size)]
         yield Case(
             about,
             (model, torch.full((1, 4), shares[rank] * (1 + 2**-12))),
