@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from playground.exercises.exercise import Leaf
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 ANYTHING = object()
+PLAIN: dict[type, type] = {bool: bool, Integral: int, Real: float, str: str}
+"""What numpy's numbers count as, too."""
 MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
-PENDING: list[object] = []
-"""In a rank: the solution's messages and reductions in flight."""
+WAITED: list[int] = []
+"""In a rank: the threads in which the solution has called something that waits, in this case, in order."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,8 @@ class Case:
     """What `held` must be then."""
     is_coded: bool = True
     """Whether each digit of a number says how often that rank's share is in it."""
-    sends: Sequence[tuple[int, int]] | None = None
-    """What this rank is to send, as (receiver, elements) in any order; messages without elements do not count."""
-    most: int | None = None
-    """Elements that it may send in all."""
+    most: int | Mapping[int, float] | None = None
+    """Elements that this rank may send in all, or to each receiver."""
     run: Callable[[Callable[..., Any]], object] | None = None
     """Is called instead of the function, and given it: what it returns is looked at."""
     gives_rank: bool = True
@@ -57,10 +58,12 @@ def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.
 
 
 def coded(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ."""
+    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ. As float64 they are
+    larger than float32 can hold."""
     import torch
 
-    return ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
+    values = ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
+    return values * 1e50 if dtype == torch.float64 else values
 
 
 def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
@@ -84,11 +87,12 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
         values = value.detach().flatten()[:MAX_VALUES].tolist()
         yield Leaf(where, kind, tuple(value.shape), tuple(values))
     elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from flatten(item, f"{where}.{name}".removeprefix("."))
+        for name in sorted(value, key=str):
+            yield from flatten(value[name], f"{where}.{name}".removeprefix("."))
     elif isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
             yield from flatten(item, f"{where}[{place}]")
     else:
-        is_plain = value is None or isinstance(value, (bool, int, float, str))
-        yield Leaf(where, type(value).__name__, (), (value if is_plain else repr(value)[:80],))
+        as_plain = next((PLAIN[kind] for kind in PLAIN if isinstance(value, kind)), None)
+        kind = (as_plain or type(value)).__name__
+        yield Leaf(where, kind, (), (as_plain(value) if as_plain else repr(value)[:80],))

@@ -25,6 +25,14 @@ from playground.runtime.errors import UsageError
 PASS, FAIL, DEADLOCK, LOOP, ERROR, BLOCKED = "pass", "fail", "deadlock", "loop", "error", "blocked"
 """How a check ends. BLOCKED: without a verdict."""
 MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+COLLECTIVES = (
+    "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
+    "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
+)  # fmt: skip
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+OWN = "its own tensor"
+"""The place of a tensor that stays as it is, where the task says so."""
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
 FOLDER = Path(__file__).parent
 
@@ -62,8 +70,8 @@ class Exercise:
     """To be raised when a solution that has passed may not pass any more."""
     worlds: tuple[int, ...] = (2, 3, 1, 5, 4)
     """Numbers of ranks, those first whose failures are easiest to read."""
-    operations: tuple[str, ...] = MESSAGES
-    """Functions of torch.distributed that may be used; any other one is a short cut."""
+    forbidden: tuple[str, ...] = ()
+    """Functions of torch.distributed that would be the answer; all others may be used."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import: the fork server does, once for all ranks."""
     builds_on: tuple[str, ...] = ()
@@ -106,7 +114,9 @@ class Exercise:
 
     @property
     def task(self) -> str:
-        return self.read("text.md").partition("\n## Hints\n")[0]
+        """What is to be done, and which calls would be the answer."""
+        names = ", ".join(f"dist.{name}" for name in self.forbidden)
+        return self.read("text.md").partition("\n## Hints\n")[0] + f"\nNot here: {names}.\n" * bool(names)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -166,10 +176,8 @@ class Observation:
     """Receiver and number of elements of each message."""
     received: tuple[int, ...]
     """Number of messages received from each rank."""
-    due: tuple[tuple[int, int], ...] | None
-    """What it was to send. None: that is left open."""
-    most: int | None
-    """Elements that it may send in all."""
+    most: int | Mapping[int, float] | None
+    """Elements that it may send in all, or to each receiver."""
     problems: tuple[tuple[str, str, int], ...]
     """Rules of torch.distributed that were broken: name, words and line."""
     printed: str

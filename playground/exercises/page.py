@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
+import ctypes
+import os
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -18,16 +19,16 @@ from playground.console.session import Session, to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import PASS, exercises, find_exercise, normalise
-from playground.exercises.verdict import HANGS, JUDGE, NOT_WRITTEN, Source, Verdict, tell_lines
-from playground.exercises.work import Work, check_file, count_mistakes, list_solutions, read_text
+from playground.exercises.verdict import HANGS, JUDGE, Source, Verdict, tell_lines
+from playground.exercises.work import Work, check_file, list_solutions, read_text
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
-from playground.runtime.launcher.kept import keep_worlds
 from playground.runtime.untrusted import printable
 
 POLL = 0.3
 """Seconds between two looks at the files that are watched."""
-
+BECOME_SUBREAPER = 36
+"""Option of `prctl`: descendants whose parents have ended become children of this process."""
 
 NAME = click.Choice(tuple(exercises()))
 
@@ -75,40 +76,27 @@ def show_markdown(text: str) -> None:
 @click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
 @click.option("--see", type=FilePath(), metavar="OUT", help="Record the case that fails, and the reference's run.")
-@click.option("--class", "students", type=FilePath(), metavar="DIR", help="Check the folders of all students in DIR.")
-@click.option("--csv", "as_csv", is_flag=True, help="With --class: print comma-separated values.")
-def check(
-    files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, see: Path | None,
-    students: Path | None, as_csv: bool,
-) -> None:  # fmt: skip
-    """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. They are run as
-    programs of yours: this is no sandbox.
+def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, see: Path | None) -> None:
+    """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. FILE may be the
+    name of an exercise; several files of one exercise get a line each. Solutions are run as programs of yours: this is
+    no sandbox.
 
     Exit codes: 0, all passed; 1, one did not; 2, there is no verdict on one.
     """
-    if as_csv and not students:
-        raise UsageError("--csv is for the table of --class DIR: add it, or leave --csv out")
-    if students and (files or watch or as_json or size):
-        raise UsageError("--class DIR checks what is in DIR: leave FILE, -n, --watch and --json out")
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
     if see and (len(files) != 1 or watch):
         raise UsageError("--see records a case of one solution: name one FILE, and leave --watch out")
-    server.preload(JUDGE.module)
-    names = {file.name for file in files or list_solutions(Path.cwd())}
-    server.preload(*(name for each in exercises().values() if students or each.file in names for name in each.preload))
-    server.warm_up()
-    keep_worlds()
-    if students:
-        show_class(students, seed, as_csv)
-        return
-    files = files or tuple(list_solutions(Path.cwd()))
+    files = tuple(map(find_file, files)) or tuple(list_solutions(Path()))
     if not files:
         raise UsageError("there is no solution in this folder: python -m playground exercise lists what there is to do")
-    for each in (exercises().get(file.stem.replace("_", "-")) for file in files):
-        if size and each and size not in each.worlds:
+    server.preload(JUDGE.module)
+    for each in filter(None, (exercises().get(file.stem.replace("_", "-")) for file in files)):
+        server.preload(*each.preload)
+        if size and size not in each.worlds:
             sizes = ", ".join(map(str, sorted(each.worlds)))
             raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
+    server.warm_up()
     seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
     if see and verdicts[0].number is not None:
         record(files[0], verdicts[0], see)
@@ -122,17 +110,49 @@ def check(
     raise click.exceptions.Exit(max(verdict.exit_code for verdict in verdicts))
 
 
+def find_file(file: Path) -> Path:
+    """The file, or that of the exercise which is called so."""
+    chosen = exercises().get(file.name.replace("_", "-"))
+    return file if file.exists() or chosen is None else file.with_name(chosen.file)
+
+
 def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
-    verdicts = []
+    files, verdicts = list(files), []
     for file in files:
-        verdict = check_file(file, size, seed)
+        with ending_orphans():
+            verdict = check_file(file, size, seed)
         verdicts.append(verdict)
+        lines = tell_lines(verdict)
+        if sum(other.name == file.name for other in files) > 1:
+            lines = [f"{lines[0]}{': ' * bool(verdict.mistake)}{verdict.mistake}"]
+        elif verdict.world and verdict.status != PASS:
+            lines.append(next_steps(verdict, file))
         if say:
-            lines = tell_lines(verdict)
-            if verdict.world and verdict.status != PASS and (more := next_steps(verdict, file)):
-                lines.append(more)
             terminal.say(*map(printable, lines))
     return verdicts
+
+
+@contextlib.contextmanager
+def ending_orphans() -> Iterator[None]:
+    """End what a solution leaves behind: processes that it has started, and those that they have."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
+    own = children()
+    try:
+        yield
+    finally:
+        while left := children() - own:  # of those that end, the children come here next
+            for child in left:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+        prctl(BECOME_SUBREAPER, 0, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Process ids of this process's children."""
+    files = Path("/proc/self/task").glob("*/children")
+    return {int(child) for file in files for child in file.read_text().split()}
 
 
 def record(file: Path, verdict: Verdict, see: Path) -> None:
@@ -153,43 +173,12 @@ def next_steps(verdict: Verdict, file: Path) -> str:
     used = Work(file.absolute().parent).of(each).hints
     hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"
     seed = f" --seed {verdict.seed}" if verdict.seed else ""
-    return f"Next: {hint}   Again: check {file.name} -n {verdict.world}{seed}"
+    return f"Next: {hint}   Again: check {file} -n {verdict.world}{seed}"
 
 
 def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
     """The contents of the files; nothing of one that is being replaced."""
     return {file: file.read_bytes() if file.is_file() else b"" for file in files}
-
-
-def show_class(folder: Path, seed: int, as_csv: bool) -> None:
-    """A table of students and exercises, and the mistakes by frequency. Each student has a folder in `folder`."""
-    if not folder.is_dir():
-        raise UsageError(f"--class {folder}: there is no such folder")
-    students = sorted(each for each in folder.iterdir() if list_solutions(each))
-    if not students:
-        raise UsageError(f"--class {folder}: no folder in it has a solution, such as {next(iter(exercises()))}.py")
-    verdicts = {}
-    for student in students:
-        made = check_all(list_solutions(student), None, seed, say=False)
-        verdicts[student.name] = {verdict.exercise: verdict for verdict in made}
-    names = [name for name in exercises() if any(name in each for each in verdicts.values())]
-    rows = [
-        [student, *(summarise(each[name]) if name in each else "" for name in names)]
-        for student, each in verdicts.items()
-    ]
-    if as_csv:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([["student", *names], *rows])
-        click.echo(text.getvalue(), nl=False)
-        return
-    table = Table("student", *(Column(name, wraps=True) for name in names), rows=rows)
-    mistakes = [f"{times} of {all_} ({name}): {mistake}" for times, all_, name, mistake in count_mistakes(verdicts)]
-    terminal.say(table, *([""] if mistakes else []), *map(printable, mistakes))
-
-
-def summarise(verdict: Verdict) -> str:
-    """The verdict in a cell of a table."""
-    return verdict.mistake or (verdict.words if verdict.words == NOT_WRITTEN else verdict.status)
 
 
 @click.command("hint", short_help=EXERCISES["hint"].purpose)

@@ -1,7 +1,8 @@
 """In a rank: run a solution on the cases of its judge, and report to the parent what it does.
 
 What the solution calls of torch.distributed is recorded, and made as unforgiving as the documentation: a tensor that is
-being received holds `POISON` until `wait()`, and one that is being sent may not change before.
+being received holds `POISON` until `wait()`, and one that is being sent may not change before. Each thread of the
+solution is recorded for itself; what torch calls within a call is not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import builtins
 import contextlib
 import functools
 import importlib
-import io
 import linecache
 import os
 import re
@@ -22,33 +22,24 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from playground.exercises.cases import ANYTHING, PENDING, REDUCED, Case, flatten
-from playground.exercises.exercise import ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
-from playground.exercises.verdict import (
-    DEADLINE,
-    ENDLESS,
-    NOT_WRITTEN,
-    POISON,
-    RETURNED,
-    SHORT_CUT,
-    Source,
-    find_difference,
-)
+from playground.exercises.cases import ANYTHING, REDUCED, WAITED, Case, flatten
+from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, SHORT_CUT, Source
 from playground.runtime.rank.rank import LOST_PEER, report
 
-COLLECTIVES = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
-    "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
-)  # fmt: skip
-WORLD = ("init_process_group", "destroy_process_group")
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
-"""Calls of torch.distributed and characters printed in one case, of which the first are shown."""
+"""Calls of torch.distributed and bytes printed in one case, of which the first are shown."""
+TICK = 0.5
+"""Seconds between two looks at a solution that runs."""
+IMPORTING = 20
+"""How many times the deadline an import may take."""
+LAST_WORDS = 2.0
+"""Seconds that threads may go on after the solution has returned."""
 
 
 def stop(words: str, line: int) -> NoReturn:
@@ -58,41 +49,35 @@ def stop(words: str, line: int) -> NoReturn:
     raise SystemExit
 
 
-class Printed(io.TextIOBase):
-    """Takes what a solution prints."""
-
-    def __init__(self, record: Record) -> None:
-        self.record, self.text, self.length = record, io.StringIO(), 0
-
-    def write(self, text: str) -> int:
-        self.length += len(text)
-        if self.text.tell() < SHOWN:
-            self.text.write(text[:SHOWN])
-        if self.length > MAX_PRINTED:
-            stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", self.record.line())
-        return len(text)
-
-
 @dataclass
 class Record:
     """What the solution in `file` does in one case."""
 
     file: str
     size: int
-    allowed: tuple[str, ...]
-    depth: int = 1
-    """0 while the solution itself runs: other calls are the judge's, or torch's own."""
-    calls: int = 0
+    forbidden: tuple[str, ...]
+    running: bool = False
+    """Whether the solution runs: other calls are the judge's."""
+    printed: int = field(default_factory=lambda: os.memfd_create("printed"))
+    """Where descriptors 1 and 2 lead."""
 
     def __post_init__(self) -> None:
+        self.thread, self.lock = threading.local(), threading.RLock()
         self.begin()
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.dup2(self.printed, number)
 
     def begin(self) -> None:
-        self.calls, self.sent, self.received = 0, list[tuple[int, int]](), [0] * self.size
-        self.problems, self.pending = list[tuple[str, str, int]](), cast(list[Request], PENDING)
-        self.printed = Printed(self)
-        for seen in (REDUCED, PENDING):
+        self.calls, self.sent, self.received = 0, list[tuple[int, int]](), list[int]()
+        self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
+        os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
+        for seen in (REDUCED, WAITED):
             seen.clear()
+
+    def read_printed(self) -> str:
+        sys.stdout.flush()
+        return os.pread(self.printed, SHOWN, 0).decode(errors="replace")
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""
@@ -101,24 +86,29 @@ class Record:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
 
+    def is_theirs(self) -> bool:
+        """Whether what is called now, in this thread, is called by the solution."""
+        return self.running and not getattr(self.thread, "depth", 0)
+
     @contextlib.contextmanager
-    def within(self, name: str, peer: int | None = None) -> Iterator[int]:
+    def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
         """In an operation. If it never ends, the parent knows where this rank is. Returns the line of its call."""
         line = self.line()
         self.calls += 1
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
-        if name in (*MESSAGES, *COLLECTIVES) and name not in self.allowed:
-            cure = f"use {', '.join(self.allowed)}" if self.allowed else "ranks need no messages"
-            self.problem(SHORT_CUT, f"dist.{name} is not to be used here: {cure}", line)
+        if name in self.forbidden:
+            self.problem(SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
-        self.depth += 1
+        if blocks:
+            WAITED.append(threading.get_ident())
+        self.thread.depth = getattr(self.thread, "depth", 0) + 1
         try:
             yield line
         finally:
-            self.depth -= 1
+            self.thread.depth -= 1
 
     def problem(self, name: str, words: str, line: int) -> None:
         self.problems.append((name, words, line))
@@ -138,7 +128,9 @@ class Request:
     """What is being sent, received or summed."""
     held: torch.Tensor
     """What `tensor` has to hold until the message is over."""
-    over: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        self.record.pending.append(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
@@ -166,18 +158,28 @@ class Request:
         return bool(completed)
 
     def finish(self) -> None:
-        if self.over:
-            return
-        self.over = True
         record = self.record
-        record.pending.remove(self)
-        if not torch.equal(self.tensor, self.held):
-            words = f"the tensor of this {self.kind} changed before wait()"
-            record.problem("written before wait", words, self.line)
-        if self.kind != "isend":
-            self.tensor.data.copy_(self.copy)
-        if self.kind == "irecv":
-            record.received[self.work._source_rank() if self.peer is None else self.peer] += 1
+        with record.lock:  # a callback may come at the same time
+            if self not in record.pending:
+                return
+            record.pending.remove(self)
+            if not torch.equal(bits(self.tensor), bits(self.held)):
+                words = f"the tensor of this {self.kind} changed before wait()"
+                record.problem("written before wait", words, self.line)
+            if self.kind != "isend" and self.tensor.numel():
+                self.tensor.data.copy_(self.copy)
+            if self.kind == "irecv":
+                record.received.append(self.work._source_rank() if self.peer is None else self.peer)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes: NaN equals itself there."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def fill(tensor: torch.Tensor) -> torch.Tensor:
+    """What travels for a tensor: gloo refuses one without elements where the receiver names no source."""
+    return tensor if tensor.numel() else tensor.new_zeros(1)
 
 
 def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | None:
@@ -193,63 +195,66 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         peer = world_rank(group, dst, group_dst)
         record.sent.append((peer or 0, tensor.numel()))
         with record.within("send", peer):
-            return real["send"](tensor, dst, group, tag, group_dst)
+            return real["send"](fill(tensor), dst, group, tag, group_dst)
 
     def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
         peer = world_rank(group, src, group_src)
         with record.within("recv", peer):
-            sender = real["recv"](tensor, src, group, tag, group_src)
-        record.received[sender if peer is None else peer] += 1
+            sender = real["recv"](fill(tensor), src, group, tag, group_src)
+        record.received.append(sender if peer is None else peer)
         return sender
 
     def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
         peer = world_rank(group, dst, group_dst)
-        with record.within("isend", peer) as line:
-            copy = tensor.detach().clone() if tensor.is_contiguous() else tensor
+        with record.within("isend", peer, blocks=False) as line:
+            copy = fill(tensor.detach().clone() if tensor.is_contiguous() else tensor)
+            held = tensor.detach().clone()
             work = real["isend"](copy, dst, group, tag, group_dst)
         record.sent.append((peer or 0, tensor.numel()))
-        record.pending.append(Request(record, work, "isend", peer, line, tensor, copy, copy))
-        return record.pending[-1]
+        return Request(record, work, "isend", peer, line, tensor, copy, held)
 
     def irecv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
         peer = world_rank(group, src, group_src)
-        with record.within("irecv", peer) as line:
-            copy = torch.empty_like(tensor) if tensor.is_contiguous() else tensor
+        with record.within("irecv", peer, blocks=False) as line:
+            copy = fill(torch.empty_like(tensor) if tensor.is_contiguous() else tensor)
             work = real["irecv"](copy, src, group, tag, group_src)
-        held = tensor.data.fill_(POISON).clone()
-        record.pending.append(Request(record, work, "irecv", peer, line, tensor, copy, held))
-        return record.pending[-1]
+        held = tensor.data.copy_(torch.tensor(POISON)).clone()
+        return Request(record, work, "irecv", peer, line, tensor, copy, held)
 
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        with record.within("batch_isend_irecv"):
+        with record.within("batch_isend_irecv", blocks=False):
             pass
         return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
 
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         REDUCED.append(tensor.numel())
-        with record.within("all_reduce") as line:
+        with record.within("all_reduce", blocks=not async_op) as line:
             if not async_op:
                 return real["all_reduce"](tensor, op, group)
             copy, held = tensor.detach().clone(), tensor.detach().clone()
             work = real["all_reduce"](copy, op, group, True)
-        record.pending.append(Request(record, work, "all_reduce", None, line, tensor, copy, held))
-        return record.pending[-1]
+        return Request(record, work, "all_reduce", None, line, tensor, copy, held) if work else None
+
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        ranks = None if ranks is None else sorted(ranks)
+        if not kwargs.get("use_local_synchronization"):
+            report(group=tuple(ranks or range(record.size)))
+        with record.within("new_group"):
+            return real["new_group"](ranks, *args, **kwargs)
 
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "new_group":
-            report(group=tuple([*args, kwargs.get("ranks")][0] or range(record.size)))
-        with record.within(name):
+        with record.within(name, blocks=not kwargs.get("async_op")):
             return real[name](*args, **kwargs)
 
     def unless_nested(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real[name])
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            return (real[name] if record.depth else function)(*args, **kwargs)
+            return (function if record.is_theirs() else real[name])(*args, **kwargs)
 
         return recorded
 
     functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv, all_reduce)}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv, all_reduce, new_group)}
     return {name: unless_nested(name, function) for name, function in functions.items()}
 
 
@@ -260,10 +265,22 @@ def patched(record: Record) -> Iterator[None]:
     def refuse(words: str) -> Callable[..., NoReturn]:
         return lambda *args, **kwargs: stop(f"{words}: take it out", record.line())
 
+    def destroy(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            stop("destroy_process_group() would end the world, which the ranks still need: take it out", record.line())
+        real_destroy(group)
+
+    def wait(future: Any) -> Any:
+        WAITED.append(threading.get_ident())
+        return real_wait(future)
+
+    real_wait, real_destroy = torch._C.Future.wait, dist.destroy_process_group
     places: list[tuple[Any, str, Any]] = [
         (builtins, "input", refuse("input() needs a keyboard, and ranks have none")),
         (sys, "breakpointhook", refuse("breakpoint() needs a keyboard, and ranks have none")),
-        *((dist, name, refuse(f"{name}() is not for you to call: the ranks have their world")) for name in WORLD),
+        (torch._C.Future, "wait", wait),
+        (dist, "init_process_group", refuse("init_process_group() is not for you to call: the ranks have their world")),
+        (dist, "destroy_process_group", destroy),
         *((module, name, function) for name, function in record_messages(record).items()
           for module in (dist, dist.distributed_c10d)),
     ]  # fmt: skip
@@ -279,34 +296,47 @@ def patched(record: Record) -> Iterator[None]:
 
 @contextlib.contextmanager
 def solving(record: Record) -> Iterator[None]:
-    """The solution runs. What it raises ends the check, and so does the deadline, if it is not in an operation then and
-    has computed meanwhile: who has not is on a busy machine, or has waited for a rank that is."""
-    begun, computed = time.monotonic(), time.process_time()
+    """The solution runs. What it raises ends the check, and so does the deadline: seconds that this process has
+    computed, not those for which it has waited, for other ranks or for a busy machine."""
+    seconds, before = 0.0, time.process_time()
 
     def look(number: int, frame: FrameType | None) -> None:
-        if time.process_time() - computed > DEADLINE / 5 or time.monotonic() - begun > 4 * DEADLINE:
-            stop(f"{ENDLESS}: no result within {DEADLINE:g} s", record.line(frame))
+        nonlocal seconds, before
+        now = time.process_time()
+        computed, before = now - before, now
+        if computed > TICK / 100:  # a busy machine may not give it more
+            report()  # a sign of life
+        seconds += computed / (IMPORTING if is_importing(frame) else 1)
+        if os.fstat(record.printed).st_size > MAX_PRINTED:
+            stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", record.line(frame))
+        if seconds > DEADLINE:
+            stop(f"{ENDLESS}: no result after {DEADLINE:g} s of computing", record.line(frame))
 
     handler = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, DEADLINE, 1.0)
-    record.depth = 0
+    signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+    record.running = True
     try:
-        with contextlib.redirect_stdout(record.printed), contextlib.redirect_stderr(record.printed):
-            yield
+        yield
     except BaseException as error:
-        record.depth = 1
+        record.running = False
         if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
             raise  # another rank is to be told of: the launcher sees how it ended
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == record.file]
         words = re.sub(r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0])
         is_stub = isinstance(error, NotImplementedError)
         about = {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
-        report(**about, line=(lines or [0])[-1] or 0, printed=record.printed.text.getvalue())
+        report(**about, line=(lines or [0])[-1] or 0, printed=record.read_printed())
         threading.Event().wait()
     finally:
-        record.depth = 1
+        record.running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def import_source(source: Source) -> ModuleType:
@@ -320,33 +350,27 @@ def import_source(source: Source) -> ModuleType:
 
 
 def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise, seed: int, only: int | None) -> None:
-    """Run the last of `sources` on the cases of the exercise (`only`: on that one), until all ranks know that one
-    failed. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
+    """Run the last of `sources` on the cases of the exercise (`only`: on that one), for as long as ranks and messages
+    come out even. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
     solution = sources[-1]
-    record = Record(solution.file, size, exercise.operations)
-    folder, kept = os.path.dirname(os.path.abspath(solution.file)), set(sys.modules)
-    sys.path.append(folder)
+    record = Record(solution.file, size, exercise.forbidden)
+    sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
+    sys.dont_write_bytecode = True
     cases: Callable[[int, int, int], Iterator[Case]] = importlib.import_module(exercise.module).cases
-    try:
-        with patched(record):
-            group = dist.new_group()  # the solution's collectives may differ between ranks
-            with solving(record):
-                functions = [import_source(source) for source in sources][-1]
-            function = getattr(functions, exercise.function)
-            for place, case in enumerate(cases(rank, size, seed)):
-                if only in (None, place) and not run_case(rank, size, seed, place, case, function, record, group):
-                    return
-    finally:
-        sys.path.remove(folder)
-        for name in sys.modules.keys() - kept:  # what lies beside the solution may have changed by the next time
-            if os.path.dirname(os.path.abspath(getattr(sys.modules[name], "__file__", None) or os.sep)) == folder:
-                del sys.modules[name]
+    with patched(record):
+        group = dist.new_group()  # the solution's collectives may differ between ranks
+        with solving(record):
+            functions = [import_source(source) for source in sources][-1]
+        function = getattr(functions, exercise.function)
+        for place, case in enumerate(cases(rank, size, seed)):
+            if only in (None, place):
+                run_case(rank, size, seed, place, case, function, record, group)
 
 
 def run_case(
     rank: int, size: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
-) -> bool:
-    """Run one case and report it; whether all ranks may go on to the next."""
+) -> None:
+    """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()
     threads = threading.enumerate()
     torch.manual_seed(seed + place)
@@ -354,8 +378,10 @@ def run_case(
     time.sleep(case.delay)
     with solving(record):
         returned = case.run(function) if case.run else function(*((rank, size) if case.gives_rank else ()), *case.args)
-    left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
-    if left:
+        left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
+        for thread in left:
+            thread.join(LAST_WORDS)
+    if left := [each for each in left if each.is_alive()]:
         record.problem("a thread left running", f"{left[0].name} goes on after the end", 0)
     for request in record.pending:
         record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
@@ -368,21 +394,18 @@ def run_case(
         expected=tuple(leaf for each in expected for leaf in flatten(each)),
         is_coded=case.is_coded,
         sent=tuple(record.sent),
-        received=tuple(record.received),
-        due=None if case.sends is None else tuple(case.sends),
+        received=tuple(record.received.count(sender) for sender in range(size)),
         most=case.most,
         problems=tuple(dict.fromkeys(record.problems)),
-        printed=record.printed.text.getvalue(),
+        printed=record.read_printed(),
     )
     report(case=place, observed=observation)
-    balance = torch.zeros(size * size + 1, dtype=torch.int64)
+    balance = torch.zeros(size, size, dtype=torch.int64)
     for receiver, _ in record.sent:
-        balance[rank * size + receiver] += 1
-    for sender, number in enumerate(record.received):
-        balance[sender * size + rank] -= number
-    balance[-1] = len(record.problems) + bool(find_difference(observation.held, observation.expected))
+        balance[rank, receiver] += 1
+    for sender, number in enumerate(observation.received):
+        balance[sender, rank] -= number
     report(at=RETURNED)
     dist.all_reduce(balance, group=group)
-    if balance[:-1].any() or record.pending or left:
+    if balance.any() or record.pending or left:
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
-    return not balance[-1]

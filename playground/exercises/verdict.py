@@ -1,15 +1,17 @@
 """The verdict on a solution: it is run on worlds of several sizes, and the first failure is put into words.
 
-A failure is compared with those of the exercise's catalogued mistakes, each run in the same world on the same case.
-Not a sandbox: a solution may do whatever its user may. Does not import torch.
+A failure is compared with those of the exercise's catalogued mistakes: one is named if it does the same in all worlds,
+on all cases. Each world has processes of its own. Not a sandbox: a solution may do whatever its user may. Does not
+import torch.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import symtable
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from playground.exercises.exercise import (
@@ -18,6 +20,7 @@ from playground.exercises.exercise import (
     ERROR,
     FAIL,
     LOOP,
+    OWN,
     PASS,
     Exercise,
     Leaf,
@@ -33,10 +36,10 @@ from playground.runtime.remote import remote
 
 JUDGE = remote("playground.exercises.rank:judge")
 DEADLINE = 5.0
-"""Seconds that one case may take."""
+"""Seconds that a rank may compute in one case."""
 HANGS = 30.0
-"""Seconds after which a world without a sign of life is ended: a busy machine may start that slowly. Ranks themselves
-end a case that takes too long, and a deadlock is proved before."""
+"""Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
+before."""
 ENDLESS = "runs without end"
 RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
 """In the place of an operation, its peer and its line."""
@@ -103,7 +106,8 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Differenc
     """The first difference that is more than rounding."""
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
-            words = f"{describe(mine)}; should be {describe(due)}"
+            is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
+            words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
             return Difference(due.where, None, describe(mine), describe(due), words)
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
             if not is_close(value, wanted):
@@ -116,7 +120,7 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Differenc
 
 def is_close(value: object, wanted: object) -> bool:
     if isinstance(value, float) and isinstance(wanted, float):
-        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6)
+        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(value) and math.isnan(wanted))
     return value == wanted
 
 
@@ -131,10 +135,11 @@ def show(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else repr(value)[:60]
 
 
-def explain_digits(held: object, expected: object) -> str:
-    """Whose share is missing, or in it twice, where each digit is a rank's. Empty if that is not the difference."""
+def explain_digits(held: object, expected: object, size: int) -> str:
+    """Whose share is missing, or in it twice, where each digit is that of one of `size` ranks. Empty if that is not the
+    difference."""
     values = [int(each) for each in (held, expected) if isinstance(each, (int, float)) and each == each // 1 >= 0]
-    if len(values) < 2:
+    if len(values) < 2 or max(values) >= 10**size:
         return ""
     pairs = dict(enumerate(zip(*(map(int, f"{value:020}"[::-1]) for value in values), strict=True)))
     wrong = {rank: pair for rank, pair in pairs.items() if pair[0] != pair[1]}
@@ -161,10 +166,18 @@ ASK_FOR_SIZES = "; do tensors that meet in a message or a collective have the sa
 
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
+OWN_CHANGED = "changes its own tensor"
+
+
+Found = dict[str, object]
+"""Fields of a verdict; none if there is nothing to tell."""
 
 
 class Ended(Exception):
     """A rank has reported what ends the check."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
 
 
 @dataclass
@@ -182,9 +195,6 @@ class Attempt:
     groups: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """The groups that each rank has made."""
 
-    def tell(self, **values: object) -> None:
-        self.verdict = replace(self.verdict, **values)  # type: ignore[arg-type]
-
     def take(self, rank: int, event: Event) -> None:
         """A report. Raises `Ended` for one that ends the check."""
         if "at" in event:
@@ -192,27 +202,22 @@ class Attempt:
         elif "observed" in event:
             self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
-            self.case, self.at[rank] = max(self.case, event["number"]), COMPUTES
-            self.tell(case=event["about"])
+            self.at[rank] = COMPUTES
+            if event["number"] > self.case:
+                self.case, self.verdict = event["number"], replace(self.verdict, case=event["about"])
         elif "group" in event:
             self.groups.setdefault(rank, []).append(event["group"])
-        else:
-            self.tell(rank=rank, **event)
-            raise Ended
+        elif event:
+            raise Ended({"rank": rank, **event})
 
-    def tell_deadlock(self, diagnosis: Diagnosis | None) -> None:
-        if endless := [
-            rank for rank, at in self.at.items() if at == COMPUTES
-        ]:  # inside C code, or it would have said so
-            self.tell(status=LOOP, rank=endless[0], words=ENDLESS)
-            return
-        if diagnosis:
-            self.tell(mistake=diagnosis.kind, says=diagnosis.cure)
+    def find_standstill(self, diagnosis: Diagnosis | None) -> Found:
+        if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:  # waits, or computes in C code
+            return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
-        self.tell(status=DEADLOCK, ranks=tuple(ranks))
+        return {"status": DEADLOCK, "ranks": tuple(ranks), "mistake": diagnosis.kind if diagnosis else ""}
 
-    def tell_groups(self) -> None:
-        """Tell of groups that ranks made differently. What comes of it differs from run to run."""
+    def find_groups(self) -> Found:
+        """Groups that ranks made differently. What comes of it differs from run to run."""
         made = [self.groups.get(rank, []) for rank in range(self.size)]
         for place, group in enumerate(made[0] or made[1 % self.size]):
             for rank, groups in enumerate(made):
@@ -221,23 +226,27 @@ class Attempt:
                     mistake = ONLY_MEMBERS if by_members else ANOTHER_ORDER
                     words = f"has not made the group of ranks {', '.join(map(str, group))} when others did"
                     says = "new_group takes all ranks of the world, in one order"
-                    self.tell(status=FAIL, mistake=mistake, says=says, words=words, rank=rank, ranks=())
-                    return
+                    return {"status": FAIL, "mistake": mistake, "says": says, "words": words, "rank": rank}
+        return {}
 
-    def tell_failure(self) -> bool:
-        """Tell of the first failure that was observed, and return whether there is one."""
-        for case, by_rank in sorted(self.observed.items()):
-            for describe in (describe_problem, describe_difference, describe_messages):
-                for rank, seen in sorted(by_rank.items()):
-                    if len(by_rank) == self.size and (found := describe(seen, rank, by_rank)):
-                        self.case = case
-                        self.tell(status=FAIL, case=seen.about, rank=rank, printed=seen.printed, **found)
-                        return True
-        return False
+    def find_failure(self, case: int) -> Found:
+        """The first failure that was observed in this case."""
+        by_rank = self.observed.get(case, {})
+        for describe in (describe_problem, describe_difference, describe_messages):
+            for rank, seen in sorted(by_rank.items()):
+                if len(by_rank) == self.size and (found := describe(seen, rank, by_rank)):
+                    return {"status": FAIL, "case": seen.about, "rank": rank, "printed": seen.printed, **found}
+        return {}
 
-
-Found = dict[str, object]
-"""Fields of a verdict; none if there is nothing to tell."""
+    def end(self, found: Found) -> None:
+        """The world has ended, with `found` if it did not return. What was observed before is what is told."""
+        for case in sorted(self.observed):
+            if failure := self.find_failure(case):
+                self.case, found = case, failure
+                break
+        if found.get("status", FAIL) in (FAIL, DEADLOCK):
+            found = self.find_groups() or found
+        self.verdict = replace(self.verdict, **found)  # type: ignore[arg-type]
 
 
 def describe_problem(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
@@ -248,56 +257,55 @@ def describe_difference(seen: Observation, rank: int, by_rank: dict[int, Observa
     found = find_difference(seen.held, seen.expected)
     if found is None:
         return {}
-    why = explain_digits(found.held, found.expected) if seen.is_coded else ""
-    mistake = "read before wait" if found.held == POISON else ""
+    why = explain_digits(found.held, found.expected, len(by_rank)) if seen.is_coded and found.where != OWN else ""
+    mistake = "read before wait" if found.held == POISON else OWN_CHANGED if found.where == OWN else ""
     return {**vars(found), "words": f"{found.words}{': ' * bool(why)}{why}", "mistake": mistake}
 
 
 def describe_messages(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
     """What is wrong with the messages that this rank sent."""
-    sent, due = full_messages(seen.sent), full_messages(seen.due or ())
-    if seen.most is not None and (total := sum(elements for _, elements in sent)) > seen.most:
+    sent = count_elements(seen.sent)
+    if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
         return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
-    if seen.due is not None and len(sent) != len(due):
-        return {"words": f"sent {count(len(sent), 'message')}; {len(due)} {'is' if len(due) == 1 else 'are'} due"}
-    for (to, elements), (receiver, wanted) in zip(sent, due, strict=False):
-        if (to, elements) != (receiver, wanted):
-            return {"words": f"sent {count(elements, 'element')} to rank {to}; {wanted} to rank {receiver} are due"}
+    for receiver, elements in sent.items():
+        if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
+            return {"words": f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"}
     for receiver, other in by_rank.items():
         if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
             return {"words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"}
     return {}
 
 
-def full_messages(messages: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those with elements, whatever their order."""
-    return sorted(message for message in messages if message[1])
+def count_elements(messages: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """The elements sent to each receiver, but for those that got none."""
+    sent = dict[int, int]()
+    for receiver, elements in sorted(messages):
+        sent[receiver] = sent.get(receiver, 0) + elements
+    return {receiver: elements for receiver, elements in sent.items() if elements}
 
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict, only: int | None = None) -> Attempt:
-    """Run the last of the sources in the world of this verdict. `only`: on this case."""
-    size = verdict.world or 1
-    made = Attempt(size, verdict)
-    arguments = (tuple(sources), exercise, verdict.seed, only)
+def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict) -> Attempt:
+    """Run the last of the sources in the world of this verdict, in new processes."""
+    made = Attempt(verdict.world or 1, verdict)
+    arguments = (tuple(sources), exercise, verdict.seed, None)
+    found: Found = {}
     try:
-        launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take)
-        made.tell_failure()
-    except Ended:
-        pass
-    except RankTimeout as error:  # a rank that runs without end has reported it
-        made.tell_deadlock(error.diagnosis)
+        launch(JUDGE, made.size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+    except Ended as end:
+        found = end.found
+    except RankTimeout as error:  # a rank that computes without end has reported it
+        found = made.find_standstill(error.diagnosis)
+    except RankFailed as error:
+        words = f"{error.reason}{ASK_FOR_SIZES * ('SIGABRT' in error.reason)}"
+        killed = {"status": ERROR, "rank": error.rank, "words": words}
+        found = {"status": BLOCKED, "words": error.headline} if error.traceback else killed
     except PlaygroundError as error:
-        if isinstance(error, RankFailed) and not error.traceback:
-            words = f"{error.reason}{ASK_FOR_SIZES * ('SIGABRT' in error.reason)}"
-            made.tell(status=ERROR, rank=error.rank, words=words)
-        elif not made.tell_failure():  # after a failure, messages may be left over
-            made.tell(status=BLOCKED, words=error.headline)
-    if made.verdict.status in (PASS, FAIL, DEADLOCK):
-        made.tell_groups()
+        found = {"status": BLOCKED, "words": error.headline}
+    made.end(found)
     return made
 
 
@@ -327,37 +335,53 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 
 
 def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt) -> Verdict:
-    """The verdict, with the name of the catalogued mistake that does the same."""
+    """The verdict, with the name of the catalogued mistake that does the same in all worlds."""
     verdict = made.verdict
-    if verdict.mistake not in NAMED and verdict.words != NOT_WRITTEN:
-        for mistake in exercise.mistakes:
-            if mistake.status == verdict.status and mistake.name not in NAMED:
-                wrong = replace(source, text=mistake.apply(exercise.solution))
-                empty = Verdict(exercise=exercise.name, file=source.file, world=made.size, seed=verdict.seed)
-                if is_alike(made, attempt(exercise, [*before, wrong], empty, made.case)):
-                    return replace(verdict, mistake=mistake.name, says=mistake.says)
+    if verdict.mistake in NAMED or verdict.words == NOT_WRITTEN:
+        return verdict
+
+    def run(text: str, size: int) -> Attempt:
+        empty = Verdict(exercise=exercise.name, file=source.file, world=size, seed=verdict.seed)
+        return attempt(exercise, [*before, replace(source, text=text)], empty)
+
+    mine = {made.size: made}
+    sizes = [made.size, *(size for size in exercise.worlds if size != made.size)]
+    for mistake in exercise.mistakes:
+        if mistake.status == verdict.status and mistake.name not in NAMED:
+            wrong = mistake.apply(exercise.solution)
+            for size in sizes:
+                mine[size] = mine.get(size) or run(source.text, size)
+                if not is_alike(mine[size], run(wrong, size)):
+                    break
+            else:
+                return replace(verdict, mistake=mistake.name, says=mistake.says)
     return verdict
 
 
-def is_alike(made: Attempt, other: Attempt) -> bool:
-    """Whether the ranks of two worlds did the same in the case that failed."""
-    status = made.verdict.status
-    if status != other.verdict.status:
+def is_alike(one: Attempt, other: Attempt) -> bool:
+    """Whether the ranks of two worlds did the same in the cases that failed."""
+    status = one.verdict.status
+    if (status, one.case) != (other.verdict.status, other.case):
         return False
     if status == DEADLOCK:
-        return {rank: at[:2] for rank, at in made.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
+        return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
     if status != FAIL:
-        return made.verdict.words == other.verdict.words
-    mine, theirs = made.observed[made.case], other.observed.get(made.case, {})
-    pairs = [(mine[rank], theirs[rank]) for rank in mine if rank in theirs]
-    return (
-        len(pairs) == made.size
-        and not any(find_difference(one.held, two.held) for one, two in pairs)
-        and all([each[0] for each in one.problems] == [each[0] for each in two.problems] for one, two in pairs)
-        and (
-            any(find_difference(one.held, one.expected) for one, _ in pairs)
-            or all(full_messages(one.sent) == full_messages(two.sent) for one, two in pairs)
-        )
+        return one.verdict.words == other.verdict.words
+    cases = one.observed.keys() & other.observed.keys()
+    return all(is_alike_in(case, one, other) for case in cases)
+
+
+def is_alike_in(case: int, one: Attempt, other: Attempt) -> bool:
+    fails = [bool(each.find_failure(case)) for each in (one, other)]
+    pairs = [(seen, other.observed[case].get(rank)) for rank, seen in one.observed[case].items()]
+    if not any(fails):
+        return True
+    return all(fails) and all(
+        theirs is not None
+        and not find_difference(mine.held, theirs.held)
+        and [each[0] for each in mine.problems] == [each[0] for each in theirs.problems]
+        and count_elements(mine.sent) == count_elements(theirs.sent)
+        for mine, theirs in pairs
     )
 
 
@@ -380,7 +404,8 @@ def find_fault(exercise: Exercise, text: str) -> str:
         for name in imported_names(node):
             if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names = symtable.symtable(text, exercise.file, "exec").get_symbols()
+    defined = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
     if exercise.function not in defined:
         others = [f"{name}, of another exercise" for name in defined if name.replace("_", "-") in exercises()]
         has = f", but {others[0]}: is the file's name right?" if others else f": define {exercise.function}"
@@ -406,7 +431,7 @@ def is_library(name: str) -> bool:
 
 def tell_lines(verdict: Verdict) -> list[str]:
     """The verdict as lines of text."""
-    file = verdict.file.rpartition("/")[2]
+    file = verdict.file
     sizes = ", ".join(map(str, verdict.passed))
     if verdict.status == PASS:
         return [f"{file}  passed on {sizes} rank{'s' * (verdict.passed != (1,))}"]
@@ -419,15 +444,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.mistake:
         lines.append(f"  {verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}")
     if verdict.words:
-        element = " of ".join(
-            filter(
-                None,
-                [
-                    f"element {verdict.index}" * (verdict.index is not None),
-                    f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where,
-                ],
-            )
-        )
+        item = f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where
+        element = " of ".join(filter(None, [f"element {verdict.index}" * (verdict.index is not None), item]))
         rank = f"rank {verdict.rank}" * (verdict.rank is not None)
         where = ", ".join(filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)]))
         lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")

@@ -1,4 +1,5 @@
-"""The learner's folder: solutions, and beside them `exercises.json` with what has passed. Does not import torch.
+"""The learner's folder of solutions, and what has passed there: `exercises.json` in the user's folder for such state.
+Does not import torch.
 
 Whatever that file has lost, `check` finds out again. Solutions are read once, and never overwritten.
 """
@@ -10,7 +11,7 @@ import itertools
 import json
 import os
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,9 +20,13 @@ import click
 from playground.exercises.exercise import BLOCKED, ERROR, PASS, Exercise, digest, exercises, find_exercise
 from playground.exercises.verdict import Source, Verdict, check_source, is_library, tell_lines
 from playground.runtime.errors import UsageError
-from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json, printable
+from playground.runtime.untrusted import expect_dict, parse_json, printable
 
-PROGRESS = "exercises.json"
+
+def progress_file() -> Path:
+    """Where progress is kept, for all folders of this user."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "playground" / "exercises.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +47,29 @@ class Work:
     """The solutions in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.name = folder, str(folder.resolve())
         self.progress: dict[str, Progress] = {}
         try:
-            found = expect_dict(parse_json((folder / PROGRESS).read_bytes()))
-            self.progress = {name: read_progress(value) for name, value in found.items()}
-        except (OSError, ValueError):  # none yet, or damaged: a check finds out again what passes
+            found = expect_dict(read_progress_file().get(self.name, {}))
+            self.progress = {name: Progress(**expect_dict(value)) for name, value in found.items()}  # type: ignore[arg-type]
+        except (TypeError, ValueError):  # damaged: a check finds out again what passes
             return
 
     def of(self, exercise: Exercise) -> Progress:
         return self.progress.get(exercise.name, Progress())
 
     def note(self, exercise: Exercise, **changes: object) -> None:
-        """Change what is known of an exercise. Raises `UsageError` if the folder cannot be written."""
+        """Change what is known of an exercise. Raises `UsageError` where it cannot be written."""
         self.progress[exercise.name] = replace(self.of(exercise), **changes)  # type: ignore[arg-type]
-        file = self.folder / PROGRESS
-        content = json.dumps({name: asdict(each) for name, each in sorted(self.progress.items())}, indent=1)
+        mine = {name: asdict(each) for name, each in sorted(self.progress.items())}
+        file = progress_file()
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             new = file.with_suffix(f".{os.getpid()}.new")
-            new.write_text(f"{content}\n", encoding="utf-8")
+            new.write_text(f"{json.dumps(read_progress_file() | {self.name: mine}, indent=1)}\n", encoding="utf-8")
             new.replace(file)
         except OSError as error:
-            raise UsageError(f"{file} cannot be written ({error.strerror}): work in a folder of your own") from None
+            raise UsageError(f"{file} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder") from None
 
     def state(self, exercise: Exercise) -> str:
         """How far the learner is with it, in a few words."""
@@ -124,15 +130,12 @@ class Work:
         return verdict
 
 
-def read_progress(value: object) -> Progress:
-    """Raises `ValueError` for what is none."""
-    found = expect_dict(value)
-    return Progress(
-        version=expect_int(found.get("version", 0), 0),
-        digest=expect_text(found.get("digest", "")),
-        hints=expect_int(found.get("hints", 0), 0),
-        gave_up=found.get("gave_up") is True,
-    )
+def read_progress_file() -> dict[str, object]:
+    """What is known, by folder; nothing if there is no such file, or it is damaged."""
+    try:
+        return expect_dict(parse_json(progress_file().read_bytes()))
+    except (OSError, ValueError):
+        return {}
 
 
 def read_text(file: Path) -> str:
@@ -177,13 +180,3 @@ def check_function(function: Callable[..., object]) -> Verdict:
 def list_solutions(folder: Path) -> list[Path]:
     """The files in a folder that are named after exercises, in the exercises' order."""
     return [folder / each.file for each in exercises().values() if (folder / each.file).is_file()]
-
-
-def count_mistakes(verdicts: Mapping[str, Mapping[str, Verdict]]) -> list[tuple[int, int, str, str]]:
-    """Mistakes of a class by frequency: how many of how many students, the exercise, the mistake."""
-    found = []
-    for name in exercises():
-        made = [by_name[name] for by_name in verdicts.values() if name in by_name]
-        for mistake in dict.fromkeys(verdict.mistake for verdict in made if verdict.mistake):
-            found.append((sum(verdict.mistake == mistake for verdict in made), len(made), name, mistake))
-    return sorted(found, reverse=True)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from playground.app import CHAPTERS
 from playground.exercises import check
 from playground.exercises.exercise import BLOCKED, DEADLOCK, ERROR, FAIL, LOOP, PASS, Exercise, Mistake, exercises
 from playground.exercises.verdict import Source, Verdict, check_source, explain_digits, tell_lines
-from playground.exercises.work import PROGRESS, Work, check_file
+from playground.exercises.work import Work, check_file, progress_file
 from playground.runtime.launcher.server import preload
 
 Run = Callable[..., Any]
@@ -79,6 +78,9 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
 
 
 SWAP = exercises()["swap"]
+LONG = "98765.4321"
+"""Seconds for which a process that is left behind sleeps; found by this."""
+IMPORTS = "import torch\nimport torch.distributed as dist\n\n\n"
 HEAD = "import os, threading, time\nimport torch\nimport torch.distributed as dist\n\n\ndef swap(rank, size, tensor):\n"
 
 
@@ -110,11 +112,10 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ("os._exit(3)", ERROR, "exited with code 3 without a result"),
         ("threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL, "A thread left running"),
         ("return 1 / 0", ERROR, "line 7: ZeroDivisionError: division by zero"),
-        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group() is not for you to call"),
+        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group() would end the world"),
         ("exit()", ERROR, "line 7: SystemExit"),
-        ("return tensor.tolist()", FAIL, "int at [0]; should be int64 of shape (6,)"),
+        ("return tensor.tolist()", FAIL, "int at returned[0]; should be int64 of shape (6,) at returned"),
         ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
-        ("dist.all_reduce(tensor); return tensor", FAIL, "Short cut"),
         ("dist.isend(tensor, rank ^ 1); return tensor", FAIL, "nobody waits for this isend"),
         (
             "other = tensor.clone(); r = dist.irecv(other, rank ^ 1); s = dist.isend(tensor, rank ^ 1)\n"
@@ -138,14 +139,14 @@ def test_what_happens_is_told(body: str, status: str, words: str) -> None:
     assert len(lines) <= 12
 
 
-def test_where_nothing_of_torch_distributed_is_of_use_a_short_cut_is_told_in_a_whole_sentence() -> None:
-    text = "import torch.distributed as dist\n\n\ndef snapshot(*args):\n    dist.barrier()\n"
-    verdict = judge(exercises()["snapshot"], text, 1)
-    assert (verdict.mistake, verdict.line) == ("short cut", 5)
-    assert verdict.words == "dist.barrier is not to be used here: ranks need no messages"
+def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> None:
+    chain = exercises()["chain"]
+    verdict = judge(chain, f"{IMPORTS}def chain(rank, size, tensor):\n    dist.all_reduce(tensor)\n", 2)
+    assert (verdict.mistake, verdict.line) == ("short cut", 6)
+    assert verdict.words == "dist.all_reduce is not to be used here, says the task"
+    assert chain.task.endswith("\nNot here: dist.all_reduce.\n")
 
 
-IMPORTS = "import torch\nimport torch.distributed as dist\n\n\n"
 OTHER_SOLUTIONS = {
     "swap": """def swap(rank, size, tensor):
     partner, theirs = rank ^ 1, tensor.clone()
@@ -198,11 +199,9 @@ def test_a_sum_that_nobody_waits_for_is_not_there() -> None:
 
 @pytest.mark.stress
 def test_a_loop_is_ended_by_the_deadline() -> None:
-    started = time.monotonic()
     verdict = judge(SWAP, f"{HEAD}    while True:\n        try: rank += 1\n        except Exception: pass\n", 2)
     assert verdict.status == LOOP
     assert verdict.line in (7, 8, 9)
-    assert time.monotonic() - started < 60
 
 
 def test_what_a_solution_prints_is_shown_where_it_fails() -> None:
@@ -212,7 +211,7 @@ def test_what_a_solution_prints_is_shown_where_it_fails() -> None:
 
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     verdict = judge(SWAP, f"{HEAD}    dist.send(tensor, rank ^ 1)\n", 2)
-    assert (verdict.status, verdict.mistake) == (DEADLOCK, "both send first")
+    assert (verdict.status, verdict.mistake) == (DEADLOCK, "send against send")  # on 3 ranks it is another
     assert verdict.ranks == ("rank 0: in send to rank 1, line 7", "rank 1: in send to rank 0, line 7")
 
 
@@ -231,10 +230,16 @@ def test_other_line_ends_and_a_byte_order_mark_are_fine() -> None:
         (0.5, 1.0, ""),
         (float("nan"), 1.0, ""),
         (-1, 1, ""),
+        (10_111, 111, ""),  # there is no rank 4
     ],
 )
 def test_digits_say_whose_share_it_is(held: float, expected: float, words: str) -> None:
-    assert explain_digits(held, expected) == words
+    assert explain_digits(held, expected, 3) == words
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -271,7 +276,8 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
 
 def test_what_progress_has_lost_is_found_out_again(folder: Path) -> None:
     (folder / "swap.py").write_text(SWAP.solution)
-    (folder / PROGRESS).write_text('{"swap": {"version": "one"')
+    progress_file().parent.mkdir(parents=True)
+    progress_file().write_text('{"/": {"swap": {"version": "one"')
     assert Work(folder).state(SWAP) == "begun"
     assert check_file(folder / "swap.py", None, 0).status == PASS
     assert Work(folder).state(SWAP) == "passed"
@@ -311,9 +317,7 @@ def test_what_is_no_solution_gets_one_line(
         (("exercise", "juggle"), "'juggle' is not one of 'whoami', 'share'"),
         (("check",), "there is no solution in this folder"),
         (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
-        (("check", "--csv"), "--csv is for the table of --class DIR"),
         (("check", "--see", "mine.html"), "--see records a case of one solution"),
-        (("check", "--class", "nowhere"), "there is no such folder"),
         (("exercise", "--reset"), "--reset begins one exercise again: name it"),
     ],
 )
@@ -339,7 +343,7 @@ def test_the_case_that_fails_is_recorded_beside_the_reference_s_run(folder: Path
     swap = exercises()["swap"]
     both_send_first = next(mistake for mistake in swap.mistakes if mistake.status == DEADLOCK)
     (folder / swap.file).write_text(both_send_first.apply(swap.solution))
-    result = run_cli("check", folder / swap.file, "--see", folder / "mine.playground")
+    result = run_cli("check", "swap", "--see", folder / "mine.playground")
     assert result.code == 1
     assert "mine.playground shows" in result.err
     assert "cut off on ranks 0, 1" in result.err
@@ -348,19 +352,25 @@ def test_the_case_that_fails_is_recorded_beside_the_reference_s_run(folder: Path
     assert "cut off" not in reference.out
 
 
-def test_a_class_is_a_table(folder: Path, run_cli: Run) -> None:
+def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: Run) -> None:
+    """What one solution patches, prints to descriptor 1, or leaves running, is nothing to the others."""
     average = exercises()["average"]
-    texts = {"ann": average.solution, "ben": average.mistakes[0].apply(average.solution), "eve": average.stub}
-    for student, text in texts.items():
+    patch = "import os, subprocess, torch.distributed as dist\ndist.all_reduce = print\nos.write(1, b'forged')\n"
+    leave = f"subprocess.Popen(['sleep', '{LONG}'], start_new_session=True)\n"
+    wrong = average.mistakes[0].apply(average.solution)
+    for student, text in {"ann": patch + leave + wrong, "ben": average.solution, "eve": wrong}.items():
         (folder / student).mkdir()
         (folder / student / "average.py").write_text(text)
-    assert run_cli("check", "--class", folder, "--csv").out.splitlines() == [
-        "student,average",
-        "ann,pass",
-        "ben,forgets to divide",
-        "eve,not written yet",
+    shown = run_cli("check", *(f"{student}/average.py" for student in ("ann", "ben", "eve")), "-n", 2)
+    ann, *others = shown.out.splitlines()
+    assert ann.startswith("ann/average.py  2 ranks: fail (all used)")
+    assert others == [
+        "ben/average.py  passed on 2 ranks",
+        "eve/average.py  2 ranks: fail (all used): forgets to divide",
     ]
-    assert "1 of 3 (average): forgets to divide" in run_cli("check", "--class", folder).out
+    assert shown.code == 1
+    assert [file.name for file in folder.glob("*/*")] == ["average.py"] * 3
+    assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if LONG.encode() in each.read_bytes()]
 
 
 def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,129 @@ from playground.exercises.work import Work
 from playground.runtime.launcher.server import preload
 
 SOLUTIONS = {
+    ("swap", "a sender thread"): """
+import threading
+
+import torch.distributed as dist
+
+
+def swap(rank, size, tensor):
+    partner, theirs = rank ^ 1, tensor.clone()
+    if partner < size:
+        thread = threading.Thread(target=dist.send, args=(tensor, partner))
+        thread.start()
+        dist.recv(theirs)
+        thread.join()
+    return theirs
+""",
+    ("handover", "and a barrier"): """
+import torch.distributed as dist
+
+
+def handover(rank, size, tensor):
+    if rank < 2:
+        (dist.recv if rank else dist.send)(tensor, 1 - rank)
+    dist.barrier()
+""",
+    ("whoami", "keys in another order"): """
+import os
+
+import torch.distributed as dist
+
+
+def whoami():
+    rank = dist.get_rank()
+    return {"size": dist.get_world_size(), "node": rank // int(os.environ["LOCAL_WORLD_SIZE"]), "rank": rank}
+""",
+    ("groups", "members only, their own rank first, from a generator"): """
+import torch.distributed as dist
+
+
+def groups(rank, size, tensor):
+    others = [each for each in range(rank % 2, size, 2) if each != rank]
+    mine = dist.new_group((each for each in [rank, *others]), use_local_synchronization=True)
+    dist.broadcast(tensor, rank % 2, group=mine)
+    dist.destroy_process_group(mine)
+""",
+    ("average", "gathered"): """
+import torch
+import torch.distributed as dist
+
+
+def average(rank, size, model):
+    for param in model.parameters():
+        mine = torch.zeros_like(param) if param.grad is None else param.grad
+        everyones = [None] * size
+        dist.all_gather_object(everyones, mine)
+        param.grad = torch.stack(everyones).mean(dim=0)
+""",
+    ("same-start", "by DistributedDataParallel"): """
+from torch.nn.parallel import DistributedDataParallel
+
+
+def same_start(rank, size, model):
+    DistributedDataParallel(model)
+""",
+    ("overlap", "futures"): """
+import torch
+import torch.distributed as dist
+
+
+def overlap(rank, size, model, loss, step):
+    params, futures, ready = [*model.parameters()][::-1], [], set()
+
+    def collect(param):
+        ready.add(param)
+        while len(futures) < len(params) and params[len(futures)] in ready:
+            work = dist.all_reduce(params[len(futures)].grad, async_op=True)
+            futures.append(work.get_future().then(lambda future: future.value()[0] / size))
+
+    hooks = [param.register_post_accumulate_grad_hook(collect) for param in params]
+    loss.backward()
+    for hook, param in zip(hooks, params):
+        hook.remove()
+        param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        collect(param)
+    for param, future in zip(params, futures):
+        param.grad = future.wait()
+    step()
+""",
+    ("accumulate", "past DistributedDataParallel, but for the last"): """
+import torch.nn.functional as F
+
+
+def accumulate(rank, size, model, inputs, targets):
+    for m, (some, wanted) in enumerate(zip(inputs, targets), 1):
+        output = model(some) if m == len(inputs) else model.module(some)
+        (F.mse_loss(output, wanted) / len(inputs)).backward()
+""",
+    ("hook", "a thread"): """
+import threading
+
+import torch
+import torch.distributed as dist
+
+
+def hook(rank, size, model, inputs):
+    before = [threading.Thread()]
+    before[0].start()
+
+    def average(state, bucket):
+        future, last = torch.futures.Future(), before[-1]
+
+        def reduce():
+            last.join()
+            compressed = bucket.buffer().half()
+            dist.all_reduce(compressed)
+            future.set_result(compressed.float() / size)
+
+        before.append(threading.Thread(target=reduce))
+        before[-1].start()
+        return future
+
+    model.register_comm_hook(None, average)
+    model(inputs).sum().backward()
+""",
     ("chain", "from the last rank to the first"): """
 import torch
 import torch.distributed as dist
@@ -27,23 +150,6 @@ def chain(rank, size, tensor):
         dist.recv(tensor, rank - 1)
     if rank < size - 1:
         dist.send(tensor, rank + 1)
-""",
-    ("chain", "by requests"): """
-import torch
-import torch.distributed as dist
-
-
-def chain(rank, size, tensor):
-    if rank > 0:
-        share = torch.empty_like(tensor)
-        dist.irecv(share, rank - 1).wait()
-        tensor += share
-    if rank + 1 < size:
-        given = dist.isend(tensor.clone(), rank + 1)
-        dist.irecv(tensor, rank + 1).wait()
-        given.wait()
-    if rank > 0:
-        dist.isend(tensor, rank - 1).wait()
 """,
     ("all-gather", "even ranks send first"): """
 import torch
@@ -108,37 +214,6 @@ def doubling(rank, size, tensor):
     if guest < size:
         dist.send(tensor, guest)
 """,
-    ("doubling", "partners computed, blocking calls in order"): """
-import torch
-import torch.distributed as dist
-
-
-def doubling(rank, size, tensor):
-    power = 1
-    while 2 * power <= size:
-        power *= 2
-    theirs = torch.empty_like(tensor)
-    if rank >= power:
-        dist.send(tensor, rank - power)
-    elif rank + power < size:
-        dist.recv(theirs, rank + power)
-        tensor += theirs
-    distance = 1 if rank < power else power
-    while distance < power:
-        is_lower = rank // distance % 2 == 0
-        partner = rank + distance if is_lower else rank - distance
-        for sends in (is_lower, not is_lower):
-            if sends:
-                dist.send(tensor, partner)
-            else:
-                dist.recv(theirs, partner)
-        tensor += theirs
-        distance *= 2
-    if rank >= power:
-        dist.recv(tensor, rank - power)
-    elif rank + power < size:
-        dist.send(tensor, rank + power)
-""",
     ("scatter-gather", "by requests, empty chunks not sent"): """
 import torch
 import torch.distributed as dist
@@ -163,25 +238,6 @@ def scatter_gather(rank, size, module, batch, samples):
     for work in works:
         work.wait()
     return outputs
-""",
-    ("scatter-gather", "one rank after the other"): """
-import torch
-import torch.distributed as dist
-
-
-def scatter_gather(rank, size, module, batch, samples):
-    starts = [len(torch.arange(samples).tensor_split(size)[other]) for other in range(size)]
-    if rank == 0:
-        outputs = [module(batch[: starts[0]])]
-        for other in range(1, size):
-            begin = sum(starts[:other])
-            dist.send(batch[begin : begin + starts[other]], other)
-            outputs.append(torch.zeros(starts[other], 2))
-            dist.recv(outputs[-1], other)
-        return torch.vstack(outputs)
-    mine = torch.zeros(starts[rank], 3)
-    dist.recv(mine, 0)
-    dist.send(module(mine), 0)
 """,
     ("mean", "weighted means"): """
 import torch
@@ -221,24 +277,6 @@ def epochs(rank, size, samples, seed, first, count):
             order += order[: size - len(order) % size]
         visited.append(order[rank::size])
     return visited
-""",
-    ("epochs", "a sampler for each"): """
-from torch.utils.data import DistributedSampler
-
-
-def epochs(rank, size, samples, seed, first, count):
-    samplers = [DistributedSampler(range(samples), size, rank, seed=seed) for _ in range(count)]
-    for place, sampler in enumerate(samplers):
-        sampler.set_epoch(first + place)
-    return [[*sampler] for sampler in samplers]
-""",
-    ("same-start", "by state_dict"): """
-import torch.distributed as dist
-
-
-def same_start(rank, size, model):
-    for name in sorted(model.state_dict()):
-        dist.broadcast(model.state_dict()[name], 0)
 """,
     ("same-start", "asynchronously, into copies"): """
 import torch
@@ -297,17 +335,6 @@ def flat(rank, size, gradients):
     for each in reversed(gradients):
         begin -= each.numel()
         each[...] = row[begin : begin + each.numel()].reshape(each.shape)
-""",
-    ("flat", "by torch's own functions"): """
-import torch
-import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-
-def flat(rank, size, gradients):
-    row = parameters_to_vector(each.reshape(each.shape) for each in map(torch.Tensor.contiguous, gradients))
-    dist.all_reduce(row)
-    vector_to_parameters(row / size, gradients)
 """,
     ("buckets", "planned before, and without flat"): """
 import torch
@@ -423,36 +450,6 @@ def accumulate(rank, size, model, inputs, targets):
     for number, (some, wanted) in enumerate(zip(inputs, targets), 1):
         model.require_backward_grad_sync = number == len(inputs)
         ((model(some) - wanted) ** 2 / targets.numel()).sum().backward()
-""",
-    ("hook", "waits in the hook"): """
-import torch
-import torch.distributed as dist
-
-
-def hook(rank, size, model, inputs):
-    def average(state, bucket):
-        compressed = bucket.buffer().half()
-        dist.all_reduce(compressed)
-        future = torch.futures.Future()
-        future.set_result(compressed.float() / size)
-        return future
-
-    model.register_comm_hook(None, average)
-    model(inputs).sum().backward()
-""",
-    ("hook", "divides before"): """
-import torch
-import torch.distributed as dist
-
-
-def hook(rank, size, model, inputs):
-    def average(state, bucket):
-        share = (bucket.buffer() / size).to(torch.float16)
-        future = dist.all_reduce(share, async_op=True).get_future()
-        return future.then(lambda future: future.value()[0].to(torch.float32))
-
-    model.register_comm_hook(None, average)
-    model(inputs).sum().backward()
 """,
     ("judge", "once, at the end"): """
 import copy
@@ -710,32 +707,6 @@ def stale(rank, size, parameters, steps, staleness, workers):
                 blocked.discard(each)
                 workers.reply(each, parameters)
 """,
-    ("stale", "room that is left"): """
-import torch
-import torch.distributed as dist
-
-
-def stale(rank, size, parameters, steps, staleness, workers):
-    if rank > 0:
-        for _ in range(steps):
-            dist.send(torch.tensor(10**rank), 0)
-            dist.recv(parameters, 0)
-        return
-    room = {worker: staleness + 1 for worker in range(1, size)}
-    owed = []
-    for _ in range(steps * (size - 1)):
-        worker, gradient = workers.next_push()
-        parameters += gradient
-        was = max(room.values())
-        room[worker] -= 1
-        if max(room.values()) < was:
-            room = {each: left + 1 for each, left in room.items()}
-        owed.append(worker)
-        free = {each for each in owed if room[each] > 0}
-        for each in free:
-            workers.reply(each, parameters)
-        owed = [each for each in owed if each not in free]
-""",
     ("gpipe", "isend, and the last microbatch back first"): """
 import torch
 import torch.distributed as dist
@@ -762,34 +733,6 @@ def gpipe(rank, size, stage, inputs, targets):
             requests.append(dist.isend(x.grad, rank - 1))
     for request in requests:
         request.wait()
-""",
-    ("gpipe", "by data, summed losses"): """
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-def gpipe(rank, size, stage, inputs, targets):
-    is_first, is_last = rank == 0, rank == size - 1
-    features = [torch.empty_like(each).requires_grad_() for each in inputs]
-    outputs = []
-    for m, each in enumerate(features):
-        if is_first:
-            each.data.copy_(inputs[m])
-        else:
-            dist.recv(each.data, rank - 1)
-        outputs.append(stage(each))
-        if not is_last:
-            dist.send(outputs[m].data, rank + 1)
-    for m, output in enumerate(outputs):
-        if is_last:
-            F.mse_loss(output, targets[m], reduction="sum").div(targets.numel()).backward()
-        else:
-            gradient = torch.empty_like(output)
-            dist.recv(gradient, rank + 1)
-            torch.autograd.backward([output], [gradient])
-        if not is_first:
-            dist.send(features[m].grad, rank - 1)
 """,
     ("one-forward-one-backward", "by what is in flight"): """
 def one_forward_one_backward(rank, size, stage, microbatches):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import Exercise, Mistake
+from playground.exercises.exercise import GATHERS, OWN, Exercise, Mistake
 
 EXERCISE = Exercise(
     module=__name__,
     number=14,
+    forbidden=GATHERS,
     mistakes=(
         Mistake(
             "resends its own",
@@ -38,5 +39,5 @@ EXERCISE = Exercise(
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     for about, give in inputs():
         tensor, everyones = give(rank), [give(other) for other in range(size)]
-        sends = [((rank + 1) % size, len(tensor))] * (size - 1)
-        yield Case(about, (tensor,), returns=everyones, held=tensor, expected=give(rank), sends=sends)
+        most, held = {(rank + 1) % size: len(tensor) * (size - 1)}, {OWN: tensor}
+        yield Case(about, (tensor,), returns=everyones, held=held, expected={OWN: give(rank)}, most=most)

@@ -10,6 +10,7 @@ from playground.exercises.exercise import Exercise, Mistake
 EXERCISE = Exercise(
     module=__name__,
     number=13,
+    forbidden=("reduce_scatter", "reduce_scatter_tensor", "all_reduce"),
     mistakes=(
         Mistake(
             "chunk off by one",
@@ -38,5 +39,5 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
         chunks = tensor.tensor_split(size)
-        sends = [((rank + 1) % size, len(chunks[(rank - step) % size])) for step in range(1, size)]
-        yield Case(about, (tensor,), held=chunks[rank], expected=total.tensor_split(size)[rank], sends=sends)
+        most = {(rank + 1) % size: len(tensor) - len(chunks[rank])}
+        yield Case(about, (tensor,), held=chunks[rank], expected=total.tensor_split(size)[rank], most=most)

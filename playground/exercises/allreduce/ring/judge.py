@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import Exercise, Mistake
+from playground.exercises.exercise import GATHERS, Exercise, Mistake
 
 WHOLE = """\
     passed_on, arrived = tensor.clone(), torch.empty_like(tensor)
@@ -26,6 +26,7 @@ SECOND_HALF = """\
 EXERCISE = Exercise(
     module=__name__,
     number=15,
+    forbidden=("all_reduce", "reduce_scatter", "reduce_scatter_tensor", *GATHERS),
     builds_on=("reduce-scatter",),
     mistakes=(
         Mistake(

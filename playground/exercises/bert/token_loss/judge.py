@@ -12,7 +12,6 @@ TOKENS = "tokens = (labels != PADDING).sum()"
 EXERCISE = Exercise(
     module=__name__,
     number=29,
-    operations=("all_reduce",),
     builds_on=("average",),
     mistakes=(
         Mistake(

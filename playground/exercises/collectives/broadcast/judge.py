@@ -10,6 +10,7 @@ from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
 EXERCISE = Exercise(
     module=__name__,
     number=9,
+    forbidden=("broadcast", "broadcast_object_list", "scatter", "all_reduce"),
     mistakes=(
         Mistake(
             "root 0 assumed", {"rank == root": "rank == 0", "other != root": "other != 0", "tensor, root": "tensor, 0"}

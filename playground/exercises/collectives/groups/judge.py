@@ -13,7 +13,6 @@ EXERCISE = Exercise(
     module=__name__,
     number=11,
     worlds=(4, 5),
-    operations=("new_group", "broadcast"),
     mistakes=(
         Mistake(
             "only members create", {EVENS: "    if rank % 2 == 0:\n    " + EVENS, ODDS: "    if rank % 2:\n    " + ODDS}

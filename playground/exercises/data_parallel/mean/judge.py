@@ -17,7 +17,6 @@ SAMPLES = {
 EXERCISE = Exercise(
     module=__name__,
     number=18,
-    operations=("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object"),
     mistakes=(
         Mistake(
             "mean of means",

@@ -16,6 +16,7 @@ EXERCISE = Exercise(
     module=__name__,
     number=17,
     worlds=(3, 2, 1, 5, 4),
+    forbidden=("scatter", "scatter_object_list", "gather", "gather_object"),
     mistakes=(
         Mistake(
             "equal chunks",
@@ -56,10 +57,10 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         batch = (torch.arange(samples).view(-1, 1) % 3 + torch.tensor([1.0, 0, 0])).contiguous()
         owners = torch.arange(samples).tensor_split(size)
         total = torch.cat([batch[own].sum(1, keepdim=True) * 10**r for r, own in enumerate(owners)]).expand(-1, OUTPUTS)
-        to_others = [(other, FEATURES * len(own)) for other, own in enumerate(owners) if other]
+        to_others = {other: FEATURES * len(own) for other, own in enumerate(owners) if other}
         yield Case(
             f"{samples} sample{'s' * (samples != 1)}{', rank 1 is slow' * (place == 0)}",
             (module, None if rank else batch, samples),
             returns=None if rank else total,
-            sends=to_others if rank == 0 else [(0, OUTPUTS * len(owners[rank]))],
+            most={0: OUTPUTS * len(owners[rank])} if rank else to_others,
         )

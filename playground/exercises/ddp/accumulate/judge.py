@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import REDUCED, Case
 from playground.exercises.exercise import Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ CONTEXT = "contextlib.nullcontext() if is_last else model.no_sync()"
 EXERCISE = Exercise(
     module=__name__,
     number=26,
-    operations=("DistributedDataParallel",),
     preload=("torch._dynamo",),  # which DistributedDataParallel imports
     mistakes=(
         Mistake(
@@ -62,19 +61,19 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         inputs, targets = (torch.randn(size, parts, 4, width).double() for width in (3, 1))
         model, synchronised, memory = DistributedDataParallel(copy.deepcopy(whole)), list[int](), [0]
         model.register_comm_hook(synchronised, average)
-        model.register_forward_hook(partial(note_memory, memory))
+        model.module.register_forward_hook(partial(note_memory, memory))
         F.mse_loss(whole(inputs), targets).backward()
         yield Case(
             f"{parts} micro-batch{'es' * (parts > 1)}",
             (model, inputs[rank], targets[rank]),
             held=lambda model=model, synchronised=synchronised, memory=memory: {
-                "synchronisations": len(synchronised),
-                "samples in memory": memory,
+                "synchronisations": len(synchronised) + len(REDUCED),
+                "samples in memory": describe(memory),
                 "grad": [param.grad for param in model.parameters()],
             },
             expected={
                 "synchronisations": 1,
-                "samples in memory": [0, 4] * parts + [0],
+                "samples in memory": "4 at most",
                 "grad": [param.grad for param in whole.parameters()],
             },
             is_coded=False,
@@ -83,8 +82,13 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
 
 def note_memory(memory: list[int], model: object, inputs: object, output: torch.Tensor) -> None:
     """Samples are in memory from their forward to their backward. `memory`: their number after each of these."""
-    memory.append(memory[-1] + output.numel())
-    output.register_hook(lambda gradient: memory.append(memory[-1] - output.numel()))
+    if output.requires_grad:
+        memory.append(memory[-1] + output.numel())
+        output.register_hook(lambda gradient: memory.append(memory[-1] - output.numel()))
+
+
+def describe(memory: list[int]) -> str:
+    return "4 at most" if max(memory) <= 4 else ", then ".join(map(str, memory))
 
 
 def average(synchronised: list[int], bucket):  # type: ignore[no-untyped-def]  # torch wants its class, or nothing

@@ -11,10 +11,6 @@ COMMON = "set(steps).intersection(*everyones)"
 EXERCISE = Exercise(
     module=__name__,
     number=31,
-    operations=(
-        "all_gather_object", "all_gather", "all_reduce", "gather_object", "broadcast_object_list", "broadcast", "send",
-        "recv", "isend", "irecv",
-    ),
     mistakes=(
         Mistake(
             "its own newest",
@@ -34,7 +30,7 @@ EXERCISE = Exercise(
             ERROR,
         ),
     ),
-)  # fmt: skip
+)
 
 
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
@@ -46,6 +42,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         ("the last rank lacks the newest", [[20, 10, 30]] * last + [[10, 20]]),
         ("the last rank lacks one in the middle", [[10, 20]] * last + [[30, 10]]),
         ("many, with gaps", [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)]),
+        ("the first step alone", [[0]] * size),
         ("the last rank has none", [[10]] * last + [[]]),
         ("none in common", [[10 + 5 * (other % 2), 1000 + other] for other in range(size)]),
     ]

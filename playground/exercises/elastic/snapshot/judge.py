@@ -19,7 +19,7 @@ EXERCISE = Exercise(
     module=__name__,
     number=30,
     worlds=(2, 3, 1),
-    operations=(),
+    forbidden=("barrier",),
     preload=("torch._dynamo",),  # which the optimizer imports
     mistakes=(
         Mistake(

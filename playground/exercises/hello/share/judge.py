@@ -11,7 +11,6 @@ LONGER = "(rank < rest)"
 EXERCISE = Exercise(
     module=__name__,
     number=2,
-    operations=(),
     mistakes=(
         Mistake(
             "drops the remainder", {"min(rank, rest)": "0", LONGER: "0"}, "the last samples % size are in no share"

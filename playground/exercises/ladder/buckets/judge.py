@@ -34,7 +34,6 @@ CASES = (
 EXERCISE = Exercise(
     module=__name__,
     number=24,
-    operations=("all_reduce",),
     builds_on=("flat",),
     mistakes=(
         Mistake("the cap is ignored", {" > cap": " > 10**9"}, "all gradients are in one bucket"),

@@ -22,7 +22,6 @@ SHAPES = {
 EXERCISE = Exercise(
     module=__name__,
     number=23,
-    operations=("all_reduce",),
     mistakes=(
         Mistake("not copied back", {COPY: ""}, "the row is a copy: the gradients stay as they were"),
         Mistake("forgets to divide", {"    row /= size\n": ""}, "all_reduce leaves the sum"),
@@ -54,6 +53,6 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         yield Case(
             about,
             (gradients,),
-            held=lambda gradients=gradients: {"gradients": gradients, "all_reduce": describe_reductions()},
+            held=lambda gradients=(*gradients,): {"gradients": gradients, "all_reduce": describe_reductions()},
             expected={"gradients": means, "all_reduce": describe_reductions([sum(each.numel() for each in means)])},
         )

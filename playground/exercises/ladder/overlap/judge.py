@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
-from playground.exercises.cases import PENDING, REDUCED, Case
+from playground.exercises.cases import REDUCED, WAITED, Case
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 from playground.exercises.ladder.gradients import average_gradients, give_gradients
 
 SHAPES = ((4,),) * 4
 UNUSED = {"all used": None, "all used, the same model again": None, "odd ranks do not use parameter 2": 2}
-IN_FLIGHT, BEGUN, NONE = "some in flight", "none in flight any more", "none begun"
+IN_FLIGHT, WAITS, NONE = "begun", "waited for", "none begun"
+BEGINS = 0.5
+"""Seconds that a thread of the solution may take to begin one."""
 EACH, WAIT, STEP = "    for param, work in works.items():\n", "        work.wait()\n", "    step()\n"
 WITHOUT = """\
         if param.grad is None:
@@ -30,7 +34,6 @@ AT_ONCE = """\
 EXERCISE = Exercise(
     module=__name__,
     number=25,
-    operations=("all_reduce",),
     mistakes=(
         Mistake("no wait before the step", {WAIT: ""}, "the step takes gradients that are still being reduced"),
         Mistake(
@@ -42,7 +45,7 @@ EXERCISE = Exercise(
         Mistake(
             "waits in the hook",
             {"dist.all_reduce(following.grad, async_op=True)": "None; dist.all_reduce(following.grad)", WAIT: ""},
-            "backward waits until the gradient has come back",
+            "backward waits until a gradient has come back",
         ),
         Mistake(
             "an unused parameter hangs",
@@ -71,7 +74,15 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
 
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in SHAPES])
     seen: list[str] = []
-    model[0].register_hook(lambda grad: seen.append(IN_FLIGHT if PENDING else BEGUN if REDUCED else NONE))
+
+    def look(gradient: torch.Tensor) -> None:
+        """The last gradient of backward is ready."""
+        end = time.monotonic() + BEGINS
+        while not REDUCED and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(WAITS if threading.get_ident() in WAITED else IN_FLIGHT if REDUCED else NONE)
+
+    model[0].register_hook(look)
 
     def step() -> None:
         with torch.no_grad():

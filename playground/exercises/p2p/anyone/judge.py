@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from playground.exercises.cases import Case, coded
 from playground.exercises.exercise import Exercise, Mistake
@@ -12,6 +15,7 @@ EXERCISE = Exercise(
     module=__name__,
     number=7,
     worlds=(2, 3, 5, 4),
+    forbidden=("gather", "gather_object"),
     mistakes=(
         Mistake(
             "assumes an order",
@@ -28,8 +32,26 @@ EXERCISE = Exercise(
 
 
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    for place, order in enumerate(("in order", "last rank first")):
+    for place, order in enumerate(("in order", "last rank first", "letters last rank first")):
         given = [(coded(other, 3), 2 * coded(other, 3)) for other in range(size)]
         returns = [list(each) for each in zip(*given, strict=True)] if rank == 0 else None
-        delay = 0.08 * (size - rank if place else rank)
-        yield Case(f"they come {order}", given[rank], returns=returns, delay=delay)
+        delay = 0.08 * (size - rank if place == 1 else rank)
+        run = partial(send_slowly, rank, size, given[rank]) if place == 2 else None
+        yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run)
+
+
+def send_slowly(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
+    """Between a parcel and its letter lies the longer, the lower the rank is."""
+    import torch.distributed as dist
+
+    real = dist.send
+
+    def send(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        time.sleep(0.16 * (size - rank))
+
+    dist.send = send
+    try:
+        return function(rank, size, *given)
+    finally:
+        dist.send = real

@@ -28,5 +28,5 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         index = side - 2
         if rank == 1:
             expected[:, index] = give(0).view(side, side)[:, index]
-        sends = [(1, side)] if rank == 0 else []
-        yield Case(about, (matrix, index), held=matrix, expected=expected, sends=sends)
+        most = side if rank == 0 else 0
+        yield Case(about, (matrix, index), held=matrix, expected=expected, most=most)

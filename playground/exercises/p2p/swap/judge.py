@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
+from playground.exercises.exercise import DEADLOCK, ERROR, OWN, Exercise, Mistake
+
+if TYPE_CHECKING:
+    import torch
 
 EXERCISE = Exercise(
     module=__name__,
@@ -23,5 +28,13 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     partner = rank ^ 1 if rank ^ 1 < size else rank
     for about, give in inputs():
         tensor = give(rank)
-        sends = [(partner, len(tensor))] if partner != rank else []
-        yield Case(about, (tensor,), returns=give(partner), held=tensor, expected=give(rank), sends=sends)
+        run, returns = partial(swap_apart, rank, size, tensor), {"returned": give(partner), OWN: give(rank)}
+        yield Case(about, (tensor,), returns=returns, run=run)
+
+
+def swap_apart(rank: int, size: int, tensor: torch.Tensor, function: Callable[..., object]) -> dict[str, object]:
+    """What the solution returned, after its own tensor was overwritten; and what that was before."""
+    returned = function(rank, size, tensor)
+    own = tensor.clone()
+    tensor.zero_()
+    return {"returned": returned, OWN: own}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from playground.exercises.cases import Case, inputs
-from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
+from playground.exercises.exercise import DEADLOCK, ERROR, OWN, Exercise, Mistake
 
 BEGIN = "dist.send(token, 1)\n        dist.recv(token, size - 1)"
 GO_ON = "dist.recv(token, rank - 1)\n        token += tensor\n        dist.send(token, (rank + 1) % size)"
@@ -31,5 +32,5 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
     for about, give in inputs():
         tensor, added = give(rank), range(size) if rank == 0 else range(rank + 1)
         total = sum(give(other) for other in added)
-        sends = [((rank + 1) % size, len(tensor))]
-        yield Case(about, (tensor,), returns=total, held=tensor, expected=give(rank), sends=sends)
+        most, held = {(rank + 1) % size: math.inf}, {OWN: tensor}
+        yield Case(about, (tensor,), returns=total, held=held, expected={OWN: give(rank)}, most=most)

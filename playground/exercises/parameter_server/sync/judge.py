@@ -18,6 +18,7 @@ EXERCISE = Exercise(
     module=__name__,
     number=33,
     worlds=(2, 3, 5),
+    forbidden=("all_reduce",),
     mistakes=(
         Mistake(
             "applies each push at once",
@@ -56,7 +57,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             held={"seen": seen, "parameters": parameters},
             expected={"seen": points[:-1] if rank else [], "parameters": points[-1]},
             is_coded=False,
-            sends=[(worker, 5) for worker in range(1, size)] * steps if rank == 0 else [(0, 5)] * steps,
+            most=dict.fromkeys([0] if rank else range(1, size), 5 * steps),
             delay=0.05 * (rank == slow),
         )
 

@@ -58,7 +58,6 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         mine, order = new_pipeline(rank, size, seed, microbatches), list[str]()
         mine.stage.register_forward_hook(partial(note, order))
         forward, backward = ([f"{step}{m}" for m in range(microbatches)] for step in "FB")
-        neighbours = [rank + 1] * (rank < size - 1) + [rank - 1] * (rank > 0)
         yield Case(
             f"{microbatches} microbatch{'es' * (microbatches > 1)}",
             (mine.stage, mine.inputs, mine.targets),
@@ -69,7 +68,6 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             },
             expected={"forward": forward, "backward": backward, "grad": mine.gradients},
             is_coded=False,
-            sends=[(to, mine.inputs[0].numel()) for to in neighbours] * microbatches,
         )
 
 

@@ -17,7 +17,6 @@ AHEAD = "min(microbatches, size - 1 - rank)"
 EXERCISE = Exercise(
     module=__name__,
     number=36,
-    operations=("stage.forward", "stage.backward", "recv", "isend"),
     preload=("torch.fx.experimental.symbolic_shapes",),  # which a backward from a given gradient imports
     mistakes=(
         Mistake("keeps all activations", {AHEAD: "microbatches"}, "that is GPipe: backward may begin earlier"),

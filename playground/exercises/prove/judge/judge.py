@@ -19,12 +19,12 @@ EXERCISE = Exercise(
     module=__name__,
     number=28,
     worlds=(2, 3, 4),
-    operations=("all_reduce", "all_gather", "all_gather_object", "broadcast", "reduce"),
     preload=("torch._dynamo",),  # which the optimizer imports
     mistakes=(
         Mistake("rank 0 only", {ASK: "    dist.broadcast(wrong_ranks, 0)\n"}, "the others' parameters may be wrong"),
         Mistake("first step only", {LOOK: f"{LOOK}        break\n"}, "some mistakes show later"),
         Mistake("each rank for itself", {ASK: ""}, "a rank does not know what others have found"),
+        Mistake("the first parameter only", {LOOK: f"{LOOK}            break\n"}, "some mistakes show in one alone"),
         Mistake("too tolerant", {"allclose(mine, due)": "allclose(mine, due, atol=0.1)"}, "a wrong step is small, too"),
         Mistake("too strict", {"allclose(mine, due)": "equal(mine, due)"}, "rounding is no mistake"),
         Mistake(
@@ -50,6 +50,8 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         ("wrong: gradients are never set to zero", False, "accumulated"),
         ("wrong: the last rank leaves out its last step", False, "left out"),
         ("wrong: the biases stay as they are", False, "without biases"),
+        ("wrong: the last step leaves out the last parameter", False, "without 2.bias"),
+        ("wrong: the last step leaves out the first parameter", False, "without 0.weight"),
         ("wrong: gradients are rounded to bfloat16", False, "rounded"),
         ("right: gradients travel as float32", True, "float32"),
     ):
@@ -89,5 +91,6 @@ def train(
         if mistake != "summed":
             gradient /= size
         stays = mistake == "without biases" and name.endswith("bias")
-        if not stays and not (mistake == "left out" and rank == size - 1 and step == STEPS - 1):
+        left_out = mistake == f"without {name}" or (mistake == "left out" and rank == size - 1)
+        if not stays and not (left_out and step == STEPS - 1):
             param.data.add_(gradient, alpha=-LR)

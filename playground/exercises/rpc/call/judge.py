@@ -47,27 +47,36 @@ EXERCISE = Exercise(
 )
 
 
-class Service:
-    """Answers 3x + 1, the latest request first, whenever it has got `batch` requests."""
+ALL = 100
 
-    def __init__(self, batch: int) -> None:
-        self.batch, self.held = batch, list[tuple[object, int]]()
+
+class Service:
+    """Answers 3x + 1, the latest request first, whenever it has got `batch` requests; `calls` in all."""
+
+    def __init__(self, batch: int, calls: int) -> None:
+        self.batch, self.left, self.held = batch, calls, list[tuple[object, int]]()
 
     def submit(self, ticket: object, argument: int) -> list[tuple[object, int]]:
         self.held.append((ticket, 3 * argument + 1))
-        return self.close() if len(self.held) == self.batch else []
+        self.left -= 1
+        return self.answer() if len(self.held) == self.batch else []
 
     def close(self) -> list[tuple[object, int]]:
+        if self.left:
+            raise RuntimeError(f"close() is for when all requests are there; {self.left} more will come")
+        return self.answer()
+
+    def answer(self) -> list[tuple[object, int]]:
         ready, self.held = self.held[::-1], []
         return ready
 
 
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    for batch, calls in ((2, [0, 3, 4, 2, 5]), (1, [0, 3, 3, 3, 3]), (4, [0, 6, 0, 1, 7])):
+    for batch, calls in ((2, [0, 3, 4, 2, 5]), (1, [0, 3, 3, 3, 3]), (4, [0, 6, 0, 1, 7]), (ALL, [0, 3, 2, 3, 1])):
         arguments = [100 * rank + 7 * number % 10 for number in range(calls[rank])]
         yield Case(
-            f"{batch} answers at a time" if batch > 1 else "one answer at a time",
-            (arguments, calls[:size], Service(batch) if rank == 0 else None),
+            "all answers at the end" if batch == ALL else f"{batch} answer{'s' * (batch > 1)} at a time",
+            (arguments, calls[:size], Service(batch, sum(calls[:size])) if rank == 0 else None),
             returns=[3 * argument + 1 for argument in arguments],
             is_coded=False,
         )

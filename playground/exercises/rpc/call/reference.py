@@ -17,7 +17,7 @@ def call(
     calls[r]: the number of calls that rank r makes.
     service.submit(ticket, argument), on rank 0: takes a request, and returns
     the list of all (ticket, answer) that are ready now, in any order.
-    service.close(): the list of those that are left.
+    service.close(), after the last request: the list of those that are left.
     A ticket is whatever you choose; it comes back as it was.
     """
     # write this

@@ -10,7 +10,6 @@ from playground.exercises.exercise import Exercise, Mistake
 EXERCISE = Exercise(
     module=__name__,
     number=19,
-    operations=(),
     mistakes=(
         Mistake("forgets set_epoch", {"sampler.set_epoch(epoch)": "pass"}, "every epoch has the order of epoch 0"),
         Mistake(

@@ -20,10 +20,10 @@ OWN = "what rank 0 had"
 EXERCISE = Exercise(
     module=__name__,
     number=20,
-    operations=("broadcast",),
     mistakes=(
         Mistake("buffers are forgotten", {ALL: "model.parameters()"}, "BatchNorm's statistics differ between ranks"),
         Mistake("parameters are forgotten", {ALL: "model.buffers()"}),
+        Mistake("by state_dict", {ALL: "model.state_dict().values()"}, "it lacks buffers with persistent=False"),
         Mistake(
             "seeds instead of a broadcast",
             {BROADCAST: SEEDS},
@@ -55,6 +55,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
 
     for is_frozen in (False, True):
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).requires_grad_(not is_frozen))
+        model.register_buffer("scale", torch.ones(2), persistent=False)
         about = f"BatchNorm between two layers{', the last one frozen' * is_frozen}"
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         due = {name: torch.full_like(tensor, place) for place, (name, tensor) in enumerate(tensors.items(), 1)}

@@ -18,7 +18,6 @@ MEAN = " / targets.shape[1]"
 EXERCISE = Exercise(
     module=__name__,
     number=22,
-    operations=("all_reduce",),
     builds_on=("average",),
     mistakes=(
         Mistake(
