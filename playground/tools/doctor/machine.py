@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,8 @@ from playground.tools.doctor import Finding, error, find_checks, warning
 
 T = TypeVar("T")
 
-GET_FLAGS, GET_MTU, IS_UP = 0x8913, 0x8921, 1
-"""Requests of ioctl: SIOCGIFFLAGS, SIOCGIFMTU; and IFF_UP. Source: netdevice(7)"""
+GET_FLAGS, IS_UP = 0x8913, 1
+"""A request of ioctl, SIOCGIFFLAGS; and IFF_UP. Source: netdevice(7)"""
 NETWORK_LIMIT = 5.0
 """Seconds that names have to be resolved in, and connections of this machine to itself to be made."""
 TENSOR = 2**24
@@ -46,20 +46,6 @@ ESSENTIAL, SHADOWABLE = {"torch", "torchvision", "numpy"}, sys.stdlib_module_nam
 """Modules without which nothing runs, and those of Python's own."""
 VARIABLES = {backend.interface_variable: backend for backend in BACKENDS.values()}
 """The variable by which a backend is told its interface. (Those that share one are alike.)"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interface:
-    """A network interface. `mtu` is its largest packet, in bytes; `address` empty if it has none."""
-
-    name: str
-    is_up: bool = True
-    mtu: int = 1500
-    address: str = ""
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_up and bool(self.address)
 
 
 def run_together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T]:
@@ -92,27 +78,22 @@ def resolve_names() -> dict[str, list[str] | None]:
     return {name: answers.get(name) for name in names}
 
 
-def find_interfaces() -> list[Interface]:
+def find_interfaces() -> dict[str, str]:
+    """The address of each network interface that is up and has one."""
     if sys.platform != "linux":
-        return []
+        return {}
     from fcntl import ioctl
 
-    sixes = {line.split()[-1]: line.split()[0] for line in read("/proc/net/if_inet6").splitlines()}
-    found = []
+    sixes = {line.split()[-1]: bytes.fromhex(line.split()[0]) for line in read("/proc/net/if_inet6").splitlines()}
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-
-        def ask(request: int, name: str) -> bytes:
-            try:
-                return ioctl(probe, request, name.encode().ljust(40, b"\0"))[16:24]
-            except OSError:  # gone by now, or it has no address
-                return bytes(8)
-
         for _, name in socket.if_nameindex():
-            four = ask(GET_ADDRESS, name)[4:]
-            six = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(sixes[name])) if name in sixes else ""
-            address = socket.inet_ntoa(four) if any(four) else six
-            [flags], [mtu] = struct.unpack_from("H", ask(GET_FLAGS, name)), struct.unpack_from("i", ask(GET_MTU, name))
-            found.append(Interface(name=name, is_up=bool(flags & IS_UP), mtu=mtu, address=address))
+            request = name.encode().ljust(40, b"\0")
+            with contextlib.suppress(OSError):  # gone by now
+                if struct.unpack_from("H", ioctl(probe, GET_FLAGS, request), 16)[0] & IS_UP:
+                    if name in sixes:
+                        found[name] = socket.inet_ntop(socket.AF_INET6, sixes[name])
+                    found[name] = socket.inet_ntoa(ioctl(probe, GET_ADDRESS, request)[20:24])
     return found
 
 
@@ -127,8 +108,7 @@ def connect_to_itself(address: str) -> str:
 
 
 def find_unreachable() -> dict[str, str]:
-    addresses = {each.name: each.address for each in find_interfaces() if each.is_usable}
-    global_ones = {name: address for name, address in addresses.items() if not address.startswith("fe80:")}
+    global_ones = {name: way for name, way in find_interfaces().items() if not way.startswith("fe80:")}
     answers = run_together({name: partial(connect_to_itself, way) for name, way in global_ones.items()})
     return {name: why for name in global_ones if (why := answers.get(name, "no answer"))}
 
@@ -240,7 +220,8 @@ class Machine:
     hostname: str = fact(socket.gethostname)
     resolved: Mapping[str, Sequence[str] | None] = fact(resolve_names)
     """Addresses of names: this host's, localhost, that of MASTER_ADDR. None if there was no answer in time."""
-    interfaces: Sequence[Interface] = fact(find_interfaces)
+    interfaces: Mapping[str, str] = fact(find_interfaces)
+    """The address of each interface that is up and has one; empty where a system does not tell."""
     unreachable: Mapping[str, str] = fact(find_unreachable)
     """Interfaces at whose address this machine does not reach itself, and why."""
     port_refusal: str = fact(try_port)
@@ -265,7 +246,7 @@ def check_host_name(machine: Machine) -> Iterator[Finding]:
     name, chosen = machine.hostname, any(map(machine.environ.get, VARIABLES))
     addresses = machine.resolved.get(name, ["10.0.0.1"])
     kind = error if machine.several_hosts and addresses is not None else warning
-    others = [each.name for each in machine.interfaces if each.is_usable and each.name != LOOPBACK_INTERFACE]
+    others = [each for each in machine.interfaces if each != LOOPBACK_INTERFACE]
     fix = f"correct /etc/hosts, or export GLOO_SOCKET_IFNAME={others[0] if others else 'INTERFACE'}"
     rule = "unless told otherwise, gloo listens at the address that the host's name resolves to"
     if addresses is None:
@@ -279,53 +260,39 @@ def check_host_name(machine: Machine) -> Iterator[Finding]:
 
 def check_loopback(machine: Machine) -> Iterator[Finding]:
     rule, fix = "ranks of one host meet on loopback", f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
-    for each in machine.interfaces:
-        if each.name == LOOPBACK_INTERFACE and not each.is_usable:
-            yield error(f"the loopback interface {each.name} is down or has no address", rule, fix)
+    if sys.platform == "linux" and LOOPBACK_INTERFACE not in machine.interfaces:
+        yield error(f"the loopback interface {LOOPBACK_INTERFACE} is down or has no address", rule, fix)
     local = machine.resolved.get("localhost")
     if local is not None and not any(map(is_loopback, local)):
         yield error(f"localhost resolves to {', '.join(local or ['nothing'])}", rule, fix)
 
 
-def match_interfaces(value: str, interfaces: Sequence[Interface], exact: bool) -> list[Interface]:
+def match_interfaces(value: str, names: Iterable[str], exact: bool) -> list[str]:
     """The interfaces that a value of such a variable stands for. NCCL's has prefixes of names, with = before it exact
     names, with ^ those that are not to be used. Source:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"""
     excludes, exact = value.startswith("^"), exact or "=" in value[:2]
-    names = value.lstrip("^=").split(",")
-    matches = [any(each.name == name if exact else each.name.startswith(name) for name in names) for each in interfaces]
-    return [each for each, found in zip(interfaces, matches, strict=True) if found is not excludes]
+    given = value.lstrip("^=").split(",")
+    return [each for each in names if (each in given if exact else each.startswith(tuple(given))) is not excludes]
 
 
 def check_interface_variables(machine: Machine) -> Iterator[Finding]:
-    usable = [each for each in machine.interfaces if each.is_usable]
-    names = ", ".join(each.name for each in usable)
-    rule = "it names interfaces that are up and have an address"
+    outer = [*[each for each in machine.interfaces if each != LOOPBACK_INTERFACE], "INTERFACE"][0]
     for variable, backend in VARIABLES.items():
         value, exact = machine.environ.get(variable, ""), backend.trusts_host_name
-        if not value or not machine.interfaces:
-            continue
-        found = match_interfaces(value, usable, exact)
-        outer = [each.name for each in usable if each.name != LOOPBACK_INTERFACE] or ["INTERFACE"]
-        fix = f"export {variable}={outer[0]}, or unset {variable}"
-        if not found or (exact and len(found) < len(value.split(","))):
-            yield error(f"{variable}={value}, and what is up and has an address is {names}", rule, fix)
-        elif machine.several_hosts and all(each.name == LOOPBACK_INTERFACE for each in found):
-            yield error(f"{variable}={value} in a world of several hosts", "no other host can reach loopback", fix)
-
-
-def check_mtu(machine: Machine) -> Iterator[Finding]:
-    for each in machine.interfaces:
-        if each.is_usable and each.mtu < 1280:
-            saw = f"{each.name} has an MTU of {each.mtu}"
-            rule = "1280 is the least that IPv6 allows, 1500 is usual, 9000 is best for large tensors"
-            yield warning(saw, rule, f"ip link set {each.name} mtu 1500, if the network takes such packets")
+        if value and machine.interfaces:
+            found = match_interfaces(value, machine.interfaces, exact)
+            rule, fix = "it names interfaces that are up and have an address", f"export {variable}={outer}, or unset it"
+            if not found or (exact and len(found) < len(value.split(","))):
+                saw = f"{variable}={value}, and what is up and has an address is {', '.join(machine.interfaces)}"
+                yield (error if exact else warning)(saw, rule, fix)  # whether NCCL is used is not known
+            elif machine.several_hosts and found == [LOOPBACK_INTERFACE]:
+                yield error(f"{variable}={value} in a world of several hosts", "no other host can reach loopback", fix)
 
 
 def check_firewall(machine: Machine) -> Iterator[Finding]:
-    addresses = {each.name: each.address for each in machine.interfaces}
     for name, why in machine.unreachable.items():
-        is_used = machine.several_hosts or addresses[name] in (machine.resolved.get(machine.hostname) or ())
+        is_used = machine.several_hosts or machine.interfaces[name] in (machine.resolved.get(machine.hostname) or ())
         saw = f"a connection to this machine's own address on {name} fails: {why}"
         rule, fix = "ranks connect to each other at any port", "have the firewall accept TCP between hosts that train"
         yield (error if is_used else warning)(saw, rule, fix)

@@ -145,7 +145,8 @@ def command(
     words: tuple[str, ...], settings: DoctorSettings, check: tuple[str, ...], timeout: float, as_json: bool
 ) -> None:
     """Examine this machine, torch, and, with --hosts or under torchrun, the hosts and their links. Or a script for
-    torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen.
+    torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen,
+    in a copy of the working folder.
 
     Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
 
