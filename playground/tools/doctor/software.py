@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from playground.runtime.backends import BACKENDS
+from playground.runtime.backends import BACKENDS, get_backend
 from playground.runtime.backends.nccl import driver_supports
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher.launch import launch
@@ -133,7 +133,7 @@ def try_torch() -> None:
     tell(built_in=built_in, driver=driver_supports() or (), visible=visible)
     sums = {}
     for name in (name for name, is_built_in in built_in.items() if is_built_in):
-        if name == "gloo" or visible > 1:
+        if get_backend(name).device_type == "cpu" or visible > 1:
             tell(stage=f"adding up on two ranks with {name}")
             sums[name] = add_on_two_ranks(name)
     tell(sums=sums, stage="")
