@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,17 +138,6 @@ def test_a_port_of_the_switch_that_drops_large_packets(hosts: Hosts) -> None:
         f"large-packets: between {pair} small packets arrive and large ones do not"
         for pair in ("10.77.0.1 and 10.77.0.2", "10.77.0.2 and 10.77.0.3")
     ]
-
-
-def test_hosts_that_differ(hosts: Hosts, tmp_path: Path) -> None:
-    """In the version of torch, by its metadata."""
-    network = hosts(3)
-    (tmp_path / "torch-2.99.0.dist-info").mkdir()
-    (tmp_path / "torch-2.99.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.99.0\n")
-    codes, document = examine(network, PYTHONPATH=str(tmp_path))
-    assert codes == [0] * 3
-    [versions] = told(document)
-    assert versions.endswith(", but 2.99.0 on 10.77.0.2")
 
 
 def test_what_another_host_has_found_is_told(hosts: Hosts) -> None:

@@ -1,7 +1,7 @@
 """The third tier: several hosts, over plain TCP. The same command runs on each of them.
 
 Each listens at one port and greets the others until it knows them all or the time is up. The first of them then leads:
-it asks all for what they know of themselves, compares clocks, and has every pair of hosts measure its link, in rounds
+it asks all for what they know of themselves, and has every pair of hosts measure its link, in rounds
 in which no host takes part in two measurements. `explain` tells a slow host from a slow link. What may be asked of a
 host is what `Handler` answers; it listens as long as the command runs.
 """
@@ -36,13 +36,12 @@ GREETING_INTERVAL, GREETING_LIMIT, ANSWER_LIMIT = 0.1, 1.0, 10.0
 FOLLOW_INTERVAL, SILENCE = 0.5, 30.0
 """Seconds between two looks whether the host that leads is still there; and without a question after which it is given
 up, beyond the time for all to come."""
-PINGS, PING = 50, struct.Struct("d")
+PINGS = 50
 LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
 """Seconds for the pings of a link, for which it is filled, and until its first large packet must have arrived."""
 CHUNK, REPEATS = 2**18, 3
-SLOW, LATE, LEAST_EXCESS, CLOCK_TOLERANCE = 2.0, 4.0, 2e-4, 1.0
-"""How many times slower than expected bandwidth and latency are found; the seconds of latency, and of a clock's offset,
-that matter."""
+SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
+"""How many times slower than expected bandwidth and latency are found, and the least latency (s) that matters."""
 STUCK = "large packets do not arrive"
 Pair = tuple[int, int]
 
@@ -62,8 +61,6 @@ class Link:
 
     latency: float = math.nan
     """Seconds for a byte there and back, the least of many."""
-    offset: float = 0.0
-    """Seconds by which the other clock is ahead, at least; negative if it is behind."""
     bandwidth: float = math.nan
     """Bytes per second."""
     problem: str = ""
@@ -112,10 +109,10 @@ class Handler(socketserver.StreamRequestHandler):
     def answer_about(self) -> Mapping[str, object]:
         return asdict(self.server.about)
 
-    def answer_time(self) -> None:
-        """Answers each byte with the time."""
-        while self.rfile.read(1):
-            self.wfile.write(PING.pack(time.time()))
+    def answer_echo(self) -> None:
+        """Answers each byte with the same."""
+        while byte := self.rfile.read(1):
+            self.wfile.write(byte)
 
     def answer_bytes(self) -> float:
         """Takes what comes, for a while: bytes per second."""
@@ -199,23 +196,22 @@ def describe(failure: Exception) -> str:
 
 def measure(address: str, port: int) -> Link:
     """Measure the link from here to that host."""
-    low, high, latency = -math.inf, math.inf, math.inf
+    latency = math.inf
     try:
-        with connect(address, port, "time") as connection:
+        with connect(address, port, "echo") as connection:
             for _ in range(PINGS):
-                before, started = time.time(), time.perf_counter()
+                started = time.perf_counter()
                 connection.sendall(b".")
-                [there] = PING.unpack(connection.recv(PING.size, socket.MSG_WAITALL))
-                taken = time.perf_counter() - started
-                low, high, latency = max(low, there - before - taken), min(high, there - before), min(latency, taken)
-    except (OSError, struct.error) as failure:
+                if not connection.recv(1):
+                    raise ConnectionError("it has closed the connection")
+                latency = min(latency, time.perf_counter() - started)
+    except OSError as failure:
         return Link(problem=describe(failure))
-    link = Link(latency=latency, offset=low if low > 0 else min(high, 0.0))
     try:
         with connect(address, port, "bytes") as connection:
-            return replace(link, bandwidth=fill(connection))
+            return Link(latency=latency, bandwidth=fill(connection))
     except (OSError, ValueError):
-        return replace(link, problem=STUCK)
+        return Link(latency=latency, problem=STUCK)
 
 
 def fill(connection: socket.socket) -> float:
@@ -364,15 +360,6 @@ def check_host_versions(found: Hosts) -> Iterator[Finding]:
         if others := [f"{version} on {name}" for name, version in versions.items() if version != usual]:
             saw = f"{package} {usual}, but {', '.join(others)}"
             yield warning(saw, "all ranks run the same software", f"install {package} {usual} there")
-
-
-def check_clocks(found: Hosts) -> Iterator[Finding]:
-    for (here, there), link in found.links.items():
-        if here == found.leader and abs(link.offset) > CLOCK_TOLERANCE:
-            apart = f"{abs(link.offset):,.1f} s {'ahead of' if link.offset > 0 else 'behind'}"
-            saw = f"the clock of {found.names[there]} is {apart} {found.names[here]}"
-            rule = "logs and files of several hosts are compared by time; certificates fail beyond minutes"
-            yield warning(saw, rule, "timedatectl set-ntp true, on both")
 
 
 def find_broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:

@@ -101,16 +101,12 @@ class Examination:
         about += f", in copies of its folder in {facts.folder}, removed by now"
         self.conclude("script", facts, run_checks(portability.CHECKS, self.chosen, facts), f" ({about})")
 
-    def describe_itself(self) -> hosts.About:
-        """What this host is asked for by the one that leads."""
-        versions = {package: software.version_of(package) for package in ("torch", "playground")}
-        versions["python"] = platform.python_version()
-        return hosts.About(name=platform.node(), versions=versions, findings=self.findings)
-
     def examine_hosts(self, size: int) -> int:
         """Returns the number of errors that another host has found, if that leads."""
         env, timeout = self.session.world.rank_env, self.session.run.timeout
-        about = self.describe_itself()
+        versions = {package: software.version_of(package) for package in ("torch", "playground")}
+        versions["python"] = platform.python_version()
+        about = hosts.About(name=platform.node(), versions=versions, findings=self.findings)
         listener, addresses = hosts.listen(self.settings.hosts, size, self.settings.port, env, about)
         names = self.settings.hosts or [f"host {number}" for number in range(size)]
         with self.session.bar() as bar:
