@@ -99,6 +99,11 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     return script
 
 
+def is_copied(path: Path, target: Path) -> bool:
+    is_plain = (path.is_file() or path.is_dir()) and os.access(path, os.R_OK)
+    return is_plain and not (path / "pyvenv.cfg").is_file() and path.resolve() not in target.parents
+
+
 def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, list[str]]:
     """Copy the working folder, and that of the script if it lies elsewhere: returns the copy of the working folder, and
     the script's with its arguments, where what lies in a copied folder is the copy. Raises `UsageError` if there is
@@ -117,13 +122,7 @@ def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, li
 
     def leave_out(place: str, names: list[str]) -> list[str]:
         """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
-        each = {name: Path(place, name) for name in names}
-        is_plain = {name: each[name].is_file() or each[name].is_dir() for name in names}
-        readable = {name: is_plain[name] and os.access(each[name], os.R_OK) for name in names}
-        return [
-            name for name in names
-            if not readable[name] or (each[name] / "pyvenv.cfg").is_file() or each[name].resolve() in target.parents
-        ]  # fmt: skip
+        return [name for name in names if not is_copied(Path(place, name), target)]
 
     for folder in (Path.cwd(), path.parent):
         if not any(folder.is_relative_to(each) for each in copies):
@@ -133,9 +132,9 @@ def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, li
             except OSError as failure:
                 why = failure.args[0][0][2] if isinstance(failure, shutil.Error) else failure.strerror
                 raise UsageError(f"doctor {path.name} runs it in a copy of {folder}, which fails: {why}") from None
-    argv = [str(path), *words]
-    for folder, place in copies.items():
-        argv = [re.sub(rf"{re.escape(str(folder))}(?=/|$)", str(place), word) for word in argv]
+    longest_first = sorted(map(str, copies), key=len, reverse=True)
+    inside = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest_first))})(?=/|$)")
+    argv = [inside.sub(lambda found: str(copies[Path(found[0])]), word) for word in (str(path), *words)]
     return next(iter(copies.values())), argv
 
 
