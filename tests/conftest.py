@@ -38,7 +38,7 @@ LIMIT, STRESS_LIMIT = float(os.environ.get("PLAYGROUND_TEST_LIMIT", "600")), 720
 """Seconds after which a test fails, whatever it waits for."""
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
-for _number in (signal.SIGINT, signal.SIGHUP):
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:  # as under nohup, or in the background
         signal.signal(_number, do_nothing)  # the programs that tests start inherit what is ignored, but no handler
 

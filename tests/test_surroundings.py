@@ -122,11 +122,11 @@ def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path
 
 
 def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A session of its own, with the configuration of these tests, that ignores Ctrl-C and SIGHUP."""
+    """A session of its own, with the configuration of these tests, that ignores SIGINT, SIGHUP and SIGQUIT."""
     tests = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, words)]
     return subprocess.run(
-        ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *command],
+        ["sh", "-c", 'trap "" INT HUP QUIT; exec "$@"', "sh", *command],
         capture_output=True, text=True, timeout=120, cwd=tests.parent, env={**os.environ, **environ},
     )  # fmt: skip
 
@@ -140,10 +140,10 @@ def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() 
 IN_A_SESSION = """
 import subprocess, sys, threading
 
-SIGNALS = "from signal import *; print(*(getsignal(number) == SIG_IGN for number in (SIGINT, SIGHUP)))"
+SIGNALS = "from signal import *; print(*(getsignal(number) == SIG_IGN for number in (SIGINT, SIGHUP, SIGQUIT)))"
 
 def test_signals():
-    assert subprocess.check_output([sys.executable, "-c", SIGNALS], text=True) == "False False\\n"
+    assert subprocess.check_output([sys.executable, "-c", SIGNALS], text=True) == "False False False\\n"
 
 def test_waiting():
     threading.Event().wait()

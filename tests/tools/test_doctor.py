@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -26,65 +25,48 @@ from widths import too_wide
 from playground.runtime.errors import UsageError
 from playground.tools.doctor import ERROR, WARNING, hosts, machine, page, run_checks, software
 from playground.tools.doctor.hosts import About, Handler, Hosts, Link, Listener
-from playground.tools.doctor.machine import Interface, Machine
+from playground.tools.doctor.machine import Machine
 from playground.tools.doctor.software import Torch
 
 Run = Callable[..., Any]
-LO, ETH0 = Interface(name="lo", mtu=65536, address="127.0.0.1"), Interface(name="eth0", address="10.0.0.1")
 HEALTHY = Machine(
-    environ={}, several_hosts=True, python="3.12.1", hostname="a", resolved={"a": ["10.0.0.1"], "localhost": ["::1"]},
-    interfaces=[LO, ETH0, Interface(name="eth1", is_up=False)], unreachable={}, port_refusal="",
-    clock="tsc", age=1e6, shared_memory=2**33,
-    limits={"NOFILE": 1024, "NPROC": -1, "MEMLOCK": 65536}, memory=2**34, available_memory=2**33, swapped=0,
-    cores=4, quota=math.inf, core_seconds={0: 1e-4, 1: 1.1e-4, 2: 1e-4, 3: 1.2e-4}, temporary=("/tmp", 2**34),
-    governors=["powersave of intel_pstate"], shadows=[], missing_paths=[], gpus=8, has_infiniband=False,
+    environ={}, several_hosts=True, hostname="a", resolved={"a": ["10.0.0.1"], "localhost": ["::1"]},
+    interfaces={"lo": "127.0.0.1", "eth0": "10.0.0.1"}, unreachable={}, port_refusal="",
+    shared_memory=(2**33, ""), limits={"NOFILE": 1024, "NPROC": -1}, available_memory=2**33,
+    cores=4, quota=math.inf, temporary=("/tmp", 2**34), shadows=[],
 )  # fmt: skip
 ONE_HOST = {"several_hosts": False}
-JUMBO = Interface(name="eth1", mtu=9000, address="10.0.1.1")
 
 MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
-    ("python", WARNING, {"python": "3.15.0a3"}, "3.15.0a3 is not a release"),
     ("import-path", ERROR, {"shadows": [("torch", "/home/me/torch.py")]}, "/home/me/torch.py would be imported"),
     ("import-path", WARNING, {"shadows": [("queue", "/home/me/queue.py")]}, "in the place of queue"),
-    ("import-path", WARNING, {"missing_paths": ["/opt/gone"]}, "PYTHONPATH names /opt/gone"),
     ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"]}}, "a resolves to 127.0.1.1, which no other host can reach"),
     ("host-name", WARNING, {"resolved": {"a": ["127.0.1.1"]}} | ONE_HOST, "resolves to 127.0.1.1"),
     ("host-name", ERROR, {"resolved": {"a": []}}, "a resolves to nothing"),
-    ("host-name", ERROR, {"resolved": {"a": None}}, "does not resolve within"),
-    ("loopback", ERROR, {"interfaces": [replace(LO, is_up=False), ETH0]}, "interface lo is down"),
+    ("host-name", WARNING, {"resolved": {"a": []}} | ONE_HOST, "a resolves to nothing"),
+    ("host-name", WARNING, {"resolved": {"a": None}}, "does not resolve within"),
+    ("loopback", ERROR, {"interfaces": {"eth0": "10.0.0.1"}}, "interface lo is down"),
     ("loopback", ERROR, {"resolved": {"localhost": ["10.0.0.9"]}}, "localhost resolves to 10.0.0.9"),
     ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth"}}, "has an address is lo, eth0"),
     ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth0,eth1"}}, "GLOO_SOCKET_IFNAME=eth0,eth1"),
-    ("interface-variables", ERROR, {"environ": {"NCCL_SOCKET_IFNAME": "ib"}}, "NCCL_SOCKET_IFNAME=ib, and"),
-    ("interface-variables", ERROR, {"environ": {"NCCL_SOCKET_IFNAME": "=eth"}}, "NCCL_SOCKET_IFNAME==eth"),
-    ("interface-variables", ERROR, {"environ": {"NCCL_SOCKET_IFNAME": "^eth,lo"}}, "NCCL_SOCKET_IFNAME=^eth,lo"),
+    ("interface-variables", WARNING, {"environ": {"NCCL_SOCKET_IFNAME": "ib"}}, "NCCL_SOCKET_IFNAME=ib, and"),
+    ("interface-variables", WARNING, {"environ": {"NCCL_SOCKET_IFNAME": "=eth"}}, "NCCL_SOCKET_IFNAME==eth"),
+    ("interface-variables", WARNING, {"environ": {"NCCL_SOCKET_IFNAME": "^eth,lo"}}, "NCCL_SOCKET_IFNAME=^eth,lo"),
     ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "lo"}}, "in a world of several hosts"),
-    (
-        "interface-variables", WARNING,
-        {"environ": {"NCCL_SOCKET_IFNAME": "eth"}, "interfaces": [LO, ETH0, JUMBO]}, "eth1 has MTU 9000",
-    ),
-    ("mtu", WARNING, {"interfaces": [LO, replace(ETH0, mtu=600)]}, "eth0 has an MTU of 600"),
     ("firewall", ERROR, {"unreachable": {"eth0": "timed out"}}, "own address on eth0 fails: timed out"),
+    ("firewall", WARNING, {"unreachable": {"lo": "timed out"}} | ONE_HOST, "own address on lo fails"),
     ("master-address", ERROR, {"environ": {"MASTER_ADDR": "nowhere"}, "resolved": {"nowhere": []}}, "nowhere resolves"),
     ("master-port", ERROR, {"environ": {"MASTER_PORT": "29501"}, "port_refusal": "in use"}, "port 29501: in use"),
     ("master-port", WARNING, {"port_refusal": "in use"}, "port 29500, torchrun's default: in use"),
-    ("proxies", WARNING, {"environ": {"HTTP_PROXY": "http://me:secret@proxy"}}, "http_proxy is set"),
-    ("clock", ERROR, {"age": -3e8}, "3472 days in the future"),
-    ("clock", WARNING, {"clock": "acpi_pm"}, "from acpi_pm"),
-    ("shared-memory", ERROR, {"shared_memory": 2**26}, "/dev/shm has 64 MiB"),
-    ("shared-memory", WARNING, {"shared_memory": 2**26, "gpus": 0}, "/dev/shm has 64 MiB"),
-    ("shared-memory", ERROR, {"shared_memory": 0}, "there is no /dev/shm"),
-    ("limits", ERROR, {"limits": {"NOFILE": 64}}, "ulimit -n is 64"),
+    ("shared-memory", WARNING, {"shared_memory": (2**26, "")}, "/dev/shm has 64 MiB"),
+    ("shared-memory", ERROR, {"shared_memory": (0, "No space left")}, "16 MiB cannot be put into /dev/shm: No space"),
+    ("limits", WARNING, {"limits": {"NOFILE": 64}}, "ulimit -n is 64"),
     ("limits", WARNING, {"limits": {"NPROC": 500}}, "ulimit -u is 500"),
-    ("limits", ERROR, {"limits": {"MEMLOCK": 65536}, "has_infiniband": True}, "ulimit -l is 64 KiB"),
-    ("memory", ERROR, {"available_memory": 2**27}, "128 MiB of memory are available"),
-    ("memory", WARNING, {"swapped": 2**32}, "4 GiB of memory are swapped out"),
+    ("memory", WARNING, {"available_memory": 2**27}, "128 MiB of memory are available"),
     ("cores", WARNING, {"quota": 1.5}, "4 cores are seen, and the container may use the time of 1.5"),
     ("threads", WARNING, {"environ": {"OMP_NUM_THREADS": "64"}}, "OMP_NUM_THREADS=64 on 4 cores"),
-    ("threads", ERROR, {"environ": {"OMP_NUM_THREADS": "0"}}, "OMP_NUM_THREADS=0 is not a number"),
-    ("core-speed", WARNING, {"core_seconds": {0: 1e-4, 1: 2.5e-4, 2: 1e-4}}, "up to 2.5 times as long as"),
-    ("governor", WARNING, {"governors": ["powersave of acpi-cpufreq"]}, "powersave of acpi-cpufreq"),
-    ("disk", ERROR, {"temporary": ("/tmp", 0)}, "0 B are free in /tmp"),
+    ("threads", WARNING, {"environ": {"OMP_NUM_THREADS": "0"}}, "OMP_NUM_THREADS=0 is not a number"),
+    ("disk", WARNING, {"temporary": ("/tmp", 0)}, "0 B are free in /tmp"),
     ("disk", ERROR, {"temporary": ("", 0)}, "no folder for temporary files"),
 ]  # fmt: skip
 
@@ -96,7 +78,6 @@ def test_a_fault_of_the_machine_is_found_by_one_check(
     [finding] = run_checks(machine.CHECKS, machine.CHECKS, replace(HEALTHY, **fault))
     assert (finding.check, finding.severity) == (check, severity)
     assert saw in finding.saw
-    assert "secret" not in repr(finding)
     assert finding.rule
     assert finding.fix
 
@@ -108,18 +89,17 @@ def test_every_check_of_the_machine_finds_a_fault_and_nothing_where_there_is_non
 
 H100 = ("H100", 500, 80_000, 0)
 TORCH = Torch(
-    version="2.14.1+cu130", torchvision="0.29.1", import_seconds=2.0, cuda="13.0", driver=(13, 1), visible=2,
+    version="2.14.1+cu130", torchvision="0.29.2", import_seconds=2.0, cuda="13.0", driver=(13, 1), visible=2,
     built_in={"gloo": True, "nccl": True}, sums={"gloo": ""}, gpus=(H100, H100),
 )  # fmt: skip
 TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
     ("torch-import", ERROR, {"version": ""}, "torch is not installed"),
     ("torch-import", ERROR, {"stage": "importing torch", "problem": "SIGSEGV"}, "while importing torch: SIGSEGV"),
     ("torch-import", WARNING, {"import_seconds": 50.0}, "took 50 s"),
-    ("torch-versions", ERROR, {"torchvision": "0.28.0"}, "torchvision 0.28.0"),
+    ("torch-versions", ERROR, {"vision_problem": "RuntimeError: no nms"}, "torch 2.14.1+cu130: RuntimeError: no nms"),
     ("built-in-backends", ERROR, {"built_in": {"gloo": False}}, "without gloo"),
     ("built-in-backends", ERROR, {"built_in": {"nccl": False}}, "without nccl"),
-    ("gpu-driver", ERROR, {"driver": (12, 8)}, "built for CUDA 13.0, and the GPU's driver knows CUDA 12.8"),
-    ("gpu-driver", ERROR, {"visible": 0}, "lists 2 GPUs, and torch sees none"),
+    ("gpu-driver", ERROR, {"visible": 0}, "lists 2 GPUs, and torch, built for CUDA 13.0, sees none"),
     ("gpu-driver", WARNING, {"cuda": ""}, "2 GPUs, and torch 2.14.1+cu130 is built without CUDA"),
     ("all-reduce", ERROR, {"sums": {"gloo": "3 of 9 elements of a sum are wrong"}}, "with gloo: 3 of 9"),
     ("gpus", WARNING, {"gpus": (H100, ("A100", 500, 80_000, 0))}, "GPUs of 2 kinds: A100, H100"),
@@ -150,7 +130,6 @@ def test_a_healthy_machine_is_fit(run_cli: Run) -> None:
     assert [finding for finding in document["findings"] if finding["severity"] == ERROR] == []
     assert document["torch"]["sums"]["gloo"] == ""
     assert document["torch"]["import_seconds"] > 0
-    assert len(document["machine"]["core_seconds"]) == document["machine"]["cores"]
 
 
 def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +147,7 @@ def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeyp
     ("words", "why"),
     [
         (("--check", "bandwidth"), "--check bandwidth is about several hosts: add --hosts"),
-        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, script, python"),
+        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, script, import-path"),
         (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
         (("--hosts", "a"), "--hosts names a alone: give two hosts or more"),
         (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),
@@ -186,14 +165,11 @@ def test_the_environment_s_faults_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         for name, value in {
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYTHONPATH": f"{tmp_path}:/gone",
+            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYTHONPATH": str(tmp_path),
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
         found = [f"{each.check}: {each.saw}" for each in run_checks(machine.CHECKS, machine.CHECKS, Machine())]
-    for begin in (
-        f"master-port: nothing can listen at port {port}: ", "import-path: PYTHONPATH names /gone",
-        f"import-path: {tmp_path}/torch.py would be imported",
-    ):  # fmt: skip
+    for begin in (f"master-port: nothing can listen at port {port}: ", f"import-path: {tmp_path}/torch.py would be "):
         assert sum(each.startswith(begin) for each in found) == 1, found
 
 
@@ -231,19 +207,13 @@ def examine_in(shell: str, check: str, *place: str) -> tuple[int, list[dict[str,
     return done.returncode, json.loads(done.stdout)["findings"]
 
 
-def test_a_low_limit_of_files_is_found() -> None:
-    code, [finding] = examine_in("ulimit -n 100", "limits")
-    assert (code, finding["saw"]) == (1, "ulimit -n is 100")
-
-
 BRIDGE = "ip link set lo up && ip link add b0 type bridge && ip addr add 10.9.8.7/24 dev b0 && ip link set b0 up"
 NAMESPACES: list[tuple[str, str, str, str]] = [
-    ("--mount", "mount -t tmpfs -o size=8m none /dev/shm", "shared-memory", "/dev/shm has 8 MiB"),
-    ("--mount", "mount -t tmpfs -o size=64k none /tmp", "disk", "64 KiB are free in /tmp"),
+    ("--mount", "mount -t tmpfs -o size=8m none /dev/shm", "shared-memory", "16 MiB cannot be put into /dev/shm"),
+    ("--mount", "mkdir t && export TMPDIR=$PWD/t && mount -t tmpfs -o size=64k none t", "disk", "64 KiB are free in"),
     ("--mount", "echo 10.9.9.9 localhost > hosts && mount --bind hosts /etc/hosts", "loopback", "10.9.9.9"),
     ("--mount", "echo 127.0.1.1 `hostname` > hosts && mount --bind hosts /etc/hosts", "host-name", "127.0.1.1"),
     ("--net", "true", "loopback", "the loopback interface lo is down"),
-    ("--net", f"{BRIDGE} && ip link set b0 mtu 900", "mtu", "b0 has an MTU of 900"),
     (
         "--net", f"{BRIDGE} && ip rule add pref 9 lookup local && ip rule del pref 0 && "
         "ip rule add pref 8 to 10.9.8.7 blackhole", "firewall", "own address on b0 fails",
@@ -281,6 +251,15 @@ def test_a_torch_that_cannot_be_imported(
     facts = software.examine(1.0 if "sleep" in source else ENOUGH)
     [finding] = run_checks(software.CHECKS, ["torch-import"], facts)
     assert finding.saw == f"a process ended while importing torch: {problem}"
+
+
+def test_a_torchvision_of_another_torch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [finding] = run_checks(software.CHECKS, software.CHECKS, software.examine(ENOUGH))
+    assert (finding.check, finding.severity) == ("torch-versions", ERROR)
+    assert finding.saw.endswith(": RuntimeError: operator torchvision::nms does not exist")
+    assert finding.rule.startswith("torchvision's metadata asks for torch")
 
 
 def test_a_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +305,7 @@ def test_each_pair_meets_once_and_no_host_twice_in_a_round(size: int) -> None:
         assert len({host for pair in pairs for host in pair}) == 2 * len(pairs)
 
 
-ABOUT = About(name="a", versions={"python": "3.12.1", "torch": "2.14.1", "playground": "0.1.0"}, mtu=1500)
+ABOUT = About(name="a", versions={"python": "3.12.1", "torch": "2.14.1", "playground": "0.1.0"})
 LINK = Link(latency=5e-5, bandwidth=1e9)
 TRIO = Hosts(
     names=("a", "b", "c"), about=dict.fromkeys(range(3), ABOUT),
@@ -344,7 +323,7 @@ STUCK = replace(LINK, problem=hosts.STUCK)
 CLUSTERS: list[tuple[str, str, Hosts, str]] = [
     ("answers", ERROR, replace(TRIO, silent={1: "Connection refused"}), "b does not answer: Connection refused"),
     (
-        "host-versions", ERROR,
+        "host-versions", WARNING,
         replace(TRIO, about={**TRIO.about, 2: replace(ABOUT, versions={**ABOUT.versions, "torch": "2.13.0"})}),
         "torch 2.14.1, but 2.13.0 on c",
     ),
@@ -353,14 +332,11 @@ CLUSTERS: list[tuple[str, str, Hosts, str]] = [
         replace(TRIO, about={**TRIO.about, 0: replace(ABOUT, versions={**ABOUT.versions, "python": "3.11.9"})}),
         "python 3.12.1, but 3.11.9 on a",
     ),
-    ("host-mtu", WARNING, replace(TRIO, about={**TRIO.about, 1: replace(ABOUT, mtu=9000)}), "but 9000 on b"),
-    ("clocks", WARNING, with_links(ab=replace(LINK, offset=-7.25)), "the clock of b is 7.2 s behind a"),
-    ("clocks", ERROR, with_links(ac=replace(LINK, offset=4000.0)), "the clock of c is 4,000.0 s ahead of a"),
     ("connections", ERROR, with_links(bc=Link(problem="timed out")), "no connection from b to c: timed out"),
     ("large-packets", ERROR, with_links(ab=STUCK, ba=STUCK), "between a and b small packets arrive"),
-    ("bandwidth", ERROR, with_links(cb=replace(LINK, bandwidth=2e8)), "the link between b and c has a bandwidth 5.0"),
+    ("bandwidth", WARNING, with_links(cb=replace(LINK, bandwidth=2e8)), "the link between b and c has a bandwidth 5.0"),
     (
-        "bandwidth", ERROR, with_links(ab=replace(LINK, bandwidth=2e8), ac=replace(LINK, bandwidth=2e8)),
+        "bandwidth", WARNING, with_links(ab=replace(LINK, bandwidth=2e8), ac=replace(LINK, bandwidth=2e8)),
         "a has a bandwidth 5.0 times lower",
     ),
     ("latency", WARNING, with_links(ac=replace(LINK, latency=5e-3)), "the link between a and c has a latency 100.0"),
@@ -388,35 +364,25 @@ def listener() -> Iterator[Listener]:
         listener.shutdown()
 
 
-class Ahead(Handler):
-    """Of a host whose clock is ahead by 100 s."""
-
-    def answer_time(self, question: hosts.Question) -> None:
-        while self.rfile.read(1):
-            self.wfile.write(hosts.PING.pack(time.time() + 100))
-
-
 class Deaf(Handler):
     """Of a host that no large packet reaches."""
 
-    def answer_bytes(self, question: hosts.Question) -> float:
+    def answer_bytes(self) -> float:
         raise TimeoutError
 
 
 def test_a_link_is_measured(listener: Listener) -> None:
     port = listener.port
     link = hosts.measure("127.0.0.1", port)
-    assert (link.problem, link.offset) == ("", 0.0)
+    assert link.problem == ""
     assert 0 < link.latency < hosts.LATENCY_LIMIT
     assert link.bandwidth > 1e6
-    listener.RequestHandlerClass = Ahead
-    assert hosts.measure("127.0.0.1", port).offset == pytest.approx(100, abs=1)
     listener.RequestHandlerClass = Deaf
     assert hosts.measure("127.0.0.1", port).problem == hosts.STUCK
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "time", "loud": 1}', b"\xff" * 100]
+    "line", [b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": "echo", "loud": 1}', b"\xff" * 100]
 )
 def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,12 @@ sys.exit(0)
 """
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder is copied."""
+    monkeypatch.chdir(tmp_path)
+
+
 def find_in(folder: Path, source: str, seconds: float = ENOUGH) -> tuple[Script, list[Finding]]:
     """What is known of a script with this source, and what the checks find in it."""
     path = folder / "train.py"
@@ -84,7 +91,7 @@ def find_in(folder: Path, source: str, seconds: float = ENOUGH) -> tuple[Script,
 
 def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    shown = run_cli("doctor", "--json", tmp_path / "train.py", "--epochs", "2")
+    shown = run_cli("doctor", "--json", "--seconds", ENOUGH, tmp_path / "train.py", "--epochs", "2")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert document["findings"] == []
@@ -121,16 +128,15 @@ elif rank == 1:
 def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(NOT_PORTABLE)
     shown = run_cli("doctor", tmp_path / "train.py")
-    why = "playground: not fit for distributed training: any-source, nccl-operations, tags\n"
-    assert (shown.code, shown.err) == (1, why)
+    assert (shown.code, shown.err) == (0, "")
     assert too_wide(shown.out) == []
     findings = re.split("^  (?=error|warning)", shown.out, flags=re.MULTILINE)[1:]
     found = [" ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "") for each in findings]
     assert found == [
         "warning, branches: ranks meet in barrier from different lines: train.py:12, train.py:8",
-        "error, any-source: a receive from anyone (train.py:7)",
-        "error, nccl-operations: monitored_barrier (train.py:13)",
-        "error, tags: tags 5, 6 from rank 0 to rank 1, not received in the order of sending (train.py:15)",
+        "warning, any-source: a receive from anyone (train.py:7)",
+        "warning, nccl-operations: monitored_barrier (train.py:13)",
+        "warning, tags: tags 5, 6 from rank 0 to rank 1, not received in the order of sending (train.py:15)",
         "warning, device: backend gloo is given (train.py:4)",
         "warning, device: tensors of the CPU (train.py:7): train.py names no GPU",
     ]
@@ -159,7 +165,7 @@ FAULTY: list[tuple[str, str, str, str]] = [
         "on 2 ranks: collectives of rank 0: 1 (train.py:8 in <module>), collectives of rank 1: 0",
     ),
     (
-        "message-order", ERROR,
+        "message-order", WARNING,
         "sent = dist.isend(one, (rank + 1) % size)\ndist.recv(one, (rank - 1) % size)\nsent.wait()",
         "on 2 ranks: messages, called one by one, cross each other (train.py:8 in <module>)",
     ),
@@ -189,6 +195,46 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
     assert findings == []
     assert [(run.has_returned, run.failure) for run in script.runs] == [(False, "")]
     assert not any(is_running(int((tmp_path / str(rank)).read_text())) for rank in range(2))
+
+
+WRITES = """
+import os, pathlib, helper
+dist.barrier()
+assert "/doctor-" in helper.__file__ and not pathlib.Path("pipe").exists()
+for name in ("checkpoint.pt", os.path.join(os.path.dirname(__file__), "best.pt"), sys.argv[1]):
+    assert pathlib.Path(name).read_text() == "kept"
+    dist.barrier()
+    pathlib.Path(name).write_text("overwritten")
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("place", ["", "elsewhere"])
+def test_a_script_overwrites_no_file_of_the_user_s(
+    place: str, tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts, here = tmp_path / "work" / "lib", tmp_path / "work" / place
+    for folder in (scripts, here, here / "lib"):
+        folder.mkdir(parents=True, exist_ok=True)
+    files = [here / "checkpoint.pt", scripts / "best.pt", here / "given.pt"]
+    for file in files:
+        file.write_text("kept")
+    os.mkfifo(here / "pipe")
+    (scripts / "helper.py").touch()
+    (scripts / "train.py").write_text(HEAD + WRITES)
+    monkeypatch.chdir(here)
+    shown = run_cli("doctor", "--json", scripts / "train.py", here / "given.pt")
+    document = json.loads(shown.out)
+    assert [finding for finding in document["findings"] if finding["severity"] == ERROR] == []
+    assert [run["has_returned"] for run in document["script"]["runs"]] == [True, True]
+    assert not Path(document["script"]["folder"]).exists()
+    assert [file.read_text() for file in files] == ["kept"] * 3
+
+
+def test_a_folder_too_large_to_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.tools.doctor.script.COPIED", 2)
+    with pytest.raises(UsageError, match="which has more than 2 B: start it in a folder with"):
+        find_in(tmp_path, TRAINING)
 
 
 def is_running(pid: int) -> bool:

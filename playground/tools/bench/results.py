@@ -113,7 +113,7 @@ class BenchResult:
         alike = [row for row in trusted if row.root == -1]  # elsewhere one rank has to be the last
         last = {row.slowest_rank if row.slowest_percent >= ALWAYS else -1 for row in alike}
         if len(last) == 1 and -1 not in last and len({row.algorithm for row in alike}) > 1 and len(alike) >= MIN_ROWS:
-            found.append(f"Rank {last.pop()} is the last in every row, see doctor --check core-speed on its host.")
+            found.append(f"Rank {last.pop()} is the last in every row, see doctor --check threads,cores on its host.")
         return found
 
     @property

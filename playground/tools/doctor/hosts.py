@@ -1,7 +1,7 @@
 """The third tier: several hosts, over plain TCP. The same command runs on each of them.
 
 Each listens at one port and greets the others until it knows them all or the time is up. The first of them then leads:
-it asks all for what they know of themselves, compares clocks, and has every pair of hosts measure its link, in rounds
+it asks all for what they know of themselves, and has every pair of hosts measure its link, in rounds
 in which no host takes part in two measurements. `explain` tells a slow host from a slow link. What may be asked of a
 host is what `Handler` answers; it listens as long as the command runs.
 """
@@ -31,26 +31,18 @@ from playground.runtime.meeting.rendezvous import is_loopback
 from playground.tools.doctor import Finding, error, find_checks, warning
 from playground.tools.doctor.machine import family_of, resolve
 
-GREETING_INTERVAL, GREETING_LIMIT = 0.1, 1.0
-"""Seconds between two attempts to reach another host, and until one is given up."""
-ANSWER_LIMIT = 10.0
-"""Seconds within which a host that is there answers a question."""
+GREETING_INTERVAL, GREETING_LIMIT, ANSWER_LIMIT = 0.1, 1.0, 10.0
+"""Seconds between two attempts to reach another host, until one is given up, and until a question is."""
 FOLLOW_INTERVAL, SILENCE = 0.5, 30.0
 """Seconds between two looks whether the host that leads is still there; and without a question after which it is given
 up, beyond the time for all to come."""
-PINGS, PING = 50, struct.Struct("d")
+PINGS = 50
 LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
 """Seconds for the pings of a link, for which it is filled, and until its first large packet must have arrived."""
-CHUNK = 2**18
+CHUNK, REPEATS = 2**18, 3
 SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
 """How many times slower than expected bandwidth and latency are found, and the least latency (s) that matters."""
-REPEATS = 3
-CLOCK_TOLERANCE = 1.0
-HOST_WEIGHT, FAST_WEIGHT, STEPS = 1.5, 4.0, 40
-"""For `explain`: above 1, so that one slow link is no slow host; below 2, so that both links of one of three hosts are;
-above 1, since what is broken is slow; number of repetitions."""
 STUCK = "large packets do not arrive"
-
 Pair = tuple[int, int]
 
 
@@ -60,8 +52,6 @@ class About:
 
     name: str
     versions: Mapping[str, str]
-    mtu: int = 0
-    """MTU of the interface towards the others; 0 if that is not known."""
     findings: Sequence[Finding] = ()
 
 
@@ -71,8 +61,6 @@ class Link:
 
     latency: float = math.nan
     """Seconds for a byte there and back, the least of many."""
-    offset: float = 0.0
-    """Seconds by which the other clock is ahead, at least; negative if it is behind."""
     bandwidth: float = math.nan
     """Bytes per second."""
     problem: str = ""
@@ -99,47 +87,34 @@ class Hosts:
         return {(a, b): max(taken[a, b], taken[b, a]) for a, b in taken if a < b and (b, a) in taken}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What one host asks another: one line of JSON."""
-
-    ask: str
-    """Which `answer_…` of `Handler` is wanted."""
-    index: int = -1
-    """Place of the host that asks."""
-    there: str = ""
-    """The host to which the link is to be measured."""
-    errors: int = 0
-
-
 class Handler(socketserver.StreamRequestHandler):
-    """Answers one question, in one line of JSON unless it says otherwise."""
+    """Answers one question, a line of JSON: `ask` says which `answer_…`, the rest are its arguments."""
 
     server: Listener
 
     def handle(self) -> None:
         self.connection.settimeout(ANSWER_LIMIT)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        question = Question(**json.loads(self.rfile.readline(2**20)))
-        said = getattr(self, f"answer_{question.ask}")(question)
+        question = json.loads(self.rfile.readline(2**20))
+        said = getattr(self, f"answer_{question.pop('ask')}")(**question)
         self.server.last_heard = time.monotonic()
         if said is not None:
             self.wfile.write(json.dumps(said).encode() + b"\n")
 
-    def answer_greeting(self, question: Question) -> int:
-        if question.index in range(self.server.size):
-            self.server.heard[question.index] = self.client_address[0]
+    def answer_greeting(self, index: int) -> int:
+        if index in range(self.server.size):
+            self.server.heard[index] = self.client_address[0]
         return self.server.index
 
-    def answer_about(self, question: Question) -> Mapping[str, object]:
+    def answer_about(self) -> Mapping[str, object]:
         return asdict(self.server.about)
 
-    def answer_time(self, question: Question) -> None:
-        """Answers each byte with the time."""
-        while self.rfile.read(1):
-            self.wfile.write(PING.pack(time.time()))
+    def answer_echo(self) -> None:
+        """Answers each byte with the same."""
+        while byte := self.rfile.read(1):
+            self.wfile.write(byte)
 
-    def answer_bytes(self, question: Question) -> float:
+    def answer_bytes(self) -> float:
         """Takes what comes, for a while: bytes per second."""
         buffer = bytearray(CHUNK)
         self.connection.settimeout(TRANSFER_LIMIT)
@@ -150,11 +125,11 @@ class Handler(socketserver.StreamRequestHandler):
                 nbytes += self.connection.recv_into(buffer)
         return nbytes / (time.perf_counter() - started)
 
-    def answer_measure(self, question: Question) -> Mapping[str, object]:
-        return vars(measure(question.there, self.server.port))
+    def answer_measure(self, there: str) -> Mapping[str, object]:
+        return vars(measure(there, self.server.port))
 
-    def answer_end(self, question: Question) -> int:
-        self.server.errors = question.errors
+    def answer_end(self, errors: int) -> int:
+        self.server.errors = errors
         self.server.ended.set()
         return 0
 
@@ -202,16 +177,16 @@ def listen(
     raise UsageError(f"--hosts {','.join(hosts)}: none of them is this machine; name it as the others reach it")
 
 
-def ask(address: str, port: int, question: Question, limit: float = ANSWER_LIMIT) -> Any:
+def ask(address: str, port: int, question: str, limit: float = ANSWER_LIMIT, **arguments: object) -> Any:
     """The answer of a host. Raises `OSError` or `ValueError` if there is none."""
-    with connect(address, port, question, limit) as connection, connection.makefile() as answer:
+    with connect(address, port, question, limit, **arguments) as connection, connection.makefile() as answer:
         return json.loads(answer.readline())
 
 
-def connect(address: str, port: int, question: Question, limit: float = LATENCY_LIMIT) -> socket.socket:
+def connect(address: str, port: int, question: str, limit: float = LATENCY_LIMIT, **arguments: object) -> socket.socket:
     connection = socket.create_connection((address, port), timeout=limit)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(json.dumps(vars(question)).encode() + b"\n")
+    connection.sendall(json.dumps({"ask": question} | arguments).encode() + b"\n")
     return connection
 
 
@@ -221,23 +196,22 @@ def describe(failure: Exception) -> str:
 
 def measure(address: str, port: int) -> Link:
     """Measure the link from here to that host."""
-    low, high, latency = -math.inf, math.inf, math.inf
+    latency = math.inf
     try:
-        with connect(address, port, Question(ask="time")) as connection:
+        with connect(address, port, "echo") as connection:
             for _ in range(PINGS):
-                before, started = time.time(), time.perf_counter()
+                started = time.perf_counter()
                 connection.sendall(b".")
-                [there] = PING.unpack(connection.recv(PING.size, socket.MSG_WAITALL))
-                taken = time.perf_counter() - started
-                low, high, latency = max(low, there - before - taken), min(high, there - before), min(latency, taken)
-    except (OSError, struct.error) as failure:
+                if not connection.recv(1):
+                    raise ConnectionError("it has closed the connection")
+                latency = min(latency, time.perf_counter() - started)
+    except OSError as failure:
         return Link(problem=describe(failure))
-    offset = low if low > 0 else min(high, 0.0)
     try:
-        with connect(address, port, Question(ask="bytes")) as connection:
-            return Link(latency=latency, offset=offset, bandwidth=fill(connection))
+        with connect(address, port, "bytes") as connection:
+            return Link(latency=latency, bandwidth=fill(connection))
     except (OSError, ValueError):
-        return Link(latency=latency, offset=offset, problem=STUCK)
+        return Link(latency=latency, problem=STUCK)
 
 
 def fill(connection: socket.socket) -> float:
@@ -259,11 +233,11 @@ def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[
     """Greet the hosts whose addresses are known until all have come or the time is up. None if one of those
     before this one is there: it leads. Otherwise this host does, and knows why some do not answer."""
     end, reached, failures = time.monotonic() + timeout, {listener.index}, dict[int, str]()
-    greeting = Question(ask="greeting", index=listener.index)
 
     def greet(index: int) -> None:
         try:
-            if (there := ask(addresses[index], listener.port, greeting, GREETING_LIMIT)) != index:
+            there = ask(addresses[index], listener.port, "greeting", GREETING_LIMIT, index=listener.index)
+            if there != index:
                 raise ValueError(f"it is number {there} of its own list")
             reached.add(index)
         except (OSError, ValueError) as failure:
@@ -289,7 +263,7 @@ def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> 
     while not listener.ended.wait(FOLLOW_INTERVAL):
         has_left = False
         try:
-            ask(addresses[listener.leader], listener.port, Question(ask="greeting", index=listener.index))
+            ask(addresses[listener.leader], listener.port, "greeting", index=listener.index)
         except (OSError, ValueError) as failure:
             has_left = isinstance(failure, ConnectionRefusedError) and not listener.ended.is_set()
         if has_left or time.monotonic() > listener.last_heard + timeout + SILENCE:
@@ -313,7 +287,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
     about = {listener.index: listener.about}
     for index in {*addresses} - {*silent, listener.index}:
         try:
-            said = ask(addresses[index], listener.port, Question(ask="about"))
+            said = ask(addresses[index], listener.port, "about")
             about[index] = About(**said | {"findings": [Finding(**each) for each in said["findings"]]})
         except (OSError, ValueError, TypeError) as failure:
             silent[index] = f"it greets, but takes no connection: {describe(failure)}"
@@ -325,8 +299,7 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
                 if here == listener.index:
                     link = measure(addresses[there], listener.port)
                 else:
-                    question = Question(ask="measure", there=addresses[there])
-                    link = Link(**ask(addresses[here], listener.port, question))
+                    link = Link(**ask(addresses[here], listener.port, "measure", there=addresses[there]))
             except (OSError, ValueError, TypeError) as failure:
                 link = Link(problem=describe(failure))
             before = links.get((here, there))
@@ -351,10 +324,8 @@ def find_suspects(found: Hosts) -> list[Pair]:
     """The links that are slow, and those of hosts that are."""
     blamed = set[Pair]()
     for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
-        slowness = found.slowness(which)
-        hosts, links = explain(slowness)
-        slow = {host for host, factor in hosts.items() if factor > limit}
-        blamed |= {pair for pair, factor in links.items() if factor > limit or slow & {*pair}}
+        hosts, links = explain(found.slowness(which))
+        blamed |= {pair for pair, factor in links.items() if max(factor, *(hosts[host] for host in pair)) > limit}
     return sorted(blamed)
 
 
@@ -362,46 +333,17 @@ def dismiss(listener: Listener, addresses: Mapping[int, str], found: Hosts, erro
     """Tell all hosts that it is over, and how many errors there are."""
     for index in {*found.about} - {listener.index}:
         with contextlib.suppress(OSError, ValueError):
-            ask(addresses[index], listener.port, Question(ask="end", errors=errors))
+            ask(addresses[index], listener.port, "end", errors=errors)
 
 
 def explain(slowness: Mapping[Pair, float]) -> tuple[dict[int, float], dict[Pair, float]]:
-    """How many times slower than the usual each host, and each link beyond what its hosts explain, is.
-
-    The logarithm of a link's slowness is the usual one, plus that of either host, plus its own; what is not usual is
-    made as small as possible: the sum of its absolute values (`HOST_WEIGHT` times those of hosts), where to be faster
-    than expected costs `FAST_WEIGHT` times as much. Found by weighted least squares, repeated, each with the weights
-    that turn the squares of the one before into absolute values.
-    """
-    hosts = sorted({host for pair in slowness for host in pair})
-    place = {host: number for number, host in enumerate(hosts, 1)}
-    rows = [([0, place[a], place[b]], math.log(value), 1.0, FAST_WEIGHT) for (a, b), value in slowness.items()]
-    rows += [([place[host]], 0.0, HOST_WEIGHT * FAST_WEIGHT, HOST_WEIGHT) for host in hosts]
-    solution = [0.0] * (1 + len(hosts))
-    for step in range(STEPS):
-        smallest = 10 * 0.7**step  # as large as any residual at first: plain least squares
-        matrix = [[0.0] * (len(solution) + 1) for _ in solution]
-        for columns, value, if_above, if_below in rows:
-            residual = value - sum(solution[column] for column in columns)
-            weight = (if_above if residual > 0 else if_below) / max(abs(residual), smallest)
-            for one in columns:
-                matrix[one][-1] += weight * value
-                for other in columns:
-                    matrix[one][other] += weight
-        solution = solve(matrix) if slowness else solution
-    factors = {host: math.exp(solution[place[host]]) for host in hosts}
-    usual = math.exp(solution[0])
-    return factors, {(a, b): value / (usual * factors[a] * factors[b]) for (a, b), value in slowness.items()}
-
-
-def solve(matrix: list[list[float]]) -> list[float]:
-    """The solution of linear equations whose matrix, with the right-hand sides as its last column, is symmetric and
-    positive definite: elimination without pivoting."""
-    for pivot, row in enumerate(matrix):
-        for other in matrix:
-            if other is not row and (factor := other[pivot] / row[pivot]):
-                other[:] = [one - factor * two for one, two in zip(other, row, strict=True)]
-    return [row[-1] / row[place] for place, row in enumerate(matrix)]
+    """How many times slower than the usual host each host is, and how many times slower each link is than its hosts
+    explain. A host is as slow as its median link: one slow link does not make it slow."""
+    hosts = {host for pair in slowness for host in pair}
+    medians = {host: statistics.median_low(slowness[pair] for pair in slowness if host in pair) for host in hosts}
+    usual = statistics.median_low(medians.values()) if medians else 1.0
+    factors = {host: median / usual for host, median in medians.items()}
+    return factors, {(a, b): value / max(medians[a], medians[b]) for (a, b), value in slowness.items()}
 
 
 def check_answers(found: Hosts) -> Iterator[Finding]:
@@ -416,37 +358,18 @@ def check_host_versions(found: Hosts) -> Iterator[Finding]:
         versions = {found.names[index]: about.versions.get(package) or "none" for index, about in found.about.items()}
         usual = statistics.mode(versions.values())
         if others := [f"{version} on {name}" for name, version in versions.items() if version != usual]:
-            kind = error if package == "torch" else warning
             saw = f"{package} {usual}, but {', '.join(others)}"
-            yield kind(saw, "all ranks run the same software", f"install {package} {usual} there")
-
-
-def check_host_mtu(found: Hosts) -> Iterator[Finding]:
-    sizes = {found.names[index]: about.mtu for index, about in found.about.items() if about.mtu}
-    usual = statistics.mode(sizes.values()) if sizes else 0
-    if others := [f"{size} on {name}" for name, size in sizes.items() if size != usual]:
-        saw = f"an MTU of {usual}, but {', '.join(others)}"
-        yield warning(saw, "hosts of one network send packets of one size", f"ip link set NAME mtu {usual}")
-
-
-def check_clocks(found: Hosts) -> Iterator[Finding]:
-    for (here, there), link in found.links.items():
-        if here == found.leader and abs(link.offset) > CLOCK_TOLERANCE:
-            apart = f"{abs(link.offset):,.1f} s {'ahead of' if link.offset > 0 else 'behind'}"
-            saw = f"the clock of {found.names[there]} is {apart} {found.names[here]}"
-            rule = "logs and files of several hosts are compared by time; certificates fail beyond minutes"
-            yield (error if abs(link.offset) > 300 else warning)(saw, rule, "timedatectl set-ntp true, on both")
+            yield warning(saw, "all ranks run the same software", f"install {package} {usual} there")
 
 
 def find_broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
     """The links with a problem, by the names of their hosts, and the problem; once if it is in both directions."""
-    told = set[Pair]()
-    for pair, link in found.links.items():
-        if link.problem and (link.problem == STUCK) is stuck and pair not in told:
-            both = found.links.get(pair[::-1], link).problem != ""
-            told |= {pair, pair[::-1]} if both else {pair}
-            here, there = (found.names[each] for each in pair)
-            yield f"between {here} and {there}" if both else f"from {here} to {there}", link.problem
+    broken = {pair: link.problem for pair, link in found.links.items() if link.problem}
+    for (here, there), problem in broken.items():
+        both = (there, here) in broken
+        if (problem == STUCK) is stuck and not (both and here > there):
+            words = "between {} and {}" if both else "from {} to {}"
+            yield words.format(found.names[here], found.names[there]), problem
 
 
 def check_connections(found: Hosts) -> Iterator[Finding]:
@@ -466,7 +389,7 @@ def check_bandwidth(found: Hosts) -> Iterator[Finding]:
     for who, factor in blame(found, found.slowness("bandwidth"), SLOW):
         rule = "an all-reduce is as fast as its slowest link"
         fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
-        yield error(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
+        yield warning(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
 
 
 def check_latency(found: Hosts) -> Iterator[Finding]:
@@ -493,11 +416,9 @@ CHECKS = find_checks(globals())
 
 def summarize(found: Hosts) -> str:
     """The hosts and links, in a few words."""
-    good = [link for link in found.links.values() if not link.problem]
-    rates, delays = [8e-9 * link.bandwidth for link in good], [1e6 * link.latency for link in good]
     text = f"{len(found.about)} of {len(found.names)} hosts answer"
-    if good:
-        text += (
-            f", {min(rates):.3g} to {max(rates):.3g} Gbit/s, {min(delays):.3g} to {max(delays):.3g} us there and back"
-        )
+    if good := [link for link in found.links.values() if not link.problem]:
+        rates, delays = [8e-9 * link.bandwidth for link in good], [1e6 * link.latency for link in good]
+        text += f", {min(rates):.3g} to {max(rates):.3g} Gbit/s"
+        text += f", {min(delays):.3g} to {max(delays):.3g} us there and back"
     return text

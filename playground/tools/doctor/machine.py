@@ -17,11 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median_low
 from typing import Any, TypeVar
 
 from playground.measurement import format_bytes
@@ -34,37 +33,19 @@ from playground.tools.doctor import Finding, error, find_checks, warning
 
 T = TypeVar("T")
 
-GET_FLAGS, GET_MTU, IS_UP = 0x8913, 0x8921, 1
-"""Requests of ioctl: SIOCGIFFLAGS, SIOCGIFMTU; and IFF_UP. Source: netdevice(7)"""
-NETWORK_LIMIT = 0.7
+GET_FLAGS, IS_UP = 0x8913, 1
+"""A request of ioctl, SIOCGIFFLAGS; and IFF_UP. Source: netdevice(7)"""
+NETWORK_LIMIT = 5.0
 """Seconds that names have to be resolved in, and connections of this machine to itself to be made."""
-LOOP, CORE_SECONDS = 10_000, 0.2
-"""Turns of the loop that measures a core, some 0.2 ms and so much less than a time slice; and for how long to repeat
-it."""
+TENSOR = 2**24
+"""Bytes that are tried to be put into /dev/shm."""
+LIMITS = {"NOFILE": ("ulimit -n", "files and sockets"), "NPROC": ("ulimit -u", "threads")}
 DEFAULT_PORT = 29500
 """That of torchrun and of most tutorials."""
 ESSENTIAL, SHADOWABLE = {"torch", "torchvision", "numpy"}, sys.stdlib_module_names - {"test"}
 """Modules without which nothing runs, and those of Python's own."""
-CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "xen", "arch_sys_counter", "riscv_clocksource")
-"""Sources of time that are read without a system call."""
 VARIABLES = {backend.interface_variable: backend for backend in BACKENDS.values()}
 """The variable by which a backend is told its interface. (Those that share one are alike.)"""
-LIMITS = (("NOFILE", "ulimit -n", "files and sockets"), ("NPROC", "ulimit -u", "threads"))
-LEAST = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interface:
-    """A network interface. `mtu` is its largest packet, in bytes; `address` empty if it has none."""
-
-    name: str
-    is_up: bool = True
-    mtu: int = 1500
-    address: str = ""
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_up and bool(self.address)
 
 
 def run_together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T]:
@@ -97,30 +78,22 @@ def resolve_names() -> dict[str, list[str] | None]:
     return {name: answers.get(name) for name in names}
 
 
-def find_interfaces() -> list[Interface]:
+def find_interfaces() -> dict[str, str]:
+    """The address of each network interface that is up and has one."""
     if sys.platform != "linux":
-        return []
+        return {}
     from fcntl import ioctl
 
-    sixes = {line.split()[-1]: line.split()[0] for line in read("/proc/net/if_inet6").splitlines()}
-    found = []
+    sixes = {line.split()[-1]: bytes.fromhex(line.split()[0]) for line in read("/proc/net/if_inet6").splitlines()}
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-
-        def ask(request: int, name: str) -> bytes:
-            try:
-                return ioctl(probe, request, name.encode().ljust(40, b"\0"))[16:24]
-            except OSError:  # gone by now, or it has no address
-                return bytes(8)
-
         for _, name in socket.if_nameindex():
-            four = ask(GET_ADDRESS, name)[4:]
-            six = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(sixes[name])) if name in sixes else ""
-            address = socket.inet_ntoa(four) if any(four) else six
-            flags, mtu = (
-                struct.unpack_from("H", ask(GET_FLAGS, name))[0],
-                struct.unpack_from("i", ask(GET_MTU, name))[0],
-            )
-            found.append(Interface(name=name, is_up=bool(flags & IS_UP), mtu=mtu, address=address))
+            request = name.encode().ljust(40, b"\0")
+            with contextlib.suppress(OSError):  # gone by now
+                if struct.unpack_from("H", ioctl(probe, GET_FLAGS, request), 16)[0] & IS_UP:
+                    if name in sixes:
+                        found[name] = socket.inet_ntop(socket.AF_INET6, sixes[name])
+                    found[name] = socket.inet_ntoa(ioctl(probe, GET_ADDRESS, request)[20:24])
     return found
 
 
@@ -135,8 +108,7 @@ def connect_to_itself(address: str) -> str:
 
 
 def find_unreachable() -> dict[str, str]:
-    addresses = {each.name: each.address for each in find_interfaces() if each.is_usable}
-    global_ones = {name: address for name, address in addresses.items() if not address.startswith("fe80:")}
+    global_ones = {name: way for name, way in find_interfaces().items() if not way.startswith("fe80:")}
     answers = run_together({name: partial(connect_to_itself, way) for name, way in global_ones.items()})
     return {name: why for name in global_ones if (why := answers.get(name, "no answer"))}
 
@@ -175,18 +147,13 @@ def read(path: str) -> str:
         return ""
 
 
-def read_swapped() -> int:
-    found = dict(re.findall(r"^(Swap\w+):\s*(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
-    return 1024 * (int(found.get("SwapTotal", 0)) - int(found.get("SwapFree", 0)))
-
-
-def read_limits() -> dict[str, int]:
+def read_limit(name: str) -> int:
+    """A soft limit of this process: -1 for none, and where a system has no such limit."""
     if sys.platform == "win32":
-        return {}
+        return -1
     import resource
 
-    names = [name for name in ("NOFILE", "NPROC", "MEMLOCK") if hasattr(resource, f"RLIMIT_{name}")]
-    return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in names}
+    return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
 
 
 def read_quota(root: Path = Path("/sys/fs/cgroup"), groups: str = "/proc/self/cgroup") -> float:
@@ -201,41 +168,6 @@ def read_quota(root: Path = Path("/sys/fs/cgroup"), groups: str = "/proc/self/cg
     )
 
 
-def measure_cores() -> dict[int, float]:
-    """Seconds that a short loop takes on each core, the shortest of many times; those that look slow are measured once
-    more, for others may have been running there. Empty where the system does not let us choose a core."""
-    if not hasattr(os, "sched_setaffinity"):
-        return {}
-    allowed, best = os.sched_getaffinity(0), dict[int, float]()
-    try:
-        for measured in (lambda: allowed, lambda: find_slow_cores(best)):
-            end, rounds, chosen = time.perf_counter() + CORE_SECONDS, 0, sorted(measured())
-            while chosen and (rounds < 5 or time.perf_counter() < end):
-                rounds += 1
-                for core in chosen:
-                    os.sched_setaffinity(0, {core})
-                    started = time.perf_counter()
-                    for _ in range(LOOP):
-                        pass
-                    best[core] = min(best.get(core, math.inf), time.perf_counter() - started)
-    except OSError:
-        return {}
-    finally:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, allowed)
-    return best
-
-
-def find_slow_cores(seconds: Mapping[int, float], ratio: float = 1.5) -> list[int]:
-    """The cores that take longer than the median by more than this ratio."""
-    return [core for core in seconds if seconds[core] > ratio * median_low(seconds.values())]
-
-
-def find_governors() -> list[str]:
-    policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*")
-    return sorted({f"{read(f'{each}/scaling_governor')} of {read(f'{each}/scaling_driver')}" for each in policies})
-
-
 def find_temporary() -> tuple[str, int]:
     """The folder for temporary files, and the bytes that are free there."""
     try:
@@ -244,22 +176,28 @@ def find_temporary() -> tuple[str, int]:
         return "", 0
 
 
-def read_shared_memory() -> int | None:
-    """Bytes of /dev/shm, 0 if there is none; None where a system has others."""
+def try_shared_memory() -> tuple[int, str]:
+    """Bytes of /dev/shm, and why a tensor cannot be put there; none and nothing where a system has others."""
     if sys.platform != "linux":
-        return None
-    return shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0
-
-
-def python_path() -> list[Path]:
-    return [Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+        return 0, ""
+    try:
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            os.posix_fallocate(file.fileno(), 0, TENSOR)
+    except OSError as failure:
+        return 0, failure.strerror or str(failure)
+    return shutil.disk_usage("/dev/shm").total, ""
 
 
 def find_shadows() -> list[tuple[str, str]]:
-    """(module, file) in the working folder and in those of PYTHONPATH, if torch imports a module of that name."""
-    files = [file for folder in (Path(), *python_path()) for file in sorted(folder.glob("*.py"))]
-    files += [file.parent for file in Path().glob("*/__init__.py")]  # elsewhere it may be torch itself
-    return [(file.stem, str(file.absolute())) for file in files if file.stem in ESSENTIAL | SHADOWABLE]
+    """(module, file) in the working folder and in those of PYTHONPATH, if torch imports a module of that name. Where a
+    package has been installed its metadata lies beside it."""
+    folders = [Path(each) for each in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.glob("*.py"))]
+    files += [file.parent for file in Path().glob("*/__init__.py")]
+    return [
+        (file.stem, str(file.absolute())) for file in files
+        if file.stem in ESSENTIAL | SHADOWABLE and not [*file.parent.glob(f"{file.stem}-*.dist-info")]
+    ]  # fmt: skip
 
 
 def spans_hosts() -> bool:
@@ -279,42 +217,22 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     several_hosts: bool = fact(spans_hosts)
     """Whether it is to train together with others."""
-    python: str = fact(lambda: sys.version.split()[0])
     hostname: str = fact(socket.gethostname)
     resolved: Mapping[str, Sequence[str] | None] = fact(resolve_names)
     """Addresses of names: this host's, localhost, that of MASTER_ADDR. None if there was no answer in time."""
-    interfaces: Sequence[Interface] = fact(find_interfaces)
+    interfaces: Mapping[str, str] = fact(find_interfaces)
+    """The address of each interface that is up and has one; empty where a system does not tell."""
     unreachable: Mapping[str, str] = fact(find_unreachable)
     """Interfaces at whose address this machine does not reach itself, and why."""
     port_refusal: str = fact(try_port)
-    clock: str = fact(lambda: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
-    """What the kernel reads the time from."""
-    age: float = fact(lambda: time.time() - Path(__file__).stat().st_mtime)
-    """Seconds since this program's file was written, by this machine's clock."""
-    shared_memory: int | None = fact(read_shared_memory)
-    limits: Mapping[str, int] = fact(read_limits)
+    shared_memory: tuple[int, str] = fact(try_shared_memory)
+    limits: Mapping[str, int] = fact(lambda: {name: read_limit(name) for name in LIMITS})
     """Soft limits by name, -1 for none."""
-    memory: int = fact(lambda: read_memory("MemTotal"))
     available_memory: int = fact(lambda: read_memory("MemAvailable"))
-    swapped: int = fact(read_swapped)
-    """Bytes of memory that are swapped out."""
     cores: int = fact(usable_cores)
     quota: float = fact(read_quota)
-    core_seconds: Mapping[int, float] = fact(measure_cores)
-    governors: Sequence[str] = fact(find_governors)
-    """Policies of the CPU's frequency with their drivers, each once: "powersave of acpi-cpufreq"."""
     temporary: tuple[str, int] = fact(find_temporary)
     shadows: Sequence[tuple[str, str]] = fact(find_shadows)
-    missing_paths: Sequence[str] = fact(lambda: [str(each) for each in python_path() if not each.exists()])
-    """Folders of PYTHONPATH that are not there."""
-    gpus: int = fact(lambda: len([*Path("/proc/driver/nvidia/gpus").glob("*")]))
-    has_infiniband: bool = fact(lambda: any(Path("/sys/class/infiniband").glob("*")))
-
-
-def check_python(machine: Machine) -> Iterator[Finding]:
-    if re.search(r"[a-z]", machine.python):
-        saw = f"Python {machine.python} is not a release"
-        yield warning(saw, "torch is built and tested for releases of Python", "install a release of Python")
 
 
 def check_import_path(machine: Machine) -> Iterator[Finding]:
@@ -322,15 +240,13 @@ def check_import_path(machine: Machine) -> Iterator[Finding]:
         kind = error if module in ESSENTIAL else warning
         saw = f"{file} would be imported in the place of {module}"
         yield kind(saw, "Python looks in a script's folder and in PYTHONPATH first", f"rename {file}")
-    for folder in machine.missing_paths:
-        yield warning(f"PYTHONPATH names {folder}, which is missing", "its folders exist", "unset or correct it")
 
 
 def check_host_name(machine: Machine) -> Iterator[Finding]:
     name, chosen = machine.hostname, any(map(machine.environ.get, VARIABLES))
     addresses = machine.resolved.get(name, ["10.0.0.1"])
-    kind = error if machine.several_hosts else warning
-    others = [each.name for each in machine.interfaces if each.is_usable and each.name != LOOPBACK_INTERFACE]
+    kind = error if machine.several_hosts and addresses is not None else warning
+    others = [each for each in machine.interfaces if each != LOOPBACK_INTERFACE]
     fix = f"correct /etc/hosts, or export GLOO_SOCKET_IFNAME={others[0] if others else 'INTERFACE'}"
     rule = "unless told otherwise, gloo listens at the address that the host's name resolves to"
     if addresses is None:
@@ -344,57 +260,42 @@ def check_host_name(machine: Machine) -> Iterator[Finding]:
 
 def check_loopback(machine: Machine) -> Iterator[Finding]:
     rule, fix = "ranks of one host meet on loopback", f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
-    for each in machine.interfaces:
-        if each.name == LOOPBACK_INTERFACE and not each.is_usable:
-            yield error(f"the loopback interface {each.name} is down or has no address", rule, fix)
-    local = machine.resolved.get("localhost", ["127.0.0.1"])
-    if not local or not any(map(is_loopback, local)):
+    if sys.platform == "linux" and LOOPBACK_INTERFACE not in machine.interfaces:
+        yield error(f"the loopback interface {LOOPBACK_INTERFACE} is down or has no address", rule, fix)
+    local = machine.resolved.get("localhost")
+    if local is not None and not any(map(is_loopback, local)):
         yield error(f"localhost resolves to {', '.join(local or ['nothing'])}", rule, fix)
 
 
-def match_interfaces(value: str, interfaces: Sequence[Interface], exact: bool) -> list[Interface]:
+def match_interfaces(value: str, names: Iterable[str], exact: bool) -> list[str]:
     """The interfaces that a value of such a variable stands for. NCCL's has prefixes of names, with = before it exact
     names, with ^ those that are not to be used. Source:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"""
     excludes, exact = value.startswith("^"), exact or "=" in value[:2]
-    names = value.lstrip("^=").split(",")
-    matches = [any(each.name == name if exact else each.name.startswith(name) for name in names) for each in interfaces]
-    return [each for each, found in zip(interfaces, matches, strict=True) if found is not excludes]
+    given = value.lstrip("^=").split(",")
+    return [each for each in names if (each in given if exact else each.startswith(tuple(given))) is not excludes]
 
 
 def check_interface_variables(machine: Machine) -> Iterator[Finding]:
-    usable = [each for each in machine.interfaces if each.is_usable]
-    names = ", ".join(each.name for each in usable)
-    rule = "it names interfaces that are up and have an address"
+    outer = [*[each for each in machine.interfaces if each != LOOPBACK_INTERFACE], "INTERFACE"][0]
     for variable, backend in VARIABLES.items():
         value, exact = machine.environ.get(variable, ""), backend.trusts_host_name
-        if not value or not machine.interfaces:
-            continue
-        found = match_interfaces(value, usable, exact)
-        outer = [each.name for each in usable if each.name != LOOPBACK_INTERFACE] or ["INTERFACE"]
-        fix = f"export {variable}={outer[0]}, or unset {variable}"
-        if not found or (exact and len(found) < len(value.split(","))):
-            yield error(f"{variable}={value}, and what is up and has an address is {names}", rule, fix)
-        elif machine.several_hosts and all(each.name == LOOPBACK_INTERFACE for each in found):
-            yield error(f"{variable}={value} in a world of several hosts", "no other host can reach loopback", fix)
-        elif len({each.mtu for each in found}) > 1:
-            saw = f"{variable}={value}: {', '.join(f'{each.name} has MTU {each.mtu}' for each in found)}"
-            yield warning(saw, "links that share the traffic take packets of one size", "ip link set NAME mtu BYTES")
-
-
-def check_mtu(machine: Machine) -> Iterator[Finding]:
-    for each in machine.interfaces:
-        if each.is_usable and each.mtu < 1280:
-            saw = f"{each.name} has an MTU of {each.mtu}"
-            rule = "1280 is the least that IPv6 allows, 1500 is usual, 9000 is best for large tensors"
-            yield warning(saw, rule, f"ip link set {each.name} mtu 1500, if the network takes such packets")
+        if value and machine.interfaces:
+            found = match_interfaces(value, machine.interfaces, exact)
+            rule, fix = "it names interfaces that are up and have an address", f"export {variable}={outer}, or unset it"
+            if not found or (exact and len(found) < len(value.split(","))):
+                saw = f"{variable}={value}, and what is up and has an address is {', '.join(machine.interfaces)}"
+                yield (error if exact else warning)(saw, rule, fix)  # whether NCCL is used is not known
+            elif machine.several_hosts and found == [LOOPBACK_INTERFACE]:
+                yield error(f"{variable}={value} in a world of several hosts", "no other host can reach loopback", fix)
 
 
 def check_firewall(machine: Machine) -> Iterator[Finding]:
     for name, why in machine.unreachable.items():
+        is_used = machine.several_hosts or machine.interfaces[name] in (machine.resolved.get(machine.hostname) or ())
         saw = f"a connection to this machine's own address on {name} fails: {why}"
-        rule = "ranks connect to each other at ports that the system chooses"
-        yield error(saw, rule, "have the firewall accept TCP between the hosts that train, at all ports")
+        rule, fix = "ranks connect to each other at any port", "have the firewall accept TCP between hosts that train"
+        yield (error if is_used else warning)(saw, rule, fix)
 
 
 def check_master_address(machine: Machine) -> Iterator[Finding]:
@@ -402,7 +303,8 @@ def check_master_address(machine: Machine) -> Iterator[Finding]:
     if name and not (addresses := machine.resolved.get(name)):
         why = f"does not resolve within {NETWORK_LIMIT:g} s" if addresses is None else "resolves to nothing"
         fix = "export MASTER_ADDR with the IP address of the first host"
-        yield error(f"MASTER_ADDR={name} {why}", "all ranks meet at MASTER_ADDR", fix)
+        kind = warning if addresses is None else error
+        yield kind(f"MASTER_ADDR={name} {why}", "all ranks meet at MASTER_ADDR", fix)
 
 
 def check_master_port(machine: Machine) -> Iterator[Finding]:
@@ -414,55 +316,28 @@ def check_master_port(machine: Machine) -> Iterator[Finding]:
         yield (error if port else warning)(saw, "rank 0 listens at MASTER_PORT, which must be free", fix)
 
 
-def check_proxies(machine: Machine) -> Iterator[Finding]:
-    given = {name.lower(): value for name, value in machine.environ.items()}
-    spared = re.split(r"[\s,]+", given.get("no_proxy", ""))
-    if given.get("http_proxy") and not {"*", "localhost", "127.0.0.1"} & {*spared}:
-        saw = "http_proxy is set, and no_proxy does not contain localhost"
-        rule = "what ranks serve over HTTP on this machine is not to be asked of a proxy"
-        yield warning(saw, rule, "export no_proxy=localhost,127.0.0.1 and the names of the hosts")
-
-
-def check_clock(machine: Machine) -> Iterator[Finding]:
-    if machine.age < -86400:
-        saw = f"this program was installed {-machine.age / 86400:.0f} days in the future"
-        rule = "files, certificates and caches are compared by time"
-        yield error(saw, rule, "set the clock: timedatectl set-ntp true")
-    if machine.clock and machine.clock not in CLOCKS:
-        saw = f"the kernel reads the time from {machine.clock}"
-        rule = "from tsc or a virtual clock a reading takes 20 ns, from others it can take 1 us and more"
-        yield warning(saw, rule, "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource")
-
-
 def check_shared_memory(machine: Machine) -> Iterator[Finding]:
-    size = machine.shared_memory
-    if size is not None and size < 2**30:
-        kind = error if machine.gpus > 1 or size < 2**24 else warning
-        rule = "NCCL and DataLoader's workers pass tensors through /dev/shm: 1 GiB at least"
-        fix = "start the container with --shm-size=8g or --ipc=host; else mount -o remount,size=8G /dev/shm"
-        yield kind(f"/dev/shm has {format_bytes(size)}" if size else "there is no /dev/shm", rule, fix)
+    size, refusal = machine.shared_memory
+    rule = "NCCL and DataLoader's workers pass tensors through /dev/shm: 1 GiB at least"
+    fix = "start the container with --shm-size=8g or --ipc=host; else mount -o remount,size=8G /dev/shm"
+    if refusal:
+        yield error(f"{format_bytes(TENSOR)} cannot be put into /dev/shm: {refusal}", rule, fix)
+    elif 0 < size < 2**30:
+        yield warning(f"/dev/shm has {format_bytes(size)}", rule, fix)
 
 
 def check_limits(machine: Machine) -> Iterator[Finding]:
-    for name, command, counted in LIMITS:
-        if 0 <= (limit := machine.limits.get(name, -1)) < LEAST:
-            rule = f"a rank has {counted} for every other rank, for workers and files: {LEAST} at least"
-            kind = error if limit < LEAST / 4 else warning
-            yield kind(f"{command} is {limit}", rule, f"{command} 65536, or in /etc/security/limits.conf")
-    if machine.has_infiniband and 0 <= (limit := machine.limits.get("MEMLOCK", -1)) < 2**30:
-        rule = "InfiniBand locks the memory that it transfers: unlimited"
-        fix = "ulimit -l unlimited; of a container: --ulimit memlock=-1"
-        yield error(f"ulimit -l is {format_bytes(limit)}", rule, fix)
+    for name, limit in machine.limits.items():
+        if 0 <= limit < 1024:
+            command, counted = LIMITS[name]
+            rule = f"a rank has {counted} for every other rank, for workers and files: 1024 at least"
+            yield warning(f"{command} is {limit}", rule, f"{command} 65536, or in /etc/security/limits.conf")
 
 
 def check_memory(machine: Machine) -> Iterator[Finding]:
-    free, rule = machine.available_memory, "torch takes 0.3 GiB in each rank before there is a model"
-    if free < 2**30:
-        kind = error if free < 2**28 else warning
-        yield kind(f"{format_bytes(free)} of memory are available", rule, "end other programs, or take fewer ranks")
-    if machine.swapped > machine.memory / 10:
-        saw = f"{format_bytes(machine.swapped)} of memory are swapped out"
-        yield warning(saw, "a rank whose memory is on a disk makes all others wait", "end other programs; swapoff -a")
+    if (free := machine.available_memory) < 2**30:
+        rule = "torch takes 0.3 GiB in each rank before there is a model"
+        yield warning(f"{format_bytes(free)} of memory are available", rule, "end other programs, or take fewer ranks")
 
 
 def check_cores(machine: Machine) -> Iterator[Finding]:
@@ -479,24 +354,9 @@ def check_threads(machine: Machine) -> Iterator[Finding]:
         value = machine.environ.get(name, "1").split(",")[0]
         rule, fix = "each rank's threads, times the ranks, are no more than the cores", f"export {name}={most}, or less"
         if not value.isdigit() or not int(value):
-            yield error(f"{name}={value} is not a number of threads", rule, fix)
+            yield warning(f"{name}={value} is not a number of threads", rule, fix)
         elif int(value) > most:
             yield warning(f"{name}={value} on {most} core{'s' * (most > 1)}", rule, fix)
-
-
-def check_core_speed(machine: Machine) -> Iterator[Finding]:
-    if slow := find_slow_cores(machine.core_seconds):
-        times = [machine.core_seconds[core] / median_low(machine.core_seconds.values()) for core in slow]
-        saw = f"up to {max(times):.1f} times as long as others need: cores {', '.join(map(str, slow))}"
-        rule = "all ranks wait for the slowest at every step"
-        yield warning(saw, rule, "look for what runs there, heat and power limits; keep ranks off them: taskset -c")
-
-
-def check_governor(machine: Machine) -> Iterator[Finding]:
-    for each in machine.governors:
-        if each.startswith("powersave") and "pstate" not in each:
-            rule = "with powersave the cores stay at their lowest frequency"
-            yield warning(f"the governor is {each}", rule, "cpupower frequency-set -g performance")
 
 
 def check_disk(machine: Machine) -> Iterator[Finding]:
@@ -504,9 +364,8 @@ def check_disk(machine: Machine) -> Iterator[Finding]:
     if not folder:
         yield error("no folder for temporary files can be written", rule, "export TMPDIR with one that can be written")
     elif free < 2**30:
-        kind = error if free < 2**24 else warning
         saw = f"{format_bytes(free)} are free in {folder}"
-        yield kind(saw, rule, "make room there, or export TMPDIR with another folder")
+        yield warning(saw, rule, "make room there, or export TMPDIR with another folder")
 
 
 CHECKS = find_checks(globals())

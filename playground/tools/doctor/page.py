@@ -14,7 +14,7 @@ from playground.console.session import Session
 from playground.console.text import Prose, bad, good, prose
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
-from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, interface_towards
+from playground.runtime.meeting.rendezvous import is_loopback
 from playground.tools import TOOLS
 from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, portability, run_checks, script, software
 
@@ -82,7 +82,8 @@ class Examination:
         self.session.say(f"{tier}: {count(found, number)}{about}", *map(finding_text, found))
 
     def examine_machine(self) -> None:
-        facts = machine.Machine(several_hosts=bool(self.settings.hosts) or machine.spans_hosts())
+        several = not all(map(is_loopback, self.settings.hosts)) or machine.spans_hosts()
+        facts = machine.Machine(several_hosts=several)
         self.conclude("machine", facts, run_checks(machine.CHECKS, self.chosen, facts))
 
     def examine_torch(self) -> None:
@@ -97,21 +98,15 @@ class Examination:
             bar.show(f"running {path.name}")
             facts = script.examine(path, words, self.settings.seconds, self.session.run.timeout)
         about = ", ".join(f"{run.size} ranks {run.outcome}" for run in facts.runs)
+        about += f", in copies of its folder in {facts.folder}, removed by now"
         self.conclude("script", facts, run_checks(portability.CHECKS, self.chosen, facts), f" ({about})")
-
-    def describe_itself(self) -> hosts.About:
-        """What this host is asked for by the one that leads."""
-        env, others = self.session.world.rank_env, self.settings.hosts
-        towards = {interface_towards(each) for each in others or [env.rendezvous.host if env else ""]}
-        mtus = [each.mtu for each in machine.find_interfaces() if each.name in towards - {LOOPBACK_INTERFACE}]
-        versions = {package: software.version_of(package) for package in ("torch", "playground")}
-        versions["python"] = platform.python_version()
-        return hosts.About(name=platform.node(), versions=versions, mtu=min(mtus, default=0), findings=self.findings)
 
     def examine_hosts(self, size: int) -> int:
         """Returns the number of errors that another host has found, if that leads."""
         env, timeout = self.session.world.rank_env, self.session.run.timeout
-        about = self.describe_itself()
+        versions = {package: software.version_of(package) for package in ("torch", "playground")}
+        versions["python"] = platform.python_version()
+        about = hosts.About(name=platform.node(), versions=versions, findings=self.findings)
         listener, addresses = hosts.listen(self.settings.hosts, size, self.settings.port, env, about)
         names = self.settings.hosts or [f"host {number}" for number in range(size)]
         with self.session.bar() as bar:
@@ -146,7 +141,8 @@ def command(
     words: tuple[str, ...], settings: DoctorSettings, check: tuple[str, ...], timeout: float, as_json: bool
 ) -> None:
     """Examine this machine, torch, and, with --hosts or under torchrun, the hosts and their links. Or a script for
-    torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen.
+    torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen,
+    in a copy of the working folder.
 
     Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
 

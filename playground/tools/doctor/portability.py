@@ -82,12 +82,12 @@ def check_branches(script: Script) -> Iterator[Finding]:
 
 def check_any_source(script: Script) -> Iterator[Finding]:
     for line in sorted({one.line for one in script.operations() if one.kind == RECEIVE and one.peer is None}):
-        yield error(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
+        yield warning(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
 
 
 def check_nccl_operations(script: Script) -> Iterator[Finding]:
     for name, line in sorted({(one.name, one.line) for one in script.operations() if one.name in NOT_IN_NCCL}):
-        yield error(f"{name} ({line})", "nccl lacks it", "call it in a group of gloo: new_group(backend='gloo')")
+        yield warning(f"{name} ({line})", "nccl lacks it", "call it in a group of gloo: new_group(backend='gloo')")
 
 
 def check_tags(script: Script) -> Iterator[Finding]:
@@ -103,7 +103,7 @@ def check_tags(script: Script) -> Iterator[Finding]:
                 saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, "
                 saw += f"{'not ' * mixed}received in the order of sending ({sent[0].line})"
                 rule = "nccl ignores tags: messages between two ranks arrive in the order of sending"
-                yield (error if mixed else warning)(saw, rule, "receive in the order of sending")
+                yield warning(saw, rule, "receive in the order of sending")
                 return
 
 
@@ -129,7 +129,7 @@ def check_message_order(script: Script) -> Iterator[Finding]:
         if stuck := {one.line for queue in queues.values() for one in next(iter(queue), {}).values()}:
             saw = f"on {run.size} ranks: messages, called one by one, cross each other ({', '.join(sorted(stuck))})"
             rule = "nccl runs them in the order of calls, and large ones wait for their receivers"
-            yield error(saw, rule, "call them together: batch_isend_irecv")
+            yield warning(saw, rule, "call them together: batch_isend_irecv")
             return
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -16,16 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from playground.runtime.backends import BACKENDS, get_backend
 from playground.runtime.backends.nccl import driver_supports
-from playground.runtime.errors import UsageError
-from playground.runtime.meeting.process_end import end_with_parent
-from playground.runtime.meeting.rendezvous import Rendezvous, prepare_rendezvous
+from playground.runtime.errors import PlaygroundError
+from playground.runtime.launcher.launch import launch
 from playground.runtime.remote import remote
 from playground.tools.doctor import Finding, error, find_checks, warning
 
@@ -45,6 +41,8 @@ class Torch:
     version: str = ""
     """Empty if it is not installed."""
     torchvision: str = ""
+    vision_problem: str = ""
+    """What went wrong when an operator of torchvision's was called; empty if nothing did, and without torchvision."""
     stage: str = ""
     """What the process was doing when it ended or its time was up; empty if it came to its end."""
     problem: str = ""
@@ -78,20 +76,18 @@ def examine(timeout: float) -> Torch:
         return Torch()
     facts["stage"] = "importing torch"
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    end_with_us = partial(end_with_parent, os.getpid(), signal.SIGKILL, ctypes.CDLL(None))
-    child = subprocess.Popen(
-        [sys.executable, "-m", TRY.module], env=environ, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=end_with_us if sys.platform == "linux" else None,
-    )  # fmt: skip
-    try:
-        out, err = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        out, err = child.communicate()[0], f"no end within {timeout:g} s"
-    except BaseException:
-        os.killpg(child.pid, signal.SIGKILL)
-        raise
+    command = [sys.executable, "-c", f"from {TRY.module} import try_torch; try_torch()"]
+    with subprocess.Popen(
+        command, env=environ, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        try:
+            out, err = child.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            out, err = child.communicate()[0], f"no end within {timeout:g} s"
+        except BaseException:
+            child.kill()
+            raise
     for line in out.splitlines():
         with contextlib.suppress(ValueError):  # what somebody else has printed
             facts.update(json.loads(line))
@@ -123,52 +119,45 @@ def try_torch() -> None:
     import torch
     import torch.distributed as dist
 
-    tell(import_seconds=time.perf_counter() - started, cuda=torch.version.cuda or "", stage="looking for GPUs")
+    tell(import_seconds=time.perf_counter() - started, cuda=torch.version.cuda or "", stage="importing torchvision")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("torchvision")
+        try:
+            from torchvision.ops import nms
+
+            nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.ones(1), 0.5)
+        except Exception as failure:
+            tell(vision_problem=f"{type(failure).__name__}: {failure}".partition("\n")[0])
     built_in = {name: dist.is_available() and getattr(dist, f"is_{name}_available")() for name in ("gloo", "nccl")}
-    tell(built_in=built_in, driver=driver_supports() or (), visible=torch.cuda.device_count())
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    tell(built_in=built_in, driver=driver_supports() or (), visible=visible)
     sums = {}
     for name in (name for name, is_built_in in built_in.items() if is_built_in):
-        tell(stage=f"adding up on two ranks with {name}")
-        with contextlib.suppress(UsageError):  # this machine has not what it needs
-            get_backend(name).check(2)
+        if get_backend(name).device_type == "cpu" or visible > 1:
+            tell(stage=f"adding up on two ranks with {name}")
             sums[name] = add_on_two_ranks(name)
     tell(sums=sums, stage="")
 
 
 def add_on_two_ranks(backend: str) -> str:
-    """Fork two ranks that add up a tensor; the problem they had, or nothing."""
-    rendezvous, listener = prepare_rendezvous()
-    reading, writing = os.pipe()
-    for rank in range(2):
-        if os.fork() == 0:
-            try:
-                add_up(rank, backend, rendezvous, listener if rank == 0 else None)
-            except BaseException as failure:
-                said = traceback.format_exception_only(failure)[-1].strip().splitlines()[0]
-                os.write(writing, f"rank {rank}: {said}\n".encode())
-            os._exit(0)
-    os.close(writing)
-    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]
-    with open(reading, encoding="utf-8") as problems:
-        deaths = [f"a rank was killed by {signal.Signals(-status).name}\n" for status in statuses if status < 0]
-        return "".join([*deaths, *problems]).partition("\n")[0]
+    """The problem that two ranks had when they added up a tensor, or nothing."""
+    try:
+        wrong = sum(launch(add_up, 2, backend=backend))
+    except (PlaygroundError, OSError) as failure:
+        return str(failure).partition("\n")[0]
+    return f"{wrong:,} of {2 * ELEMENTS:,} elements of a sum are wrong" if wrong else ""
 
 
-def add_up(rank: int, backend: str, rendezvous: Rendezvous, listener: object) -> None:
-    """Rank `rank` of 2. Raises `ValueError` for a wrong sum."""
+def add_up(rank: int, size: int) -> int:
+    """The number of elements of a sum that are wrong."""
     import torch
     import torch.distributed as dist
 
-    from playground.runtime.rank.world import run_in_world
+    from playground.runtime.backends import device
 
-    def all_reduce(rank: int, size: int) -> int:
-        tensor = torch.full((ELEMENTS,), rank + 1.0, device=get_backend(backend).device())
-        dist.all_reduce(tensor)
-        return int((tensor != 3).sum())
-
-    wrong = run_in_world(rank, 2, all_reduce, backend, rendezvous=rendezvous, listener=listener)  # type: ignore[arg-type]
-    if wrong:
-        raise ValueError(f"{wrong:,} of {ELEMENTS:,} elements of a sum are wrong")
+    tensor = torch.full((ELEMENTS,), rank + 1.0, device=device())
+    dist.all_reduce(tensor)
+    return int((tensor != 3).sum())
 
 
 def check_torch_import(torch: Torch) -> Iterator[Finding]:
@@ -183,10 +172,10 @@ def check_torch_import(torch: Torch) -> Iterator[Finding]:
 
 
 def check_torch_versions(torch: Torch) -> Iterator[Finding]:
-    ours, vision = (re.match(r"(\d+)\.(\d+)", each) for each in (torch.version, torch.torchvision))
-    if ours and vision and (ours[1], vision[1]) == ("2", "0") and int(vision[2]) != int(ours[2]) + 15:
-        saw = f"torch {torch.version} and torchvision {torch.torchvision}"
-        yield error(saw, "torchvision 0.(N + 15) is built for torch 2.N", REINSTALL)
+    if torch.vision_problem:
+        saw = f"torchvision {torch.torchvision} does not run with torch {torch.version}: {torch.vision_problem}"
+        asks = [each for each in importlib.metadata.requires("torchvision") or () if re.match(r"torch\b", each)]
+        yield error(saw, f"torchvision's metadata asks for {', '.join(asks) or 'no torch'}", REINSTALL)
 
 
 def check_built_in_backends(torch: Torch) -> Iterator[Finding]:
@@ -198,26 +187,21 @@ def check_built_in_backends(torch: Torch) -> Iterator[Finding]:
 
 
 def check_gpu_driver(torch: Torch) -> Iterator[Finding]:
-    driver = ".".join(map(str, torch.driver))
-    fix = "install a torch built for this driver's CUDA, or update the driver"
+    fix = "install a torch built for this driver's CUDA, or update the driver; unset CUDA_VISIBLE_DEVICES"
     if torch.gpus and not torch.cuda:
         saw = f"{len(torch.gpus)} GPUs, and torch {torch.version} is built without CUDA"
         yield warning(saw, "only a torch built with CUDA uses them", fix)
-    elif torch.cuda and torch.driver and torch.driver[0] < int(torch.cuda.partition(".")[0]):
-        saw = f"torch is built for CUDA {torch.cuda}, and the GPU's driver knows CUDA {driver}"
-        yield error(saw, "a driver runs programs built for its own major version or an older one", fix)
     elif torch.gpus and not torch.visible and not torch.stage:
-        saw = f"nvidia-smi lists {len(torch.gpus)} GPUs, and torch sees none"
-        yield error(saw, "torch sees what CUDA_VISIBLE_DEVICES and the container show it", "unset CUDA_VISIBLE_DEVICES")
+        driver = ".".join(map(str, torch.driver)) or "none"
+        saw = f"nvidia-smi lists {len(torch.gpus)} GPUs, and torch, built for CUDA {torch.cuda}, sees none; "
+        yield error(f"{saw}the driver knows CUDA {driver}", "torch sees what driver and container show it", fix)
 
 
 def check_all_reduce(torch: Torch) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
             saw = f"two ranks on loopback with {backend}: {problem}"
-            yield error(
-                saw, "an all-reduce of two ranks ends with the right sum", "python -m playground hello tells more"
-            )
+            yield error(saw, "an all-reduce of two ranks has the right sum", "python -m playground hello tells more")
 
 
 def check_gpus(torch: Torch) -> Iterator[Finding]:
@@ -232,7 +216,3 @@ def check_gpus(torch: Torch) -> Iterator[Finding]:
 
 
 CHECKS = find_checks(globals())
-
-
-if __name__ == "__main__":
-    try_torch()
