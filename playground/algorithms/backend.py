@@ -33,9 +33,11 @@ from playground.runtime.shared_memory import Segment, open_segment
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "reduce", "reduce_scatter",
-    "reduce_scatter_single_coalesced", "scatter",
+    "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group", "_set_sequence_number_for_group",
 )  # fmt: skip
-"""The operations of gloo. (Receiving from any rank is not among them: torch does not hand on who has sent.)"""
+"""The operations of gloo."""
+_backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
+"""By process group. C++ refers to a half in C++ alone, where TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around it."""
 NO_TIME = timedelta(0)
 """Less than this stands for the group's own timeout."""
 
@@ -122,8 +124,11 @@ class SharedMemory(Backend):
     def recv(self, *args: Any) -> Work:
         return Message(self.gloo.recv(*args))
 
+    def recv_anysource(self, *args: Any) -> Work:
+        return Message(self.gloo.recv_anysource(*args))
+
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
-        self.gloo.monitored_barrier(opts.timeout if opts.timeout > NO_TIME else self.timeout, wait_all_ranks)
+        self.gloo.monitored_barrier(opts.timeout if opts.timeout >= NO_TIME else self.options._timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
         """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""
@@ -173,12 +178,18 @@ class Message(Work):
         return True
 
     def get_future(self) -> Any:
-        """For `is_completed` alone: those of gloo have none."""
+        """Who has sent it, for `source_rank` and `is_completed` alone: a message of gloo's has no future."""
         if not self.ended:
             raise RuntimeError("a message has no future: wait() for its work")
-        ended: torch.futures.Future[Any] = torch.futures.Future()
-        ended.set_result([])
-        return ended
+        sender: torch.futures.Future[Any] = torch.futures.Future()
+        sender.set_result(self.sender())
+        return sender
+
+    def sender(self) -> int | None:
+        try:
+            return self.work._source_rank()
+        except RuntimeError:  # this one has sent it
+            return None
 
 
 def hand_on(name: str) -> Callable[..., Any]:
@@ -207,22 +218,31 @@ def register() -> None:
     def create(options: Any, _: Any) -> SharedMemory:
         rank, size = options.group_rank, options.group_size
         world = options.global_ranks_in_group or range(size)
-        return SharedMemory(options.store, rank, size, world, options.timeout)
+        backend = SharedMemory(options.store, rank, size, world, options.timeout)
+        _backends[options.process_group] = backend
+        return backend
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
-    Work.is_completed = knowing_futures(Work.is_completed)
+    Work.is_completed, Work._source_rank = is_completed, source_rank
 
 
-def knowing_futures(is_completed: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """torch hands on a `Work` from Python as one that never says that it is completed. (torch 2.15)"""
+# torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
+torch_is_completed, torch_source_rank = Work.is_completed, Work._source_rank
 
-    @functools.wraps(is_completed)
-    def is_completed_or_done(work: Any) -> bool:
-        if is_completed(work):
-            return True
-        try:
-            return work.get_future().done()
-        except RuntimeError:  # it has none
-            return False
 
-    return is_completed_or_done
+def is_completed(work: Any) -> bool:
+    if torch_is_completed(work):
+        return True
+    try:
+        return work.get_future().done()
+    except RuntimeError:  # it has none
+        return False
+
+
+def source_rank(work: Any) -> int:
+    try:
+        return torch_source_rank(work)
+    except RuntimeError:
+        if isinstance(sender := work.get_future().value(), int):
+            return sender
+        raise

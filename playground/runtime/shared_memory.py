@@ -176,6 +176,7 @@ class Segment:
 
     def await_lock(self) -> None:
         """Wait until another thread is out of its call."""
+        self.check_flags()
         if self.thread == threading.get_ident():
             raise RuntimeError("this thread is inside a call in the memory that the ranks share, or has left one")
         while not self.lock.acquire(timeout=SLICE):
