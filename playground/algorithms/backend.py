@@ -11,7 +11,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backen
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -37,7 +36,7 @@ HANDED_ON = (
 )  # fmt: skip
 """The operations of gloo."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
-"""By process group. C++ refers to a half in C++ alone, where TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around it."""
+"""By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep what is in Python."""
 NO_TIME = timedelta(0)
 """Less than this stands for the group's own timeout."""
 
@@ -105,7 +104,9 @@ class SharedMemory(Backend):
         if segment is None or not is_ours([output]) or not whole or not output.is_contiguous():
             return self.gloo._allgather_base(output, input, opts)
         gather = partial(shared_memory.all_gather, segment)
-        return self.call(segment, partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts)
+        return self.call(
+            segment, partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts
+        )
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op, segment = kind(opts.reduceOp), self.segment
@@ -144,7 +145,7 @@ class SharedMemory(Backend):
     def call(self, segment: Segment, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
         try:
-            segment.require_own_process()
+            segment.check()
             begun: torch.futures.Future[Any] = torch.futures.Future()
             if opts.asyncOp:
                 ended = begun.then(partial(give, tensors))  # an error in it is one to C++, too: that is where DDP waits
@@ -223,7 +224,8 @@ def register() -> None:
         return backend
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
-    Work.is_completed, Work._source_rank = is_completed, source_rank
+    for name, method in {"is_completed": is_completed, "_source_rank": source_rank}.items():
+        setattr(Work, name, method)
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)

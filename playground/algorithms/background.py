@@ -58,8 +58,9 @@ class Calls:
         """Set when the latest asynchronous call has been made."""
         self.last.set()
         self.lock = threading.Lock()
-        self.threads = self.finishing = 0
-        """How many threads there are, and how many of them run callbacks."""
+        self.threads: set[int] = set()
+        self.finishing: set[int] = set()
+        """The threads that run callbacks."""
 
     def run(self, call: Callable[[], object]) -> None:
         """Make a call here and now, after all that were started before."""
@@ -76,14 +77,12 @@ class Calls:
 
     def provide_thread(self) -> None:
         """Start a thread if calls are waiting and all threads are in callbacks, which may wait for these very calls."""
-        with self.lock:
-            if self.finishing < self.threads or self.entries.empty():
-                return
-            self.threads += 1
-        threading.Thread(target=self.work, name="collective", daemon=True).start()  # a rank ends without waiting for it
+        if len(self.finishing) >= len(self.threads) and not self.entries.empty():
+            threading.Thread(target=self.work, name="collective", daemon=True).start()  # no rank's end waits for it
 
     def work(self) -> None:
         """Make calls until there are to be no more."""
+        self.threads.add(me := threading.get_ident())
         while entry := self.entries.get():
             error = None
             try:
@@ -92,13 +91,11 @@ class Calls:
             except BaseException as raised:  # to be raised where it is waited for
                 error = raised
             entry.made.set()
-            with self.lock:
-                self.finishing += 1
+            self.finishing.add(me)
             self.provide_thread()
             with contextlib.suppress(Exception):  # of a callback: torch has logged it
                 entry.finish(error)
-            with self.lock:
-                self.finishing -= 1
+            self.finishing.discard(me)
             del entry, error  # which hold tensors, and the group
         self.entries.put(None)  # for the next thread
 

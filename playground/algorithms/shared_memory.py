@@ -210,7 +210,9 @@ def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None,
     other = next((rank for rank, call in enumerate(calls) if call[:2] != calls[segment.rank][:2]), None)
     if other is None:
         raise InDifferentPlaces
-    told = [f"{segment.name(rank)} called {describe(segment, *calls[rank][:2])}" for rank in sorted((segment.rank, other))]
+    told = [
+        f"{segment.name(rank)} called {describe(segment, *calls[rank][:2])}" for rank in sorted((segment.rank, other))
+    ]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
 
 

@@ -145,8 +145,10 @@ class Segment:
             self.views[half, dtype, elements] = found
         return found
 
-    def require_own_process(self) -> None:
-        """Raise `RuntimeError` in a process that was forked from the rank's."""
+    def check(self) -> None:
+        """Raise `RuntimeError` if no call can be made any more, or in a process that was forked from the rank's."""
+        if self.memory[self.flags] != self.fine:
+            self.check_flags(*range(self.size))
         if self.pid != os.getpid():
             raise RuntimeError(
                 "this process was forked from a rank, and is none: it cannot call the ranks' collectives"
@@ -158,13 +160,11 @@ class Segment:
         Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks, and is raised on.
         Raises `RuntimeError` if it is broken already, or a rank has left the group.
         """
-        self.require_own_process()
+        self.check()
         try:
             if not self.lock.acquire(blocking=False):
                 self.await_lock()
             self.thread = threading.get_ident()
-            if self.memory[self.flags] != self.fine:
-                self.check_flags(*range(self.size))
             self.number += 1
             result = call(self, *args)
             self.thread = 0
@@ -176,7 +176,6 @@ class Segment:
 
     def await_lock(self) -> None:
         """Wait until another thread is out of its call."""
-        self.check_flags()
         if self.thread == threading.get_ident():
             raise RuntimeError("this thread is inside a call in the memory that the ranks share, or has left one")
         while not self.lock.acquire(timeout=SLICE):
@@ -273,8 +272,8 @@ class Segment:
         flags = self.memory[self.flags]
         if (rank := flags.find(BROKEN)) >= 0:
             raise RuntimeError(
-                f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this host share: make a new "
-                "process group"
+                f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this host share: "
+                "make a new process group"
             )
         for rank in needed:
             if flags[rank] == GONE:
