@@ -133,7 +133,9 @@ class SharedMemory(Backend):
 
     def shutdown(self) -> None:
         """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""
-        if self.segment:
+        if self.segment and self.calls.last.is_set():
+            self.segment.leave()
+        elif self.segment and not self.segment.is_broken():
             self.calls.start(self.segment.leave, finish=lambda error: None)
         self.gloo.shutdown()
 
@@ -144,13 +146,13 @@ class SharedMemory(Backend):
 
     def call(self, segment: Segment, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
+        segment.check()
         try:
-            segment.check()
             begun: torch.futures.Future[Any] = torch.futures.Future()
             if opts.asyncOp:
                 ended = begun.then(partial(give, tensors))  # an error in it is one to C++, too: that is where DDP waits
                 self.calls.start(call, begun.set_result)
-                return _create_work_from_future(ended)
+                return Call(ended)
             self.calls.run(call)
             begun.set_result(tensors)
             return _create_work_from_future(begun)
@@ -164,6 +166,22 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
     if error := ended.value():
         raise error
     return tensors
+
+
+class Call(Work):
+    """An asynchronous call. torch's own work of a future waits for it, and does not raise its error."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self.future = future
+
+    def wait(self, *timeout: timedelta) -> bool:
+        """Wait as long as the group's timeout allows."""
+        self.future.wait()
+        return True
+
+    def get_future(self) -> Any:
+        return self.future
 
 
 class Message(Work):

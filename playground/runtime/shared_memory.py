@@ -302,9 +302,13 @@ class Segment:
         """Say that this rank has left a call: every rank that waits in this memory, or comes, gets an error."""
         self.memory[self.flags.start + self.rank] = BROKEN
 
+    def is_broken(self) -> bool:
+        """Whether a rank has left a call."""
+        return BROKEN in self.memory[self.flags]
+
     def leave(self) -> None:
         """Say that this rank makes no further call. What all have come to, others can still end."""
-        if self.memory[self.flags.start + self.rank] != BROKEN:
+        if not self.is_broken():
             self.memory[self.flags.start + self.rank] = GONE
 
 
