@@ -4,39 +4,39 @@
     python -m playground ddp --backend shm
 
 all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours where all ranks of the
-group share memory; everything else is handed to gloo. What is asynchronous and large runs in a thread, in the order of
-the calls, so that DistributedDataParallel computes meanwhile.
+group share memory; everything else is handed to gloo. What is asynchronous runs in a thread, in the order of the calls,
+so that DistributedDataParallel computes meanwhile.
 Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, _create_work_from_future
+from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 
 from playground.algorithms import shared_memory
+from playground.algorithms.background import Calls
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id
 from playground.runtime.shared_memory import Segment, open_segment
 
-INLINE = 256 * 1024
-"""Bytes up to which a collective is over before a thread would have begun it."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "recv",
-    "reduce", "reduce_scatter", "reduce_scatter_single_coalesced", "scatter", "send", "abort",
-    "shutdown",
+    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "reduce", "reduce_scatter",
+    "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group", "_set_sequence_number_for_group",
 )  # fmt: skip
-"""The operations of gloo. (Receiving from any rank is not among them: torch does not hand on who has sent.)"""
+"""The operations of gloo."""
+_backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
+"""By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep what is in Python."""
 NO_TIME = timedelta(0)
 """Less than this stands for the group's own timeout."""
 
@@ -48,14 +48,14 @@ class SharedMemory(Backend):
     supports_coalescing = supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
     _supports_time_estimate = False
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+    def __init__(self, store: Any, rank: int, size: int, world: Sequence[int], timeout: timedelta) -> None:
+        """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.timeout = timeout
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shm")
-        self.last: Future[None] | None = None
-        self.found: Segment | str = ""
-        """The memory that the ranks share, or why they share none; empty as long as nobody has asked."""
+        self.segment = self.open_segment(world)
+        """The memory that all ranks of the group share; None if they share none."""
+        self.calls = Calls()
+        weakref.finalize(self, self.calls.end)
 
     def getBackendName(self) -> str:  # noqa: N802 - as torch calls it
         return "shm"
@@ -64,20 +64,18 @@ class SharedMemory(Backend):
     def options(self) -> Any:
         return self.gloo.options
 
-    def segment(self) -> Segment | None:
-        """The memory that all ranks of the group share; None if they share none. The first time, all must ask."""
-        if not self.found and self.size() == 1:
-            self.found = "there is one"
-        elif not self.found:
-            hosts = Hosts.from_ids(self.exchange([digest(host_id())]))
-            why = "ranks are on several hosts" * hosts.several
-            self.found = why or open_segment(self.rank(), hosts.members, self.exchange, self.timeout.total_seconds())
-            if isinstance(self.found, str):
-                shared_memory.say_why_not(self.found, self.rank())
-        if isinstance(self.found, str):
+    def open_segment(self, world: Sequence[int]) -> Segment | None:
+        if self.size() == 1:
             return None
-        self.found.require_own_process()
-        return self.found
+        hosts, options = Hosts.from_ids(self.exchange([digest(host_id())])), self.options
+        found: Segment | str = "ranks are on several hosts"
+        if not hosts.several:
+            timeout = lambda: options._timeout.total_seconds()  # noqa: E731 - which the program may set
+            found = open_segment(self.rank(), hosts.members, world, self.exchange, timeout)
+        if isinstance(found, str):
+            shared_memory.say_why_not(found, self.rank())
+            return None
+        return found
 
     def exchange(self, values: Any) -> list[tuple[int, ...]]:
         """All-gather of a few numbers, by gloo."""
@@ -87,58 +85,130 @@ class SharedMemory(Backend):
         return [tuple(each.tolist()) for each in told]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        op, segment = kind(opts.reduceOp), self.segment()
+        op, segment = kind(opts.reduceOp), self.segment
         if segment is None or not is_ours(tensors, op):
             return self.gloo.allreduce(tensors, opts)
         reduce = partial(shared_memory.all_reduce, segment, op=op)
-        return self.start(partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
+        return self.call(segment, partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        segment = self.segment()
+        segment = self.segment
         if segment is None or not is_ours(tensors):
             return self.gloo.broadcast(tensors, opts)
         broadcast = partial(shared_memory.broadcast, segment, root=opts.rootRank)
-        return self.start(partial(on_flat, broadcast, tensors[0]), tensors, opts)
+        return self.call(segment, partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        segment = self.segment()
+        segment = self.segment
         whole = output.numel() == self.size() * input.numel() and output.dtype == input.dtype
         if segment is None or not is_ours([output]) or not whole or not output.is_contiguous():
             return self.gloo._allgather_base(output, input, opts)
         gather = partial(shared_memory.all_gather, segment)
-        return self.start(partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts)
+        return self.call(
+            segment, partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts
+        )
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        op, segment = kind(opts.reduceOp), self.segment()
+        op, segment = kind(opts.reduceOp), self.segment
         whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
         if segment is None or not is_ours([input], op) or not whole:
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, segment, op=op)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
-        return self.start(call, [output], opts)
+        return self.call(segment, call, [output], opts)
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
 
+    def send(self, *args: Any) -> Work:
+        return Message(self.gloo.send(*args))
+
+    def recv(self, *args: Any) -> Work:
+        return Message(self.gloo.recv(*args))
+
+    def recv_anysource(self, *args: Any) -> Work:
+        return Message(self.gloo.recv_anysource(*args))
+
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
-        self.gloo.monitored_barrier(opts.timeout if opts.timeout > NO_TIME else self.timeout, wait_all_ranks)
+        self.gloo.monitored_barrier(opts.timeout if opts.timeout >= NO_TIME else self.options._timeout, wait_all_ranks)
 
-    def start(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
+    def shutdown(self) -> None:
+        """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""
+        if self.segment and self.calls.last.is_set():
+            self.segment.leave()
+        elif self.segment and not self.segment.is_broken():
+            self.calls.start(self.segment.leave, finish=lambda error: None)
+        self.gloo.shutdown()
+
+    def abort(self) -> None:
+        if self.segment:
+            self.segment.give_up()
+        self.gloo.abort()
+
+    def call(self, segment: Segment, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
-        begun: torch.futures.Future[Any] = torch.futures.Future()
+        segment.check()
+        try:
+            begun: torch.futures.Future[Any] = torch.futures.Future()
+            if opts.asyncOp:
+                ended = begun.then(partial(give, tensors))  # an error in it is one to C++, too: that is where DDP waits
+                self.calls.start(call, begun.set_result)
+                return Call(ended)
+            self.calls.run(call)
+            begun.set_result(tensors)
+            return _create_work_from_future(begun)
+        except BaseException:  # the call may be under way, and its caller does not know
+            segment.give_up()
+            raise
 
-        def run(_: object) -> list[torch.Tensor]:
-            call()
-            return tensors
 
-        idle = self.last is None or self.last.done()
-        if opts.asyncOp and not (idle and tensors[0].nbytes <= INLINE):
-            ended = begun.then(run)  # so that an error in it is one to C++ too: DistributedDataParallel waits there
-            self.last = self.thread.submit(begun.set_result, None)
-            return _create_work_from_future(ended)
-        if self.last:
-            self.last.result()
-        begun.set_result(run(None))
-        return _create_work_from_future(begun)
+def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
+    """Raise the error that a call has ended with, if any."""
+    if error := ended.value():
+        raise error
+    return tensors
+
+
+class Call(Work):
+    """An asynchronous call. torch's own work of a future waits for it, and does not raise its error."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self.future = future
+
+    def wait(self, *timeout: timedelta) -> bool:
+        """Wait as long as the group's timeout allows."""
+        self.future.wait()
+        return True
+
+    def get_future(self) -> Any:
+        return self.future
+
+
+class Message(Work):
+    """A message of gloo's. It is completed when it has been waited for, as on gloo."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work, self.ended = work, False
+
+    def wait(self, *timeout: timedelta) -> bool:
+        self.work.wait(*timeout)
+        self.ended = True
+        return True
+
+    def get_future(self) -> Any:
+        """Who has sent it, for `source_rank` and `is_completed` alone: a message of gloo's has no future."""
+        if not self.ended:
+            raise RuntimeError("a message has no future: wait() for its work")
+        sender: torch.futures.Future[Any] = torch.futures.Future()
+        sender.set_result(self.sender())
+        return sender
+
+    def sender(self) -> int | None:
+        try:
+            return self.work._source_rank()
+        except RuntimeError:  # this one has sent it
+            return None
 
 
 def hand_on(name: str) -> Callable[..., Any]:
@@ -165,6 +235,34 @@ def register() -> None:
     """Make `shm` known to torch.distributed; torch calls this when somebody asks for it."""
 
     def create(options: Any, _: Any) -> SharedMemory:
-        return SharedMemory(options.store, options.group_rank, options.group_size, options.timeout)
+        rank, size = options.group_rank, options.group_size
+        world = options.global_ranks_in_group or range(size)
+        backend = SharedMemory(options.store, rank, size, world, options.timeout)
+        _backends[options.process_group] = backend
+        return backend
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
+    for name, method in {"is_completed": is_completed, "_source_rank": source_rank}.items():
+        setattr(Work, name, method)
+
+
+# torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
+torch_is_completed, torch_source_rank = Work.is_completed, Work._source_rank
+
+
+def is_completed(work: Any) -> bool:
+    if torch_is_completed(work):
+        return True
+    try:
+        return work.get_future().done()
+    except RuntimeError:  # it has none
+        return False
+
+
+def source_rank(work: Any) -> int:
+    try:
+        return torch_source_rank(work)
+    except RuntimeError:
+        if isinstance(sender := work.get_future().value(), int):
+            return sender
+        raise

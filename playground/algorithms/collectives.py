@@ -6,7 +6,7 @@ An algorithm itself sees only a flat tensor, what adding is, and the messages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,12 @@ def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
     with torch.no_grad():
         do(flat)
         if flat.data_ptr() != real.data_ptr():
-            real.copy_(flat.view(real.shape))
+            once(real).copy_(once(flat.view(real.shape), real.stride()))
+
+
+def once(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
+    """Each place in memory once, where a tensor with these strides, its own if none are given, is an expanded one."""
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides or tensor.stride())]
 
 
 def all_reduce_by(reduce: OnFlat, tensor: torch.Tensor, op: Any, size: int) -> None:
@@ -170,14 +175,13 @@ def run_collective(
     """
     group = group or dist.group.WORLD
     if group == dist.GroupMember.NON_GROUP_MEMBER:
-        return background.start(lambda: None, in_thread=True) if async_op else None
-    transport = transport_of(group)
+        return background.start(background.Calls(), lambda: None, in_thread=False) if async_op else None
+    transport, calls = transport_of(group), background.calls_of(group)
     if whole is not None and share is not None:
         check_shares(whole, share, transport.size)
     if async_op:
-        return background.start(functools.partial(call, transport), transport.allows_threads)
-    background.finish()
-    call(transport)
+        return background.start(calls, functools.partial(call, transport), transport.allows_threads)
+    calls.run(functools.partial(call, transport))
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 import torch.distributed as dist
@@ -72,9 +72,10 @@ class ProcessGroupTransport:
     def segment(self, device: torch.device) -> Segment | str:
         segment = _segments.get(self.group)
         if segment is None:
-            hosts, timeout = self.hosts(device).members, timeout_of(self.group, device)
+            hosts, timeout = self.hosts(device).members, partial(timeout_of, proxy(self.group), device)
             if device.type == "cpu":
-                segment = open_segment(self.rank, hosts, partial(exchange, self, device), timeout)
+                world = dist.get_process_group_ranks(self.group)
+                segment = open_segment(self.rank, hosts, world, partial(exchange, self, device), timeout)
             else:
                 segment = f"tensors lie in the memory of {device.type}"
             _segments[self.group] = segment

@@ -64,16 +64,20 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
+    segment.run(add_anywhere, flat, op)
+
+
+def add_anywhere(segment: Segment, flat: torch.Tensor, op: Any) -> None:
+    """All-reduce by the way that fits the tensor's size, and where it lies."""
     way = add_whole if flat.nbytes <= SMALL else add_by_slots
-    with segment.lock:
-        arena = segment.arenas.get(flat.untyped_storage().data_ptr())
-        try:
-            if arena is None:
-                way(segment, flat, op)
-            else:
-                add_in_place(segment, flat, op, *arena)
-        except InDifferentPlaces:  # on all ranks
+    number, tensors = segment.arenas.get(flat.untyped_storage().data_ptr(), (0, []))
+    try:
+        if tensors and tensors[0].dtype == flat.dtype:  # otherwise their offsets are in different units
+            add_in_place(segment, flat, op, number, tensors)
+        else:
             way(segment, flat, op)
+    except InDifferentPlaces:  # on all ranks
+        way(segment, flat, op)
 
 
 class InDifferentPlaces(Exception):
@@ -131,27 +135,34 @@ def add_all(add: Callable[..., object], parts: Sequence[torch.Tensor], out: torc
 def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
     """Leave on rank r, in the r-th of N shares of a flat tensor, what `op` makes of it; the other shares stay as they
     are. Raises as `all_reduce`."""
-    with segment.lock:
+
+    def reduce(segment: Segment) -> None:
         agree(segment, "reduce_scatter", flat, op)
         shares = flat.tensor_split(segment.size)
         step = SLOT // flat.itemsize // segment.size
         for start in range(0, shares[0].numel(), step):
             reduce_shares(segment, [share[start : start + step] for share in shares], op, segment.meet)
 
+    segment.run(reduce)
+
 
 def all_gather(segment: Segment, flat: torch.Tensor) -> None:
     """Take rank r's r-th of N shares of a flat tensor to all ranks. Raises as `all_reduce`."""
-    with segment.lock:
+
+    def gather(segment: Segment) -> None:
         agree(segment, "all_gather", flat)
         shares = flat.tensor_split(segment.size)
         step = SLOT // flat.itemsize
         for start in range(0, shares[0].numel(), step):
             gather_shares(segment, [share[start : start + step] for share in shares])
 
+    segment.run(gather)
+
 
 def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
     """Take a flat tensor from rank `root` of the segment to all. Raises as `all_reduce`."""
-    with segment.lock:
+
+    def spread(segment: Segment) -> None:
         agree(segment, "broadcast", flat, root=root)
         for piece in flat.split(SLOT // flat.itemsize):
             slot = segment.slots(segment.half, flat.dtype, piece.numel())[root]
@@ -160,6 +171,8 @@ def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
             segment.meet()
             if segment.rank != root:
                 piece.copy_(slot)
+
+    segment.run(spread)
 
 
 def reduce_shares(segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Callable[[], None]) -> None:
@@ -197,15 +210,16 @@ def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None,
     other = next((rank for rank, call in enumerate(calls) if call[:2] != calls[segment.rank][:2]), None)
     if other is None:
         raise InDifferentPlaces
-    segment.give_up()
-    told = [f"{segment.name(rank)} called {describe(*calls[rank][:2])}" for rank in sorted((segment.rank, other))]
+    told = [
+        f"{segment.name(rank)} called {describe(segment, *calls[rank][:2])}" for rank in sorted((segment.rank, other))
+    ]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
 
 
-def describe(numel: int, code: int) -> str:
+def describe(segment: Segment, numel: int, code: int) -> str:
     """A call, from the numbers that stand for it."""
     collective, dtype, op, root = CALLS[code & 255], DTYPES[code >> 8 & 255], code >> 16 & 255, code >> 24
     details = [f"{numel} {name_of(dtype)}", *([OPS[op].name] if op < len(OPS) else [])]
     if collective == "broadcast":
-        details.append(f"from rank {root}")
+        details.append(f"from {segment.name(root)}")
     return f"{collective}({', '.join(details)})"

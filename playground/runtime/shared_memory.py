@@ -7,6 +7,10 @@
 
 Ranks meet in it by semaphores: `sem_post` and `sem_wait` order memory on every processor. A wait is bounded: it tries
 for some microseconds, then sleeps in slices, between which it looks whether a peer has ended or has given up.
+
+A rank that leaves a call by an exception, at whatever point, can have the others' sums half done, and its next call
+would meet a peer's earlier one. So an exception in a call breaks the memory for all ranks: those that wait, and every
+later call, raise.
 Sources: memfd_create(2), sem_overview(7), pidfd_open(2); the barrier is Hensgen, Finkel, Manber: Two Algorithms for
 Barrier Synchronization (1988), International Journal of Parallel Programming 17
 """
@@ -25,6 +29,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -45,9 +50,12 @@ SLICE = 0.05
 """Seconds of sleep between two looks at the peers."""
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
-CALL = struct.Struct("QQQ")
-"""What ranks compare of a call: three numbers, whose meaning is the caller's."""
+CALL = struct.Struct("QQQQ")
+"""What ranks compare of a call: which it is, and three numbers whose meaning is the caller's."""
+GONE, BROKEN = 1, 2
+"""A rank's flag, when it takes part in no further call, and when it has left a call."""
 
+Result = TypeVar("Result")
 Exchange = Callable[[Sequence[int]], "list[tuple[int, ...]]"]
 """All-gather of a few 64-bit numbers among the ranks of a group."""
 
@@ -92,13 +100,17 @@ class Semaphores:
 class Segment:
     """Memory of which each rank has a part, and through which they call each other.
 
-    `rank` and `size` are this rank's number among the `members` (their ranks in the group), and how many they are.
-    All of them do the same things with it in the same order, one thread at a time (`lock`).
+    `rank` and `size` are this rank's number among the `members` (their ranks in the world), and how many they are. All
+    of them make the same calls (`run`) in the same order. `timeout` returns how many seconds one may wait.
     """
 
-    def __init__(self, members: Sequence[int], rank: int, memory: mmap.mmap, pidfds: Sequence[int], timeout: float):
+    def __init__(
+        self, members: Sequence[int], rank: int, memory: mmap.mmap, pidfds: Sequence[int], timeout: Callable[[], float]
+    ) -> None:
         self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
-        self.memory, self.pid, self.lock = memory, os.getpid(), threading.RLock()
+        self.memory, self.pid, self.number = memory, os.getpid(), 0
+        self.lock, self.thread = threading.Lock(), 0
+        """Held inside a call, and by which thread. Who leaves a call by an exception does not release it."""
         others = [each for each in range(self.size) if each != rank]
         self.peers = dict(zip(others, pidfds, strict=True))
         weakref.finalize(self, close_all, list(pidfds))
@@ -107,6 +119,7 @@ class Segment:
         """Which of the two slots of each rank the next `meet` is about."""
         self.tries = TRIES if self.size <= host.cores() else TRIES_IF_CROWDED
         self.layout = layout = Layout(self.size)
+        self.flags, self.fine = slice(layout.broken, layout.broken + self.size), bytes(self.size)
         self.waits = [ctypes.c_uint64.from_buffer(memory, layout.waits(each)) for each in range(self.size)]
         """For each rank the round in which it sleeps, from 1 on, or 0: each writes its own."""
         self.semaphores = Semaphores()
@@ -132,12 +145,41 @@ class Segment:
             self.views[half, dtype, elements] = found
         return found
 
-    def require_own_process(self) -> None:
-        """Raise `RuntimeError` in a process that was forked from the rank's."""
+    def check(self) -> None:
+        """Raise `RuntimeError` if no call can be made any more, or in a process that was forked from the rank's."""
+        if self.memory[self.flags] != self.fine:
+            self.check_flags(*range(self.size))
         if self.pid != os.getpid():
             raise RuntimeError(
                 "this process was forked from a rank, and is none: it cannot call the ranks' collectives"
             )
+
+    def run(self, call: Callable[..., Result], *args: Any) -> Result:
+        """Make a call that all ranks make: `call(self, *args)`.
+
+        Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks, and is raised on.
+        Raises `RuntimeError` if it is broken already, or a rank has left the group.
+        """
+        self.check()
+        try:
+            if not self.lock.acquire(blocking=False):
+                self.await_lock()
+            self.thread = threading.get_ident()
+            self.number += 1
+            result = call(self, *args)
+            self.thread = 0
+            self.lock.release()
+        except BaseException:
+            self.give_up()
+            raise
+        return result
+
+    def await_lock(self) -> None:
+        """Wait until another thread is out of its call."""
+        if self.thread == threading.get_ident():
+            raise RuntimeError("this thread is inside a call in the memory that the ranks share, or has left one")
+        while not self.lock.acquire(timeout=SLICE):
+            self.check_flags()
 
     def meet(self) -> None:
         """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
@@ -155,15 +197,19 @@ class Segment:
         self.half ^= 1
 
     def agree(self, call: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        """`meet`, and compare what the ranks call, in numbers. Returns this rank's call, alone, if it is that of all;
-        otherwise those of all ranks."""
-        self.require_own_process()
-        start, mine = self.layout.calls(self.half), CALL.pack(*call)
+        """`meet`, and compare which of its calls each rank is in, and what it calls, in numbers. Returns this rank's
+        call, alone, if it is that of all; otherwise those of all ranks."""
+        start, mine = self.layout.calls(self.half), CALL.pack(self.number, *call)
         here = start + self.rank * CALL.size
         self.memory[here : here + CALL.size] = mine
         self.meet()
         told = self.memory[start : start + self.size * CALL.size]
-        return [call] if told == self.size * mine else [*CALL.iter_unpack(told)]
+        if told == self.size * mine:
+            return [call]
+        numbers, calls = zip(*((number, tuple(rest)) for number, *rest in CALL.iter_unpack(told)), strict=True)
+        if len(set(numbers)) > 1:
+            raise RuntimeError(f"{LOST}: a rank has left a call: the ranks are in their calls {numbers}")
+        return list(calls)
 
     def await_signal(self, number: int) -> None:
         """Wait for this rank's signal of that round, which has not come yet."""
@@ -172,15 +218,15 @@ class Segment:
             os.sched_yield()
             if not try_wait(semaphore):
                 return
-        end = time.monotonic() + self.timeout
+        timeout = self.timeout()
+        end = time.monotonic() + timeout
         self.waits[self.rank].value = number + 1
         while not self.semaphores.wait(semaphore, SLICE):
             late = self.find_late()
             self.check_peers(late)
             if time.monotonic() > end:
-                self.give_up()
                 raise RuntimeError(
-                    f"Timed out after {self.timeout:g} s in the memory that the ranks of this host share: "
+                    f"Timed out after {timeout:g} s in the memory that the ranks of this host share: "
                     f"{self.name(late)} did not come"
                 )
         self.waits[self.rank].value = 0
@@ -211,8 +257,7 @@ class Segment:
         """
         size = -(-(elements + 1) * dtype.itemsize // PAGE) * PAGE
         number = self.size if tensors is None else tensors
-        with self.lock:
-            memory = share(self.rank, range(self.size), PAGE + number * size, self.exchange)
+        memory = self.run(lambda _: share(self.rank, range(self.size), PAGE + number * size, self.exchange))
         if isinstance(memory, str):
             raise MemoryError(f"no {number * size} bytes for the ranks of this host to share: {memory}")
         starts = range(PAGE, PAGE + number * size, size)
@@ -222,16 +267,23 @@ class Segment:
             self.arenas[made[self.rank].untyped_storage().data_ptr()] = self.allocated, made
         return made
 
-    def check_peers(self, late: int) -> None:
-        """Raise `RuntimeError` if any rank has given up, or if the one that is late has ended. (One that has come to
-        the last meeting may end while others are still there.)"""
-        broken = self.memory[self.layout.broken : self.layout.broken + self.size]
-        if any(broken):
+    def check_flags(self, *needed: int) -> None:
+        """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left the group."""
+        flags = self.memory[self.flags]
+        if (rank := flags.find(BROKEN)) >= 0:
             raise RuntimeError(
-                f"{LOST}: {self.name(broken.index(1))} has left the memory that the ranks of this host share"
+                f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this host share: "
+                "make a new process group"
             )
+        for rank in needed:
+            if flags[rank] == GONE:
+                raise RuntimeError(f"{LOST}: {self.name(rank)} has destroyed the process group")
+
+    def check_peers(self, late: int) -> None:
+        """Raise `RuntimeError` if any rank has given up, or if the one that is late has ended, or left the group. (One
+        that has come to the last meeting may do so while others are still there.)"""
+        self.check_flags(late)
         if late in self.peers and select.select([self.peers[late]], [], [], 0)[0]:
-            self.give_up()
             raise RuntimeError(f"{LOST}: the process of {self.name(late)} has ended")
 
     def share_of(self, elements: int) -> tuple[int, int]:
@@ -239,7 +291,7 @@ class Segment:
         return elements * self.rank // self.size, elements * (self.rank + 1) // self.size
 
     def name(self, rank: int) -> str:
-        """A rank, by its number in the group."""
+        """A rank of the segment, by its number in the world."""
         return f"rank {self.members[rank]}"
 
     def semaphore(self, number: int, rank: int) -> int:
@@ -247,8 +299,17 @@ class Segment:
         return self.bytes.data_ptr() + self.layout.semaphore(number, rank)
 
     def give_up(self) -> None:
-        """Say that this rank does not come any more: every rank that waits in this memory, or comes, gets an error."""
-        self.memory[self.layout.broken + self.rank] = 1
+        """Say that this rank has left a call: every rank that waits in this memory, or comes, gets an error."""
+        self.memory[self.flags.start + self.rank] = BROKEN
+
+    def is_broken(self) -> bool:
+        """Whether a rank has left a call."""
+        return BROKEN in self.memory[self.flags]
+
+    def leave(self) -> None:
+        """Say that this rank makes no further call. What all have come to, others can still end."""
+        if not self.is_broken():
+            self.memory[self.flags.start + self.rank] = GONE
 
 
 class Layout:
@@ -298,11 +359,13 @@ def close_all(descriptors: Sequence[int]) -> None:
             os.close(descriptor)
 
 
-def open_segment(rank: int, hosts: Sequence[Sequence[int]], exchange: Exchange, timeout: float) -> Segment | str:
+def open_segment(
+    rank: int, hosts: Sequence[Sequence[int]], world: Sequence[int], exchange: Exchange, timeout: Callable[[], float]
+) -> Segment | str:
     """The memory of this rank's host: all ranks of a group call this at the same point, and each host has its own.
 
-    `hosts` are the ranks by host, `timeout` is in seconds. Where a single rank cannot have it, none has: then, on each
-    rank, a reason is returned.
+    `hosts` are the ranks by host, `world` is the number of each in the world, `timeout` returns seconds. Where a single
+    rank cannot have it, none has: then, on each rank, a reason is returned.
     """
     members = next(ranks for ranks in hosts if rank in ranks)
     pidfds: list[int] = []
@@ -323,7 +386,7 @@ def open_segment(rank: int, hosts: Sequence[Sequence[int]], exchange: Exchange, 
     if isinstance(memory, str):
         close_all(pidfds)
         return memory
-    return Segment(members, members.index(rank), memory, pidfds, timeout)
+    return Segment([world[member] for member in members], members.index(rank), memory, pidfds, timeout)
 
 
 def share(

@@ -76,7 +76,7 @@ class SharedStep(FlatStep):
         """For each bucket the flat gradients of all ranks."""
         super().__init__(model, all_reduce)
         if self.segment:
-            self.segment.meet()  # the first has written the parameters
+            self.segment.run(Segment.meet)  # the first has written the parameters
 
     def new_bucket(self, params: Sequence[torch.Tensor]) -> Bucket:
         if not self.segment:
@@ -98,12 +98,16 @@ class SharedStep(FlatStep):
         return Done() if self.segment else super().start(bucket)
 
     def step(self, lr: float, momentum: float) -> None:
+        if self.segment:
+            self.segment.run(self.step_for_all, lr, momentum)
+        else:
+            super().step(lr, momentum)
+
+    def step_for_all(self, segment: Segment, lr: float, momentum: float) -> None:
         """Sum this rank's share of all gradients and take the step for it, block by block, in the cache."""
-        if not self.segment:
-            return super().step(lr, momentum)
-        agree(self.segment, "step", self.values[0])
+        agree(segment, "step", self.values[0])
         for gradients, values, buffer in zip(self.of_all, self.values, self.momenta, strict=True):
-            begin, end = self.segment.share_of(values.numel())
+            begin, end = segment.share_of(values.numel())
             block = BLOCK // values.itemsize
             space = values.new_empty(block)
             for first in range(begin, end, block):
@@ -113,8 +117,7 @@ class SharedStep(FlatStep):
                 add_all(torch.add, parts, out=total)
                 momenta = buffer[first - begin : last - begin].mul_(momentum).add_(total)
                 values[first:last].add_(momenta, alpha=-lr)
-        self.segment.meet()
-        return None
+        segment.meet()
 
 
 class Done:

@@ -20,6 +20,9 @@ from drawn_tensors import agree, any_tensor, bits_of, data_for, few
 from forked_ranks import run_forked
 from hypothesis import given, strategies as st
 from ranks import needs_shm
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce, shared_memory
 from playground.algorithms.process_group import ProcessGroupTransport, _segments
@@ -104,7 +107,7 @@ def large(rank: int, size: int, numel: int) -> dict[str, bool]:
         "in order": torch.equal(first, total) and torch.equal(second, total) and small.item() == sum(range(size)),
         "broadcast": torch.equal(root, given[-1]),
         "halves": torch.equal(whole[: share.numel() * size], total[: share.numel() * size]),
-        "shared": isinstance(dist.group.WORLD._get_backend(torch.device("cpu")).found, Segment),
+        "shared": isinstance(dist.group.WORLD._get_backend(torch.device("cpu")).segment, Segment),
     }
 
 
@@ -115,30 +118,31 @@ def test_tensors_of_many_slots(size: int, world: Worlds) -> None:
     assert results == [dict.fromkeys(["in order", "broadcast", "halves", "shared"], True)] * size
 
 
-def where_they_lie(rank: int, size: int, elements: int) -> dict[str, bool]:
-    """Sums of tensors that lie in shared memory on all ranks, or only on some."""
+def where_they_lie(rank: int, size: int, elements: int) -> set[str]:
+    """Tensors whose sums are wrong, of those that lie in shared memory on all ranks, or only on some."""
     segment = ProcessGroupTransport(dist.group.WORLD).segment(torch.device("cpu"))
     assert isinstance(segment, Segment)
     first, second = (segment.allocate(elements, torch.float64)[rank] for _ in range(2))
+    complex_ones = segment.allocate(elements, torch.complex128)[rank]
     elsewhere, right = torch.zeros(elements, dtype=torch.float64), {}
     for name, tensor in {
         "all": first, "the second": second, "a part": first[3:], "elsewhere": elsewhere,
         "some": first if rank == 0 else elsewhere, "others": first if rank else second,
+        "another type": first.view(torch.int32)[1:], "complex": complex_ones[2:], "real part": complex_ones[1:].real,
     }.items():  # fmt: skip
-        given = [torch.sin(torch.arange(tensor.numel(), dtype=torch.float64) + each) for each in range(size)]
+        given = [(7 * torch.sin(torch.arange(len(tensor)) + each)).to(tensor.dtype) for each in range(size)]
         expected = fold(given, "SUM")
         tensor.copy_(given[rank])
         load_all_reduce("shared-memory")(tensor)
         right[name] = torch.equal(tensor, expected)
-    return right
+    return {name for name, each in right.items() if not each}
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("elements", [5, 1000, 3 * SLOT // 8 + 7])
 def test_tensors_that_lie_in_shared_memory(elements: int, size: int, world: Worlds) -> None:
     """The same bits as in any other memory."""
-    for right in world(size).run(where_they_lie, elements):
-        assert right == dict.fromkeys(["all", "the second", "a part", "elsewhere", "some", "others"], True)
+    assert world(size).run(where_they_lie, elements) == [set()] * size
 
 
 def call_differently(rank: int, size: int, calls: list[str]) -> None:
@@ -171,6 +175,101 @@ def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, wor
     assert "the ranks do not call the same collective" in str(error.value)
 
 
+def overlap(rank: int, size: int) -> list[float]:
+    """Asynchronous calls return before the others come: the first and later ones, small and large, of two groups."""
+    groups = [dist.new_group(range(size)) for _ in range(2)]
+    sums, letter = [], torch.zeros(1)
+    for elements in (1, 1000, SLOT):
+        tensors = [torch.full((elements,), rank + 1.0) for _ in range(2)]
+        if rank == 0:
+            works = [dist.all_reduce(tensors[n], group=groups[n], async_op=True) for n in range(2)]
+            dist.send(letter, 1)
+        else:
+            dist.recv(letter, 0)
+            works = [dist.all_reduce(tensors[n], group=groups[n], async_op=True) for n in reversed(range(2))]
+        while not all(work.is_completed() for work in works):
+            time.sleep(0.001)
+        sums += [tensor[-1].item() for tensor in tensors]
+    return sums
+
+
+def call_back(rank: int, size: int) -> list[float]:
+    """A callback calls the next collectives; and so does PowerSGD's hook."""
+    tensors = [torch.full((1000,), rank + 1.0) for _ in range(3)]
+
+    def again(future: Any) -> None:
+        dist.all_reduce(tensors[1])
+        dist.all_reduce(tensors[2], async_op=True).get_future().wait()
+
+    dist.all_reduce(tensors[0], async_op=True).get_future().then(again).wait()
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100)))
+    model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+    for _ in range(5):
+        model(torch.randn(2, 100)).sum().backward()
+    whole = torch.cat([param.grad.flatten() for param in model.parameters()])
+    others = torch.empty(size * len(whole))
+    dist.all_gather_into_tensor(others, whole)
+    return [*(tensor[-1].item() for tensor in tensors), float((others.view(size, -1) != whole).sum())]
+
+
+def expanded(rank: int, size: int) -> list[float]:
+    one, row = torch.ones(1).expand(4), torch.full((2, 1), rank + 1.0).expand(2, 3)
+    dist.all_reduce(one)
+    dist.broadcast(row, 1)
+    return [*one.tolist(), *row.flatten().tolist()]
+
+
+@needs_shm
+@pytest.mark.parametrize(
+    ("fn", "results"),
+    [(overlap, [3.0] * 6), (call_back, [3.0, 3.0, 3.0, 0.0]), (expanded, [2.0] * 10)],
+)
+def test_a_script_gets_what_it_gets_from_gloo(fn: Callable[..., Any], results: list[float], world: Worlds) -> None:
+    for backend in ("gloo", "shm"):
+        assert world(2, backend=backend, timeout=60).run(fn) == [results] * 2
+
+
+def leave_early(rank: int, size: int, how: str) -> str:
+    """Rank 1 leaves the group while the others wait for it."""
+    group, lonely = dist.new_group(range(size)), dist.new_group([0, 2])
+    dist.all_reduce(torch.ones(1), group=group)
+    if rank != 1:
+        dist.all_reduce(torch.ones(1), group=lonely)
+        with pytest.raises(RuntimeError) as error:
+            dist.all_reduce(torch.ones(1), group=group)
+        return str(error.value)
+    time.sleep(0.1)
+    if how == "destroy":
+        dist.destroy_process_group(group)
+    elif how == "fail":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared_memory, "agree", fail)
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(torch.ones(1), group=group)
+    else:
+        dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    return ""
+
+
+def fail(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@needs_shm
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("destroy", "rank 1 has destroyed the process group"),
+        ("fail", "rank 1 has left a call in the memory that the ranks of this host share: make a new process group"),
+        ("differ", "rank 0 called all_reduce(1 float32, SUM), rank 1 called all_reduce(2 float32, SUM)"),
+    ],
+)
+def test_those_who_wait_are_told_at_once(how: str, words: str, world: Worlds) -> None:
+    results = world(3, backend="shm", fresh=True).run(leave_early, how)
+    assert any(words in said for said in results), results
+    assert all(said.startswith((words, "the ranks", "Connection closed by peer")) for said in results[::2])
+
+
 def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
     """Sum, where the system refuses memory to one rank."""
 
@@ -197,7 +296,7 @@ def test_all_ranks_share_memory_or_none_does(refused: int, world: Worlds, capfd:
 
 def test_too_many_ranks_share_none() -> None:
     ranks = range(MOST_RANKS + 1)
-    found = memory.open_segment(0, [ranks], lambda values: [tuple(values)] * len(ranks), 1.0)
+    found = memory.open_segment(0, [ranks], ranks, lambda values: [tuple(values)] * len(ranks), lambda: 1.0)
     assert found == f"{MOST_RANKS + 1} ranks are more than {MOST_RANKS}"
 
 
@@ -256,9 +355,9 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
         timeout = 0.5 if number == signal.SIGSTOP else 30.0
         results = run_forked(size, reduce_until, timeout, doomed, number, after, elements)
         said = [str(result) for other, (result, _) in enumerate(results) if other != doomed]
-        words = f"rank.* {doomed}.* did not come" if number == signal.SIGSTOP else f"process of rank {doomed} has ended"
+        words = f"rank.* {doomed}.* did not come" if number == signal.SIGSTOP else f"rank {doomed} has (ended|left)"
         first = [each for each in said if re.search(words, each)]
-        if not first or not all(each in first or "has left the memory" in each for each in said):
+        if not first or not all(each in first or "has left a call" in each for each in said):
             wrong.append(f"{case}: {results}")
     return wrong
 

@@ -60,7 +60,8 @@ def live(
         line.send(tuple(values))
         return list(line.recv())
 
-    segment = open_segment(rank, [range(len(pipes))], exchange, timeout)
+    everyone = range(len(pipes))
+    segment = open_segment(rank, [everyone], everyone, exchange, lambda: timeout)
     assert isinstance(segment, Segment), segment
     try:
         line.send(fn(segment, *args))

@@ -110,7 +110,7 @@ def fail_in_hook(rank: int, size: int) -> None:
         raise RuntimeError("the all-reduce is broken")
 
     def broken(tensor: torch.Tensor, op: Any, async_op: bool = False) -> Any:
-        return background.start(fail, in_thread=True) if async_op else None
+        return background.start(background.Calls(), fail, in_thread=True) if async_op else None
 
     model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)), bucket_cap_mb=0.1)
     model.register_comm_hook(broken, all_reduce_hook)
