@@ -483,7 +483,7 @@ def train_with_a_hook(rank: int, size: int, name: str) -> None:
 
     state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=0.5)
     hooks = {"chain": (None, chain), "fp16": (None, default_hooks.fp16_compress_hook)}
-    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.005)
+    model = DistributedDataParallel(make_model())
     model.register_comm_hook(*hooks.get(name, (state, powerSGD_hook.powerSGD_hook)))
     train(model, rank, steps=5)
     check_replicas(model)
