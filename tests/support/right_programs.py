@@ -28,6 +28,7 @@ from torch.distributed import _functional_collectives
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+ROUTINES: list[Any] = []
 LATE = 2.0
 """Seconds by which a rank is late: several times what the proof of a deadlock takes."""
 SHORT = timedelta(seconds=2.5 * LATE)
@@ -76,12 +77,10 @@ def share(name: str) -> str:
 
 def start_posix_thread(act: Callable[[], None]) -> None:
     routine, thread = ctypes.CFUNCTYPE(ctypes.c_void_p)(act), ctypes.c_ulong()
-    routines.append(routine)
+    ROUTINES.append(routine)  # lives as long as the thread
     assert ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, routine, None) == 0
 
 
-routines: list[Any] = []
-"""What such threads run."""
 START: dict[str, Callable[[Any, Callable[[], None]], Any]] = {
     "thread": lambda future, act: threading.Thread(target=act).start(),
     "unknown_thread": lambda future, act: _thread.start_new_thread(act, ()),
@@ -384,26 +383,18 @@ def two_thousand_shapes(rank: int, size: int = 3) -> None:
     check_sum()
 
 
-def large_broadcast_and_a_late_member(rank: int, size: int = 4) -> None:
+def large_transfers_and_a_late_member(rank: int, size: int = 4) -> None:
     """Rank 3 comes when rank 2 is done, which gloo allows."""
     tensor = torch.full((GIGABYTE,), float(rank))
-    if rank == 3:
-        receive(7, 2)
-    dist.broadcast(tensor, 0)
-    if rank == 2:
-        send(7, 3)
-    check_all(tensor, 0)
-
-
-def large_gather_and_a_late_member(rank: int, size: int = 4) -> None:
     parts = [torch.empty(GIGABYTE // 2) for _ in range(size * (rank == 0))]
-    if rank == 3:
-        receive(7, 2)
-    dist.gather(torch.full((GIGABYTE // 2,), float(rank)), parts or None)
-    if rank == 2:
-        send(7, 3)
-    for peer, part in enumerate(parts):
-        check_all(part, peer)
+    for call in (partial(dist.gather, tensor[: GIGABYTE // 2], parts or None), partial(dist.broadcast, tensor, 0)):
+        if rank == 3:
+            receive(7, 2)
+        call()
+        if rank == 2:
+            send(7, 3)
+    for value, part in enumerate(parts or [tensor]):
+        check_all(part, value)
 
 
 def large_sum(rank: int, size: int = 2) -> None:
@@ -423,7 +414,7 @@ def objects_and_uneven_parts(rank: int, size: int = 3) -> None:
     dist.broadcast_object_list(told, 2)
     dist.scatter_object_list(mine, ["a", "b", "c"] if rank == 0 else None)
     assert told + mine == [2, 2, "abc"[rank]]
-    assert rank != 1 or gathered == [0, 1, 2]
+    assert gathered == [0, 1, 2] or rank != 1
     incoming, counts = torch.zeros(6), [1, 2, 3]
     late(rank == 1)
     dist.all_to_all_single(incoming, torch.full((3 * counts[rank],), float(rank)), counts, [counts[rank]] * size)
@@ -455,7 +446,6 @@ def make_model() -> nn.Sequential:
 
 
 def train(model: nn.Module, rank: int, steps: int = 3, optimizer: Any = None) -> None:
-    """With some steps in which a rank is late; afterwards all ranks have the same parameters."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     for step in range(steps):
         late(rank == step == 1)
