@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -435,3 +436,9 @@ def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
     text = "from playground import launch\ndef f(rank, size): pass\nlaunch(f, 2)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert "%%writefile" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.stress
+def test_threads_of_one_program_may_launch_at_once() -> None:
+    with ThreadPoolExecutor(6) as pool:
+        assert [*pool.map(lambda size: launch(add_up, size), [2] * 60)] == [[1.0, 1.0]] * 60

@@ -310,6 +310,7 @@ class ForkedPopen(popen_fork.Popen):
 
     def __init__(self, process_obj: process.BaseProcess) -> None:
         self.fds: list[int] = []
+        self.polling = threading.Lock()
         super().__init__(process_obj)
 
     def duplicate_for_child(self, fd: int) -> int:
@@ -342,7 +343,18 @@ class ForkedPopen(popen_fork.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """The exit code; None while there is none, without waiting for it if `flag` says so. When there is one, the
-        process has ended."""
+        process has ended.
+
+        The exit code can be read once, and multiprocessing polls all processes whenever a thread starts another.
+        """
+        if not self.polling.acquire(blocking=flag != os.WNOHANG):
+            return self.returncode
+        try:
+            return self.await_end(flag)
+        finally:
+            self.polling.release()
+
+    def await_end(self, flag: int) -> int | None:
         while self.returncode is None:
             has_ended = bool(wait([self.pidfd], 0))
             if wait([self.status], 0):
