@@ -165,7 +165,6 @@ ROWS = (
     Row("elastic {on} {data}", needs=several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
     Row("doctor --check torch"),
     Row("chaos --kills 3 -- sgd {on} {few} --snapshot-every 20", limit=300),
-    Row("chaos --kills 3 -- bert {on} {data} --way ddp --only train --steps 200", limit=300),
     # Recordings.
     Row("p2p {on} --see {folder}/p2p.playground", needs=pair),
     Row("collectives {on} --see {folder}/collectives.playground"),
@@ -195,7 +194,7 @@ ROWS = (
     # BERT, from one process too.
     Row("bert {on} {data} --steps 50", ranks=one, limit=300),
     Row("bert {on} {data} --steps 50", needs=pair, limit=300),
-    Row("bert {on} {data} --way ddp --steps 50 --snapshots {folder}/bert --restarts 1", limit=300),
+    Row("bert {on} {data} --way ddp --steps 50", limit=300),
     # The path.
     Row("hello {on}"),
     Row("p2p {on}", needs=pair),

@@ -22,7 +22,6 @@ from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.lessons.bert.history import History as BertHistory
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.ladder.page import PARTS
 from playground.lessons.parameter_server.lesson import paced
@@ -622,14 +621,10 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
     """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks, if each holds the GPU
     twice: multiples of holding it once."""
     found, unused = {}, cast(Any, ())
-    histories: dict[str, Any] = {
-        "epoch": History(Net().to(device()), unused, unused),
-        "steps of bert": BertHistory(unused),
-    }
-    for name, history in histories.items():
-        history.started = history.now()
-        alone = hold_the_gpu()
-        found[name] = history.state()["seconds"] / alone
+    history: Any = History(Net().to(device()), unused, unused)
+    history.started = history.now()
+    alone = hold_the_gpu()
+    found["epoch"] = history.state()["seconds"] / alone
     stopwatch = Stopwatch()
     with stopwatch.slot("F", 0):
         alone = hold_the_gpu()
@@ -647,7 +642,7 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
 def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
     """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on it."""
     found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
-    for name in ("epoch", "steps of bert", "forward", "call"):
+    for name in ("epoch", "forward", "call"):
         assert min(times[name] for times in found) > 1.5, name
     assert found[-1]["slow step"] > 4
 
@@ -765,33 +760,23 @@ def test_logical_ranks_are_the_same_on_any_number(pair: int, data_dir: Path, run
 def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, size: int) -> Run:
     """The command on a few generated pairs, with as many workers as there are ranks."""
     monkeypatch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
-    data = ("--dataset", "generated", "--data-dir", tmp_path_factory.getbasetemp() / "pairs", "--weights", "scratch")
+    data = ("--data-dir", tmp_path_factory.getbasetemp() / "pairs")
     return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
 
 
 @pytest.mark.stress
 def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
     """The losses of all are compared by the command itself."""
-    parts = ("train", "same-losses", "speed", "utilisation", "memory", "averaging")
+    parts = ("train", "same-losses", "speed", "memory", "averaging")
     found = bert("--steps", 4, *(word for part in parts for word in ("--only", part)))["parts"]
     one_process = min(size, torch.cuda.device_count())
     workers = {"data-parallel": one_process, "loss-in-forward": one_process, "ddp": size}
     for part in ("train", "same-losses"):
         assert {each["way"]: each["workers"] for each in found[part]} == workers
-    for part in ("utilisation", "memory"):
-        assert {way: len(devices) for way, devices in found[part].items()} == workers
+    assert {way: len(devices) for way, devices in found["memory"].items()} == workers
     assert found["train"][-1]["replicas_max_difference"] == 0.0
     assert all(each["held"] for devices in found["memory"].values() for each in devices)
     assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(("way", "dropout"), [("loss-in-forward", 0), ("ddp", 0.1)])
-def test_bert_ends_with_the_same_bits(way: str, dropout: float, bert: Run, tmp_path: Path, compare_ends: Any) -> None:
-    words = ("--way", way, "--only", "train", "--dropout", dropout, "--snapshot-every", 2)
-    for name, steps in (("whole", 6), ("parts", 3), ("parts", 6)):
-        bert(*words, "--steps", steps, "--snapshots", tmp_path / name)
-    assert compare_ends(tmp_path / "whole", tmp_path / "parts").differing == 0
 
 
 @pytest.mark.stress
