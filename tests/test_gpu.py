@@ -54,7 +54,7 @@ from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import Buffers, compare, restore
 from playground.testing import World
 from playground.tools.bench.settings import COLLECTIVES
-from playground.training.grad_syncs import NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand
 from playground.training.net import Net
@@ -240,7 +240,7 @@ def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *[pytest.param(("sgd", "--sync", sync), marks=pytest.mark.stress) for sync in NET_SYNCS],
+        *[pytest.param(("sgd", "--sync", sync), marks=pytest.mark.stress) for sync in GRAD_SYNCS],
         pytest.param(("sgd", "--all-reduce", "ring"), marks=pytest.mark.stress),
         ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
         pytest.param(
@@ -425,7 +425,7 @@ def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
     hidden_by_torch = implementation == "ProcessGroupNCCL2"
     assert [rung["rung"] for rung in rungs if rung["caveat"]] == ["ddp"] * hidden_by_torch
-    assert [rung["rung"] for rung in rungs] == [*NET_SYNCS, "ddp"]
+    assert [rung["rung"] for rung in rungs] == [*GRAD_SYNCS, "ddp"]
     assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
     assert min(rung[part] for rung in rungs for part in PARTS) > 0
 

@@ -16,7 +16,7 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.training import prepare
-from playground.training.grad_syncs import NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.image_files import prepare_image_files
 from playground.training.settings import TrainingSettings
 
@@ -144,7 +144,7 @@ training_options = flags(TrainingSettings)
 sync_options = options(
     flags(TrainingSettings, group="sync"),
     *(
-        only_with(needed, sync=tuple(name for name, spec in NET_SYNCS.items() if needed in spec.needs))
+        only_with(needed, sync=tuple(name for name, spec in GRAD_SYNCS.items() if needed in spec.needs))
         for needed in ("bucket_cap", "sync_every")
     ),
 )

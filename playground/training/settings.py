@@ -10,7 +10,7 @@ from playground.algorithms import ALL_REDUCES
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.survival.settings import SnapshotSettings
-from playground.training.grad_syncs import NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
@@ -54,9 +54,9 @@ class TrainingSettings:
     )
     sync: str = flag(
         "per-parameter",
-        f"How gradients are averaged: {', '.join(NET_SYNCS)}. With parameters each rank takes its own steps, and "
+        f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its own steps, and "
         "parameters are averaged: local SGD.",
-        choices=NET_SYNCS,
+        choices=GRAD_SYNCS,
         group="sync",
         metavar="NAME",
     )
@@ -101,7 +101,7 @@ class TrainingSettings:
                 )
         if self.lr > FLOAT32_MAX:
             raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
-        if self.sync_every > 1 and "sync_every" not in NET_SYNCS[self.sync].needs:
+        if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
             raise UsageError(
                 f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
                 f"every step"

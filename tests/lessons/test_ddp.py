@@ -42,7 +42,7 @@ from playground.runtime.launcher.server import preload
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.gradients import buckets
-from playground.training.models import IMAGE_MODELS
+from playground.training.models import MODELS
 from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import flat
@@ -453,9 +453,9 @@ def test_the_command_line_offers_what_the_tables_have(run_cli: Callable[..., Any
     words = " ".join(run_cli("ddp", "--help").out.split())
     assert f"{', '.join(HOOKS)} or all." in words
     assert all(f"{hook.name}: {hook.summary}" in words for hook in HOOKS.values())
-    assert f"--model [{'|'.join(IMAGE_MODELS)}]" in words
+    assert f"--model [{'|'.join(MODELS)}]" in words
     assert f"--only [{'|'.join(PARTS)}]" in words
-    assert all(lab_settings(digits_folder, model=model).bucket_caps for model in IMAGE_MODELS)
+    assert all(lab_settings(digits_folder, model=model).bucket_caps for model in MODELS)
     assert all(part.code.summary for part in PARTS.values())
     assert all(part.name == part.code.name for part in PARTS.values())
 

@@ -19,7 +19,7 @@ from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
-from playground.lessons.ladder.page import AveragingCost
+from playground.lessons.ladder.page import SPARSE, AveragingCost
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
@@ -66,7 +66,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
     def take_step(replica: TimedReplica) -> list[float]:
         return replica.step(batch.inputs, batch.labels, settings.batch_size / size)
 
-    for name in ("sparse-embeddings", "ddp"):
+    for name in (SPARSE, DDP):
         new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
         messages.append(count_messages(new_sync, start, dist.all_reduce, batch.inputs))
         replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))

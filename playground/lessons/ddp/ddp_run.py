@@ -21,7 +21,7 @@ from playground.lessons.ddp.settings import Difference, LabSettings, Message, Se
 from playground.runtime import device, report
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
-from playground.training.models import IMAGE_MODELS
+from playground.training.models import MODELS
 from playground.training.partition import share
 from playground.training.replicas import flat
 from playground.training.settings import TrainingSettings
@@ -90,7 +90,7 @@ class DDPRun:
 def build_model(name: str, seed: int) -> nn.Module:
     """A model with the same parameters at every call, on this rank's device."""
     torch.manual_seed(seed)
-    model: nn.Module = IMAGE_MODELS[name].code().to(device())
+    model: nn.Module = MODELS[name].code().to(device())
     return model
 
 

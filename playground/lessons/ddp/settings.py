@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_choice, check_flags, flag
 from playground.runtime.remote import Remote, remote
-from playground.training.models import IMAGE_MODELS
+from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 WARM_UP = 2
@@ -94,7 +94,7 @@ class LabSettings:
     """Data, batch size, learning rate, seed; `accumulate` is the number of batches in the part of that name."""
     parts: tuple[str, ...] = tuple(PARTS)
     """Names of `PARTS` to run."""
-    model: str = flag("net", "Model of the lab.", choices=tuple(IMAGE_MODELS))
+    model: str = flag("net", "Model of the lab.", choices=tuple(MODELS))
     caps: tuple[float, ...] = ()
     """Bucket caps in MiB; none for those that go with the model."""
     static_graph: bool = flag(False, "In the part buckets: tell DDP that the graph never changes.")
@@ -124,7 +124,7 @@ class LabSettings:
     @property
     def bucket_caps(self) -> tuple[float, ...]:
         """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
-        return self.caps or IMAGE_MODELS[self.model].bucket_caps_mb
+        return self.caps or MODELS[self.model].bucket_caps_mb
 
     @property
     def document(self) -> dict[str, object]:
