@@ -202,7 +202,6 @@ ROWS = (
     Row("collectives {on}"),
     Row("allreduce {on}", needs=pair),
     Row("data-parallel --devices {devices}", ranks=one),
-    Row("data-parallel --devices {devices} --train {data}", ranks=one),
     *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in GRAD_SYNCS),
     *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
     Row("ladder {on} {data} --json", verdict=ladder_verdict),

@@ -779,19 +779,6 @@ def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
     assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
 
 
-@pytest.mark.stress
-def test_data_parallel_trains_on_every_gpu(run_cli: Run, data_dir: Path) -> None:
-    devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    words = ("--train", "--epochs", 3, "--dataset", "digits", "--data-dir", data_dir)
-    outcome = run_cli("data-parallel", "--devices", ",".join(devices), *words, "--json")
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
-    assert document["devices"] == devices
-    losses = [epoch["loss"] for epoch in document["epochs"]]
-    assert losses[-1] < losses[0]
-    assert abs(document["loss_difference"]) < 1e-3
-
-
 @pytest.fixture
 def endless(data_dir: Path) -> tuple[Any, ...]:
     """A training that somebody has to end."""

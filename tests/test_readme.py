@@ -61,7 +61,7 @@ NOT_RUN = {
 HEAVIER = (
     "bert", "bert --only same-losses", "bert --only averaging",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
-    "data-parallel --devices 2 --batch-size 8 --memory-cap 32MiB", "data-parallel --devices 3 --steps 1",
+    "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --only buckets --dataset digits",

@@ -2,7 +2,7 @@
 
     python -m playground bert
     python -m playground bert --way ddp -n 4
-    python -m playground bert --weights bert-base-cased --dataset multinli --backend nccl -n 4
+    python -m playground bert --weights bert-base-cased --dataset multinli
 
 Does a premise entail a hypothesis, contradict it, or neither? `data_parallel` gathers the replicas' logits on the first
 device, `loss_in_forward` gathers one loss per device, and with `ddp` each rank has a replica of its own. All three take
