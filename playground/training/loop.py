@@ -24,10 +24,18 @@ from playground.runtime.backends import backend_of
 from playground.runtime.files import sha256
 from playground.survival.fingerprint import Fingerprint
 from playground.training import net
-from playground.training.data import TEST_BATCH, Batch, EqualSteps, Images, collate, part_of, training_images
+from playground.training.data import (
+    TEST_BATCH,
+    Batch,
+    EqualSteps,
+    Images,
+    collate,
+    new_loader,
+    part_of,
+    training_images,
+)
 from playground.training.gradients import gradients
 from playground.training.history import History
-from playground.training.loader import RankLoader
 from playground.training.net import Net
 from playground.training.partition import Partition
 from playground.training.replicas import broadcast_parameters, flat
@@ -72,7 +80,7 @@ def partition_among_shards(
     parts = [part_of(data, batch_size, seed, shard, number) for shard in carried_shards(shards)]
     carried = Partition(data, [*chain.from_iterable(partition.index for partition, _ in parts)])
     steps = SideBySide([steps for _, steps in parts])
-    return RankLoader(carried, num_workers=num_workers, batch_sampler=steps, collate_fn=collate)
+    return new_loader(carried, num_workers=num_workers, batch_sampler=steps)
 
 
 def shard_batches(
@@ -91,7 +99,7 @@ def partition_test_set_among_shards(data: Dataset[Batch], shards: int) -> DataLo
     """As `partition_test_set`. A batch holds samples of one shard only, so accuracy cannot depend on who carries it."""
     parts = [range(shard, len(data), dist.get_world_size() * shards) for shard in carried_shards(shards)]
     steps = [part[first : first + TEST_BATCH] for part in parts for first in range(0, len(part), TEST_BATCH)]
-    return RankLoader(data, batch_sampler=steps, collate_fn=collate)
+    return new_loader(data, batch_sampler=steps)
 
 
 class AverageOverShards(GradSync):

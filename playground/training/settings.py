@@ -17,8 +17,8 @@ BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 """The largest number that a parameter, and what is added to it, can be."""
-LOADERS = ("batch", "per-sample", "paths")
-"""Ways to fetch samples: whole batches; as tutorials do, one by one; and each from a file of its own."""
+LOADERS = ("batch", "per-sample")
+"""Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 MAX_LOADER_WORKERS = 64
 BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "logical_ranks", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
@@ -42,12 +42,12 @@ class TrainingSettings:
     accumulate: int = flag(1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K")
     loader: str = flag(
         LOADERS[0],
-        "Load whole batches at once; as tutorials do, sample by sample; or each from its path, a PNG file.",
+        "Load whole batches at once or, as tutorials do, sample by sample.",
         choices=LOADERS,
     )
     loader_workers: int = flag(
         0,
-        "Processes of each rank that load its batches ahead; with 0 the rank loads them itself.",
+        "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it loads them itself.",
         least=0,
         most=MAX_LOADER_WORKERS,
         metavar="N",

@@ -26,7 +26,7 @@ from playground.survival.comparison import last_snapshot
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import compare
 from playground.training import loop
-from playground.training.loader import run_training
+from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
 KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "600"))

@@ -23,9 +23,9 @@ from playground.survival.folder import SnapshotFile, find_steps, step_folder
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import State, load_part
 from playground.training import resumable
-from playground.training.loader import run_training
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
+from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
 
