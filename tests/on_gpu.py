@@ -33,7 +33,7 @@ from playground.remote import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
 from playground.runtime.errors import UsageError
-from playground.training.grad_syncs import NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 
 DEADLINE = 1200.0
 """Seconds after which no row begins but the last."""
@@ -191,7 +191,7 @@ ROWS = (
     # BERT, from one process too.
     Row("bert {on} {data} --steps 50", ranks=one, limit=300),
     Row("bert {on} {data} --steps 50", needs=pair, limit=300),
-    Row("bert {on} {data} --way ddp --steps 50 --snapshots {folder}/bert --restarts 1", limit=300),
+    Row("bert {on} {data} --way ddp --steps 50", limit=300),
     # The path.
     Row("hello {on}"),
     Row("p2p {on}", needs=pair),
@@ -199,8 +199,7 @@ ROWS = (
     Row("collectives {on}"),
     Row("allreduce {on}", needs=pair),
     Row("data-parallel --devices {devices}", ranks=one),
-    Row("data-parallel --devices {devices} --train {data}", ranks=one),
-    *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in NET_SYNCS),
+    *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in GRAD_SYNCS),
     *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
     Row("ladder {on} {data} --json", verdict=ladder_verdict),
     Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import json
 import os
 import resource
@@ -185,81 +184,6 @@ def compare_results(folder: Path) -> None:
     to_document(vars(comparison))
 
 
-CONFIG = {
-    "model_type": "bert", "hidden_act": "gelu", "vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "intermediate_size": 4, "max_position_embeddings": 8, "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1, "layer_norm_eps": 1e-12,
-}  # fmt: skip
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdef", "##a", "##b"]
-
-
-def make_tokenizer() -> Files:
-    model = {"type": "WordPiece", "vocab": {token: number for number, token in enumerate(TOKENS)}}
-    normalizer = {"type": "BertNormalizer", "lowercase": True, "handle_chinese_chars": True, "strip_accents": None}
-    return {
-        "tokenizer.json": json.dumps({"normalizer": normalizer, "model": model}).encode(),
-        "tokenizer_config.json": json.dumps({"do_lower_case": True, "strip_accents": None}).encode(),
-    }
-
-
-def make_vocabulary() -> Files:
-    return {"vocab.txt": "\n".join([*TOKENS, ""]).encode(), "tokenizer_config.json": b'{"do_lower_case": true}'}
-
-
-def read_tokenizer(folder: Path) -> None:
-    from playground.training.sentence_pairs.wordpiece import read_wordpiece
-
-    tokenizer = read_wordpiece(folder)
-    tokenizer.encode("abba, deaf Cab!")
-    assert len(tokenizer.fingerprint) == 64
-
-
-def state_of_model() -> dict[str, Any]:
-    import torch
-
-    from playground.training.bert import Model
-    from playground.training.bert_config import read_config
-
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(CONFIG))
-        return dict(Model(read_config(Path(name))).state_dict())
-
-
-def make_pickled_weights() -> Files:
-    import torch
-
-    stream = io.BytesIO()
-    torch.save(state_of_model(), stream)
-    return {"config.json": json.dumps(CONFIG).encode(), **make_vocabulary(), "pytorch_model.bin": stream.getvalue()}
-
-
-def make_old_weights() -> Files:
-    import torch
-
-    stream = io.BytesIO()
-    torch.save(state_of_model(), stream, _use_new_zipfile_serialization=False)
-    return {**make_pickled_weights(), "pytorch_model.bin": stream.getvalue()}
-
-
-def make_safetensors() -> Files:
-    from safetensors.torch import save
-
-    files = make_pickled_weights()
-    del files["pytorch_model.bin"]
-    return {**files, "model.safetensors": save({name: each.clone() for name, each in state_of_model().items()})}
-
-
-def read_weights(folder: Path) -> None:
-    from playground.training.bert import Model
-    from playground.training.bert_checkpoint import load_weights
-    from playground.training.bert_weights import find_weights
-
-    source = find_weights(str(folder))
-    assert source.config
-    load_weights(Model(source.config), source.folder)
-
-
 def make_images() -> Files:
     import torch
 
@@ -273,53 +197,10 @@ def make_images() -> Files:
 
 def read_images(folder: Path) -> None:
     from playground.training.data import Images
-    from playground.training.image_files import list_image_files
 
     for split in ("train", "t10k"):
         images = Images(folder / "raw", split)
         images.span(0, 2 if len(images) else 0)
-    list_image_files(folder / "raw")
-
-
-def make_pictures() -> Files:
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.frombytes("L", (28, 28), bytes(range(196)) * 4).save(stream, "png", compress_level=1)
-    return {"00000-5.png": stream.getvalue()}
-
-
-def read_pictures(folder: Path) -> None:
-    from playground.training.data import ImageFiles
-
-    image, _ = ImageFiles([(str(folder / "00000-5.png"), 5)])[0]
-    assert image.shape == (1, 28, 28)
-
-
-def make_pairs() -> Files:
-    from playground.training.sentence_pairs.prepare import FILES
-
-    lines = [
-        {"gold_label": label, "sentence1": "It rains \u2028 there.", "sentence2": "It's dry, über 3 €.", "genre": "x"}
-        for label in ("neutral", "-", "contradiction", "entailment")
-    ]
-    content = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
-    return {f"multinli_1.0/{name}": content for name in FILES.values()}
-
-
-def read_sentence_pairs(folder: Path) -> None:
-    from playground.training.sentence_pairs.prepare import SPLITS, find_multinli, read_pairs
-    from playground.training.sentence_pairs.wordpiece import build_wordpiece
-
-    found = find_multinli(folder)
-    assert found
-    for split in SPLITS:
-        pairs = [*read_pairs(found, split)]
-        tokenizer = build_wordpiece(text for pair in pairs for text in pair[:2])
-        assert len(tokenizer.fingerprint) == 64
-        for premise, hypothesis, label in pairs:
-            assert label in (0, 1, 2)
-            tokenizer.encode(premise + hypothesis)
 
 
 FORMATS = {
@@ -327,14 +208,7 @@ FORMATS = {
     "recording's members": Format(make_recording, lambda folder: see(folder / "run.playground"), write_recording),
     "ranks' folder": Format(make_recording, see),
     "bench results": Format(make_results, compare_results),
-    "vocab.txt": Format(make_vocabulary, read_tokenizer),
-    "tokenizer.json": Format(make_tokenizer, read_tokenizer),
-    "MultiNLI": Format(make_pairs, read_sentence_pairs),
     "MNIST": Format(make_images, read_images),
-    "PNG": Format(make_pictures, read_pictures),
-    "safetensors": Format(make_safetensors, read_weights),
-    "pickled weights": Format(make_pickled_weights, read_weights),
-    "weights of 2018": Format(make_old_weights, read_weights),
 }
 
 

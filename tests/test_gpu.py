@@ -23,7 +23,6 @@ from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.lessons.bert.history import History as BertHistory
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Comparison
@@ -57,7 +56,7 @@ from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
 from playground.tools.bench.settings import COLLECTIVES
-from playground.training.grad_syncs import NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand
 from playground.training.net import Net
@@ -243,7 +242,7 @@ def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *[pytest.param(("sgd", "--sync", sync), marks=pytest.mark.stress) for sync in NET_SYNCS],
+        *[pytest.param(("sgd", "--sync", sync), marks=pytest.mark.stress) for sync in GRAD_SYNCS],
         pytest.param(("sgd", "--all-reduce", "ring"), marks=pytest.mark.stress),
         ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
         pytest.param(
@@ -428,7 +427,7 @@ def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
     rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
     hidden_by_torch = implementation == "ProcessGroupNCCL2"
     assert [rung["rung"] for rung in rungs if rung["caveat"]] == ["ddp"] * hidden_by_torch
-    assert [rung["rung"] for rung in rungs] == [*NET_SYNCS, "ddp"]
+    assert [rung["rung"] for rung in rungs] == [*GRAD_SYNCS, "ddp"]
     assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
     assert min(rung[part] for rung in rungs for part in PARTS) > 0
 
@@ -622,14 +621,10 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
     """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks, if each holds the GPU
     twice: multiples of holding it once."""
     found, unused = {}, cast(Any, ())
-    histories: dict[str, Any] = {
-        "epoch": History(Net().to(device()), unused, unused),
-        "steps of bert": BertHistory(unused),
-    }
-    for name, history in histories.items():
-        history.started = history.now()
-        alone = hold_the_gpu()
-        found[name] = history.state()["seconds"] / alone
+    history: Any = History(Net().to(device()), unused, unused)
+    history.started = history.now()
+    alone = hold_the_gpu()
+    found["epoch"] = history.state()["seconds"] / alone
     stopwatch = Stopwatch()
     with stopwatch.slot("F", 0):
         alone = hold_the_gpu()
@@ -647,7 +642,7 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
 def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
     """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on it."""
     found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
-    for name in ("epoch", "steps of bert", "forward", "call"):
+    for name in ("epoch", "forward", "call"):
         assert min(times[name] for times in found) > 1.5, name
     assert found[-1]["slow step"] > 4
 
@@ -758,46 +753,23 @@ def test_a_snapshot_of_the_cpu_is_refused(training: Any, run_cli: Run, tmp_path:
 def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, size: int) -> Run:
     """The command on a few generated pairs, with as many workers as there are ranks."""
     monkeypatch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
-    data = ("--dataset", "generated", "--data-dir", tmp_path_factory.getbasetemp() / "pairs", "--weights", "scratch")
+    data = ("--data-dir", tmp_path_factory.getbasetemp() / "pairs")
     return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
 
 
 @pytest.mark.stress
 def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
     """The losses of all are compared by the command itself."""
-    parts = ("train", "same-losses", "speed", "utilisation", "memory", "averaging")
+    parts = ("train", "same-losses", "speed", "memory", "averaging")
     found = bert("--steps", 4, *(word for part in parts for word in ("--only", part)))["parts"]
     one_process = min(size, torch.cuda.device_count())
     workers = {"data-parallel": one_process, "loss-in-forward": one_process, "ddp": size}
     for part in ("train", "same-losses"):
         assert {each["way"]: each["workers"] for each in found[part]} == workers
-    for part in ("utilisation", "memory"):
-        assert {way: len(devices) for way, devices in found[part].items()} == workers
+    assert {way: len(devices) for way, devices in found["memory"].items()} == workers
     assert found["train"][-1]["replicas_max_difference"] == 0.0
     assert all(each["held"] for devices in found["memory"].values() for each in devices)
     assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize(("way", "dropout"), [("loss-in-forward", 0), ("ddp", 0.1)])
-def test_bert_ends_with_the_same_bits(way: str, dropout: float, bert: Run, tmp_path: Path, compare_ends: Any) -> None:
-    words = ("--way", way, "--only", "train", "--dropout", dropout, "--snapshot-every", 2)
-    for name, steps in (("whole", 6), ("parts", 3), ("parts", 6)):
-        bert(*words, "--steps", steps, "--snapshots", tmp_path / name)
-    assert compare_ends(tmp_path / "whole", tmp_path / "parts").differing == 0
-
-
-@pytest.mark.stress
-def test_data_parallel_trains_on_every_gpu(run_cli: Run, data_dir: Path) -> None:
-    devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    words = ("--train", "--epochs", 3, "--dataset", "digits", "--data-dir", data_dir)
-    outcome = run_cli("data-parallel", "--devices", ",".join(devices), *words, "--json")
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
-    assert document["devices"] == devices
-    losses = [epoch["loss"] for epoch in document["epochs"]]
-    assert losses[-1] < losses[0]
-    assert abs(document["loss_difference"]) < 1e-3
 
 
 @pytest.fixture

@@ -116,7 +116,6 @@ EXCEPTIONS = {
 
 MAKE_PROCESSES = {
     *(f"playground.runtime.launcher.{name}" for name in ("server", "fork_server")),
-    "playground.training.loader",
     "playground.lessons.hello.lesson",  # as the tutorial does
 }
 

@@ -3,8 +3,6 @@ options that have an effect only beside another one. The options of every run st
 
 One line beside the options of a command states each dependency; where an option has no effect, it is refused by name:
 
-    only_with("epochs", train=(True,))                               # --epochs needs --train
-    only_with("gather", "plot", train=(False,))                      # --gather and --plot do not go with --train
     only_with("bucket_cap_mb", sync=("bucketed", "overlapped"))      # --bucket-cap-mb needs one of these --sync
     only_with("resume", snapshots=ANY)                               # --resume needs --snapshots, whatever its value
 """
@@ -133,14 +131,6 @@ class MemorySize(click.ParamType):  # type: ignore[type-arg]  # older versions o
         return size
 
 
-memory_cap_option = click.option(
-    "--memory-cap",
-    type=MemorySize(),
-    metavar="SIZE",
-    help="Also find the largest batch with which no device holds more, as in 64MiB.",
-)
-
-
 ALL = "all"
 
 
@@ -200,10 +190,8 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
 
 def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
     """The rest of the refusal: why there is no effect, and what to do."""
-    if value is False or value is None:
+    if value is None:
         return f"without {flag}: add {flag} or leave it out"
-    if value is True:
-        return f"with {flag}: leave one of them out"
     return f"with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
 
 

@@ -153,8 +153,8 @@ def on_data(
         yield bar, prepared, prepared.settings(asked)
 
 
-RUN_TRAINING = remote("playground.training.loader:run_training")
-LOADER_MODULES = {"per-sample": ["torchvision.transforms"], "paths": ["torchvision.transforms", "PIL.PngImagePlugin"]}
+RUN_TRAINING = remote("playground.training.run:run_training")
+LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 """Modules that the fork server imports for the ranks, by the way to fetch samples."""
 
 
@@ -173,7 +173,7 @@ def train_and_show(
     function = lesson.remote("run") if asked.is_tutorial else general
     world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
     with session.bar() as bar:
-        prepared = prepare_data(data, bar, as_files=asked.loader == "paths")
+        prepared = prepare_data(data, bar)
         asked.check_accumulation(prepared.train)
         settings = prepared.settings(asked)
         session.say(f"{lesson.name}: {world}", f"data: {prepared}")

@@ -13,8 +13,7 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.training import prepare
-from playground.training.grad_syncs import NET_SYNCS
-from playground.training.image_files import prepare_image_files
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.settings import TrainingSettings
 
 MAX_RESTARTS = 1000
@@ -89,7 +88,7 @@ loader_options = flags(TrainingSettings, group="loader")
 sync_options = options(
     flags(TrainingSettings, group="sync"),
     *(
-        only_with(needed, sync=tuple(name for name, spec in NET_SYNCS.items() if needed in spec.needs))
+        only_with(needed, sync=tuple(name for name, spec in GRAD_SYNCS.items() if needed in spec.needs))
         for needed in ("bucket_cap", "sync_every")
     ),
 )
@@ -127,14 +126,12 @@ class PreparedData:
         return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
 
 
-def prepare_data(asked: DataOptions, bar: Bar, *, as_files: bool = False) -> PreparedData:
-    """Get the data onto this host, with `as_files` also each training image as a file of its own; `bar` shows what
-    takes long. Raises `NoData`, and `UsageError` for a limit beyond the data."""
+def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
+    """Get the data onto this host; `bar` shows what takes long. Raises `NoData`, and `UsageError` for a limit beyond
+    the data."""
     source = prepare.prepare(asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce)
     train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
     if asked.limit and asked.limit > train:
         raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
-    if as_files:
-        prepare_image_files(source.folder, asked.limit, bar.announce)
     counts = asked.limit, asked.limit or train, test
     return PreparedData(source.folder, source.name, *counts, source.why)

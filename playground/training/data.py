@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from playground.runtime import UsageError, device
-from playground.training.image_files import SIDE, UnreadableImage, list_image_files
-from playground.training.loader import RankLoader
+from playground.training.digits import SIDE
 from playground.training.partition import DataPartitioner, Partition, share, shares
 from playground.training.prepare import default_data_dir, prepare
 from playground.training.settings import TrainingSettings
@@ -78,35 +78,8 @@ class ImagesOneByOne(Images):
         return self.transform(picture), self.labels[position].long()
 
 
-class ImageFiles(Dataset[Batch]):
-    """The same, of files: `samples` are (path, label), and each image is opened and decoded when it is asked for.
-    Raises `UnreadableImage` for a file that is no image any more."""
-
-    def __init__(self, samples: Sequence[tuple[str, int]]) -> None:
-        from torchvision import transforms
-
-        self.samples = samples
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, position: int) -> Batch:
-        path, label = self.samples[position]
-        try:
-            with Image.open(path) as picture:
-                if (picture.size, picture.mode) != ((SIDE, SIDE), "L"):
-                    raise ValueError
-                return self.transform(picture), torch.tensor(label)
-        except Exception as error:  # of the decoder, which raises SyntaxError too
-            why = getattr(error, "strerror", None) or "it is damaged"
-            raise UnreadableImage(f"{path}: {why}; the next run writes it again before it starts") from None
-
-
 def training_images(settings: TrainingSettings) -> Dataset[Batch]:
     """The images to train on, fetched as `settings.loader` says."""
-    if settings.loader == "paths":
-        return ImageFiles(list_image_files(settings.folder, settings.limit))
     kind = ImagesOneByOne if settings.loader == "per-sample" else Images
     return kind(settings.folder, "train", settings.limit)
 
@@ -168,10 +141,21 @@ def partition_dataset(
     sizes = [part / samples for part in shares(samples, batch_size, size)]
     partition = DataPartitioner(data, sizes, seed).use(rank)
     steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
-    train_set: DataLoader[Batch] = RankLoader(
-        partition, num_workers=num_workers, batch_sampler=steps, collate_fn=collate
-    )
-    return train_set, steps.batch_size
+    return new_loader(partition, num_workers=num_workers, batch_sampler=steps), steps.batch_size
+
+
+def new_loader(data: Dataset[Batch] | Partition, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
+    """torch's DataLoader of whole batches. For a GPU they lie in pinned memory, from which it copies by itself. Workers
+    are forked, as the dataset's files are mapped into memory, not pickled."""
+    if num_workers:
+        options |= {"multiprocessing_context": "fork", "worker_init_fn": ignore_sigterm}
+    pinned = device().type == "cuda"
+    return DataLoader(data, num_workers=num_workers, collate_fn=collate, pin_memory=pinned, **options)
+
+
+def ignore_sigterm(worker: int) -> None:
+    """What asks a process group to end asks its ranks, which need batches until they do; then their workers end too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def batches(
@@ -194,7 +178,7 @@ def batches(
 def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
     """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
     part = range(dist.get_rank(), len(data), dist.get_world_size())
-    return RankLoader(Partition(data, part), batch_size=TEST_BATCH, collate_fn=collate)
+    return new_loader(Partition(data, part), batch_size=TEST_BATCH)
 
 
 def collate(batch: Any) -> Any:

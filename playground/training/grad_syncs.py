@@ -22,8 +22,6 @@ class GradSyncSpec:
     """Which settings of a training run it takes, and which collectives."""
     rung: bool = True
     """Whether it averages gradients, and so is a rung of the ladder to DistributedDataParallel."""
-    for_embeddings: bool = False
-    """Whether it changes something only where a model has embeddings, and so is offered only there."""
 
 
 GRAD_SYNCS = {
@@ -63,13 +61,6 @@ GRAD_SYNCS = {
             needs=("all_reduce", "bucket_cap"),
         ),
         GradSyncSpec(
-            name="sparse-embeddings",
-            summary="overlapped, and of an embedding's gradient only the rows that some rank used",
-            code=remote("playground.training.sparse_embeddings:SparseEmbeddings"),
-            needs=("all_reduce", "bucket_cap"),
-            for_embeddings=True,
-        ),
-        GradSyncSpec(
             name="parameters",
             summary="local SGD: each rank steps by its own gradients, then parameters are averaged",
             code=remote("playground.training.sync:AverageParameters"),
@@ -78,14 +69,5 @@ GRAD_SYNCS = {
         ),
     )
 }
-
-
-def grad_syncs_for(*, has_embeddings: bool) -> dict[str, GradSyncSpec]:
-    """Those that change something for a model with embeddings, or for one without."""
-    return {name: spec for name, spec in GRAD_SYNCS.items() if has_embeddings or not spec.for_embeddings}
-
-
-NET_SYNCS = grad_syncs_for(has_embeddings=False)
-"""Those for `Net`, and for any other model without embeddings."""
-RUNGS = {name: spec for name, spec in NET_SYNCS.items() if spec.rung}
-"""The rungs of the ladder from the tutorial's loop to DistributedDataParallel, for such a model."""
+RUNGS = {name: spec for name, spec in GRAD_SYNCS.items() if spec.rung}
+"""The rungs of the ladder from the tutorial's loop to DistributedDataParallel."""

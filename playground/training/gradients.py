@@ -2,7 +2,7 @@
 
 Each is called after backward, with this rank's gradients in every `param.grad`, and leaves there their mean over all
 ranks. All ranks must call it: every all_reduce in here waits for all of them. (Ways that need more than one moment of a
-step, or process groups: hierarchical.py, overlap.py, sparse_embeddings.py.)
+step, or process groups: hierarchical.py, overlap.py.)
 """
 
 from __future__ import annotations

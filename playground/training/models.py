@@ -17,7 +17,7 @@ class ModelSpec:
     summary: str
     code: Remote
     """Its class: called without arguments, it makes a model of images [batch, 1, 28, 28] → log-probabilities
-    [batch, 10], or one of token ids [batch, length] → log-probabilities [batch, classes]."""
+    [batch, 10]."""
     parameters: int
     """How many float32 parameters it has."""
     batch_size: int
@@ -33,8 +33,6 @@ class ModelSpec:
     """In training, of every batch."""
     min_samples_reason: str = ""
     """Why, if it is more than one."""
-    reads_tokens: bool = False
-    """Whether it is a model of token ids, and so has embeddings; else it is one of images."""
     preload: tuple[str, ...] = ()
     """Modules that making one imports, for the fork server to import once for all ranks."""
 
@@ -48,8 +46,6 @@ class ModelSpec:
             raise UsageError(f"{asked}: {self.min_samples_reason}, so at least {least}")
 
 
-TOKEN_SEQUENCES = 4096
-"""How many sequences of token ids there are to train on."""
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
@@ -77,18 +73,5 @@ MODELS: dict[str, ModelSpec] = {
             min_samples_reason="resnet18's BatchNorm needs two samples or more on each",
             preload=("torchvision.models",),
         ),
-        ModelSpec(
-            name="bert",
-            summary="BERT with one layer of width 384 and a vocabulary of 30,000, for token ids drawn by Zipf's law",
-            code=remote("playground.training.zipf:TokenBert"),
-            parameters=13_457_283,
-            batch_size=16,
-            steps=10,
-            bucket_cap_mb=2.0,
-            bucket_caps_mb=(1.0, 2.0, 25.0),
-            reads_tokens=True,
-        ),
     )
 }
-IMAGE_MODELS = {name: spec for name, spec in MODELS.items() if not spec.reads_tokens}
-"""Those that can be trained on MNIST."""

@@ -10,15 +10,15 @@ from playground.algorithms import ALL_REDUCES
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.survival.settings import SnapshotSettings
-from playground.training.grad_syncs import NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 """The largest number that a parameter, and what is added to it, can be."""
-LOADERS = ("batch", "per-sample", "paths")
-"""Ways to fetch samples: whole batches; as tutorials do, one by one; and each from a file of its own."""
+LOADERS = ("batch", "per-sample")
+"""Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 MAX_LOADER_WORKERS = 64
 BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
@@ -42,13 +42,13 @@ class TrainingSettings:
     accumulate: int = flag(1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K")
     loader: str = flag(
         LOADERS[0],
-        "Load whole batches at once; as tutorials do, sample by sample; or each from its path, a PNG file.",
+        "Load whole batches at once or, as tutorials do, sample by sample.",
         choices=LOADERS,
         group="loader",
     )
     loader_workers: int = flag(
         0,
-        "Processes of each rank that load its batches ahead; with 0 the rank loads them itself.",
+        "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it loads them itself.",
         least=0,
         most=MAX_LOADER_WORKERS,
         group="loader",
@@ -56,9 +56,9 @@ class TrainingSettings:
     )
     sync: str = flag(
         "per-parameter",
-        f"How gradients are averaged: {', '.join(NET_SYNCS)}. With parameters each rank takes its own steps, and "
+        f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its own steps, and "
         "parameters are averaged: local SGD.",
-        choices=NET_SYNCS,
+        choices=GRAD_SYNCS,
         group="sync",
         metavar="NAME",
     )
@@ -89,7 +89,7 @@ class TrainingSettings:
         check_flags(self)
         if self.lr > FLOAT32_MAX:
             raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
-        if self.sync_every > 1 and "sync_every" not in NET_SYNCS[self.sync].needs:
+        if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
             raise UsageError(
                 f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
                 f"every step"

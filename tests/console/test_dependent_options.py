@@ -9,20 +9,18 @@ from typing import Any
 import click
 import pytest
 
-from playground.console.options import only_with
+from playground.console.options import ANY, only_with
 from playground.runtime import UsageError
 
 Run = Callable[..., Any]
 
 
 @click.command()
-@click.option("--train", is_flag=True)
+@click.option("--snapshots")
 @click.option("--sync", default="flat")
-@click.option("-e", "--epochs", default=1, envvar="EPOCHS")
-@click.option("--plot")
+@click.option("-k", "--keep", default=1, envvar="KEEP")
 @click.option("--cap", default=25)
-@only_with("epochs", train=(True,))
-@only_with("plot", train=(False,))
+@only_with("keep", snapshots=ANY)
 @only_with("cap", sync=("bucketed", "overlapped"))
 def command(**values: object) -> dict[str, object]:
     return values
@@ -35,8 +33,7 @@ def call(*words: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-e", "1"], "-e has no effect without --train: add --train or leave it out"),
-        (["--train", "--plot", "x"], "--plot has no effect with --train: leave one of them out"),
+        (["-k", "1"], "-k has no effect without --snapshots: add --snapshots or leave it out"),
         (["--cap", "25"], "--cap has no effect with --sync flat: it is for --sync bucketed or overlapped"),
     ],
 )
@@ -46,14 +43,14 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("words", [[], ["--train", "-e", "2"], ["--plot", "x"], ["--cap", "3", "--sync", "bucketed"]])
+@pytest.mark.parametrize("words", [[], ["--snapshots", "x", "-k", "2"], ["--cap", "3", "--sync", "bucketed"]])
 def test_an_option_with_an_effect_is_taken(words: list[str]) -> None:
-    assert call(*words).keys() == {"train", "sync", "epochs", "plot", "cap"}
+    assert call(*words).keys() == {"snapshots", "sync", "keep", "cap"}
 
 
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EPOCHS", "7")
-    assert call()["epochs"] == 7
+    monkeypatch.setenv("KEEP", "7")
+    assert call()["keep"] == 7
 
 
 @pytest.mark.parametrize(
@@ -61,9 +58,6 @@ def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (("sgd", "--bucket-cap-mb", "25"), "--bucket-cap-mb"),
         (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
-        (("data-parallel", "--epochs", "1"), "--epochs"),
-        (("data-parallel", "--data-dir", "/tmp"), "--data-dir"),
-        (("data-parallel", "--train", "--steps", "3"), "--steps"),
     ],
     ids=" ".join,
 )

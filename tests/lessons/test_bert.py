@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +23,6 @@ from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model, ParallelLossModel
 from playground.training.bert_config import BertConfig
-from playground.training.bert_weights import WeightsSource
-from playground.training.models import MODELS
 from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 
@@ -45,8 +42,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairsSource:
 def settings(pairs: PairsSource) -> BertSettings:
     return BertSettings(
         folder=pairs.folder, config=BertConfig(vocabulary=pairs.vocabulary, **SMALL),
-        weights=WeightsSource("scratch", None, None, "for tests"), workers=2, batch_size=24, steps=4, report_every=3,
-        max_length=32, memory_cap=2**21,
+        workers=2, batch_size=24, steps=4, max_length=32,
     )  # fmt: skip
 
 
@@ -86,12 +82,10 @@ def test_the_loss_is_that_of_plain_training(settings: BertSettings, world: Run) 
 
 
 def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
-    from playground.training.bert_checkpoint import load_weights
     from playground.training.sentence_pairs.pairs import Pairs
 
     torch.manual_seed(settings.seed)
     model = Model(settings.config).double()
-    load_weights(model, settings.weights.folder)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     data = Pairs(settings.folder, "train", settings.max_length)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
@@ -112,11 +106,6 @@ def test_epochs_have_other_orders(settings: BertSettings, world: Run) -> None:
     first, second = training.losses[:2], training.losses[2:]
     assert sum(first) == pytest.approx(sum(second))
     assert sorted(first) != pytest.approx(sorted(second))
-
-
-def test_loader_workers_change_nothing(settings: BertSettings, world: Run) -> None:
-    plain = train_exactly(world, settings)
-    assert train_exactly(world, replace(settings, loader_workers=1)).losses == plain.losses
 
 
 def test_losses_that_differ_are_no_rounding(settings: BertSettings, world: Run) -> None:
@@ -157,9 +146,10 @@ def test_the_loss_in_forward_is_that_of_the_logits() -> None:
     assert torch.equal(model(*inputs, labels), F.cross_entropy(Model.forward(model, *inputs), labels).reshape(1))
 
 
-def seconds_so_far(rank: int, size: int, settings: BertSettings) -> Any:
+def seconds_so_far(rank: int, size: int, settings: BertSettings) -> float:
     with device_behind(0.2):
-        return History(settings).state()["seconds"]
+        history = History(settings)
+        return history.now() - history.started
 
 
 def test_time_passes_until_the_device_has_done_its_work(settings: BertSettings, world: Run) -> None:
@@ -180,48 +170,12 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
     assert held[0].held["parameters"] == of_the_model
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_largest_batch_fits_and_no_larger_one(way: str, settings: BertSettings, world: Run) -> None:
-    asked = settings.on(way)
-    found = world(asked.ranks).run(measure.largest, asked)[0]
-    assert found.batch_size % asked.workers == 0
-
-    def peak(batch_size: int) -> int:
-        step = replace(asked, batch_size=batch_size)
-        return max(each for rank in world(asked.ranks).run(padded_peak, step) for each in rank)
-
-    assert found.peak <= asked.memory_cap
-    assert peak(found.batch_size) <= asked.memory_cap < peak(found.batch_size + asked.workers)
-
-
-def padded_peak(rank: int, size: int, settings: BertSettings) -> list[int]:
-    probe = measure.Probe(rank, size, settings)
-    return list(probe.account_of(settings.batch_size // size).peak.values())
-
-
-def test_a_cap_below_one_sample_is_refused(settings: BertSettings, world: Run) -> None:
-    cap = settings.model_bytes + 100
-    with pytest.raises(UsageError, match="the model alone needs"):
-        world(1).run(measure.largest, replace(settings, memory_cap=cap).on("data-parallel"))
-
-
-def test_every_way_has_its_speed_and_utilisation(settings: BertSettings, world: Run) -> None:
+def test_every_way_has_its_speed(settings: BertSettings, world: Run) -> None:
     for way in (ONE_PROCESS[0], DDP):
         asked = settings.on(way)
         measured = world(asked.ranks).run(measure.speed, asked)
         assert len(set(measured)) == 1
         assert measured[0].samples_per_second == pytest.approx(asked.batch_size / measured[0].seconds)
-        uses = [use for rank in world(asked.ranks).run(measure.utilisation, asked) for use in rank]
-        assert len(uses) == asked.workers
-        assert all(0 < use.computing <= 1 for use in uses)
-
-
-def test_embeddings_get_ready_last(settings: BertSettings, world: Run) -> None:
-    parts = world(2).run(measure.ready, settings)[0]
-    assert [part.part for part in parts[:4]] == ["classifier", "pooler", "layer 1", "layer 0"]
-    assert {part.part for part in parts[4:]} == {"word embeddings", "other embeddings"}
-    assert sum(part.bytes for part in parts) == 4 * settings.config.parameters
-    assert [part.rows_used for part in parts if part.part != "word embeddings"] == [None] * 5
 
 
 def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
@@ -259,8 +213,8 @@ def test_the_document_has_what_was_asked_for(bert: Run) -> None:
 
 
 def test_a_way_alone_leaves_out_what_is_not_its_own(bert: Run) -> None:
-    shown = bert("--way", "data-parallel", "--json", "--only", "train", "--only", "largest")
-    assert set(json.loads(shown.out)["parts"]) == {"train", "largest"}
+    shown = bert("--way", "data-parallel", "--json", "--only", "train", "--only", "memory")
+    assert set(json.loads(shown.out)["parts"]) == {"train", "memory"}
     refused = bert("--way", "data-parallel", "--only", "averaging")
     assert (refused.code, refused.out) == (2, "")
     assert "--only averaging is about ranks that average gradients" in refused.err
@@ -271,48 +225,16 @@ def test_a_way_alone_leaves_out_what_is_not_its_own(bert: Run) -> None:
     [
         (("-n", 9), "--batch-size 8 for 9 workers: it is for all together, so at least one each"),
         (("-n", 3), "choose a multiple of 3"),
-        (("--max-length", 100, "--weights", "FOLDER"), "--max-length 100: the model has 10 positions"),
-        (("--memory-cap", "1MiB"), "the model alone, its gradients and Adam's state need"),
-        (("--memory-cap", "much"), "is no amount of memory"),
         (("--batch-size", 4000), "there are 240 pairs to train on"),
-        (("--weights", "/nowhere"), "there is no such folder"),
-        (("--dataset", "multinli"), "multinli_1.0_train.jsonl"),
+        (("--dataset", "multinli"), "--dataset multinli needs a tokenizer: add --weights"),
         (("--dropout", 1), "--dropout"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(
-    words: tuple[Any, ...], message: str, bert: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("playground.training.hub.is_installed", lambda library: False)
-    if "FOLDER" in words:
-        words = tuple(write_weights(tmp_path) if word == "FOLDER" else word for word in words)
+def test_what_cannot_be_trained_is_refused_in_one_line(words: tuple[Any, ...], message: str, bert: Run) -> None:
     shown = bert(*words)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert len(shown.err.splitlines()) == 1
-
-
-def write_weights(folder: Path) -> Path:
-    """A tiny BERT with ten positions, as a folder of weights."""
-    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b")
-    config = BertConfig(vocabulary=len(words), width=8, layers=1, heads=2, intermediate=16, max_length=10)
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    (folder / "config.json").write_text(
-        json.dumps({
-            "model_type": "bert", "hidden_act": "gelu", "vocab_size": len(words), "hidden_size": 8,
-            "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 10,
-            "type_vocab_size": 2,
-        })
-    )  # fmt: skip
-    torch.save(Model(config).state_dict(), folder / "pytorch_model.bin")
-    return folder
-
-
-def test_weights_of_a_folder_are_trained_with_their_own_defaults(bert: Run, tmp_path: Path) -> None:
-    shown = bert("--weights", write_weights(tmp_path), "--only", "train", "--way", "ddp", "--json")
-    document = json.loads(shown.out)
-    assert document["weights"] == str(tmp_path)
-    assert document["model"]["max_length"] == 10
 
 
 def test_a_world_that_is_joined_trains_by_ddp_only(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +250,7 @@ def test_a_world_that_is_joined_trains_by_ddp_only(bert: Run, monkeypatch: pytes
 def test_ways_of_one_process_take_the_devices_there_are(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks may share a device; one process cannot drive two where there is one, and does what it can."""
     monkeypatch.setattr(BACKENDS["gloo"], "count_devices", lambda: 1)
-    shown = bert("-n", 2, "--json", *(word for part in ("train", "speed", "utilisation") for word in ("--only", part)))
+    shown = bert("-n", 2, "--json", *(word for part in ("train", "speed", "memory") for word in ("--only", part)))
     assert (shown.code, shown.err) == (0, "")
     parts = json.loads(shown.out)["parts"]
     of_way = {"data-parallel": 1, "loss-in-forward": 1, DDP: 2}
@@ -336,12 +258,12 @@ def test_ways_of_one_process_take_the_devices_there_are(bert: Run, monkeypatch: 
     assert [(each["way"], each["workers"]) for each in parts["speed"]] == [
         ("data-parallel", 1), ("loss-in-forward", 1), (DDP, 1), (DDP, 2),
     ]  # fmt: skip
-    assert {way: len(devices) for way, devices in parts["utilisation"].items()} == of_way
+    assert {way: len(devices) for way, devices in parts["memory"].items()} == of_way
 
 
 def test_what_ways_of_one_process_leave_out_is_said(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BACKENDS["gloo"], "count_devices", lambda: 1)
-    words = ("--only", "utilisation", "--only", "speed", "--way")
+    words = ("--only", "speed", "--way")
     shown = bert("-n", 2, *words, "all")
     assert shown.code == 0, shown.err
     text = " ".join(shown.out.split())
@@ -353,7 +275,3 @@ def test_what_ways_of_one_process_leave_out_is_said(bert: Run, monkeypatch: pyte
 def test_fewer_devices_share_a_batch_equally(settings: BertSettings) -> None:
     asked = replace(settings, workers=8, device_count=5)
     assert (asked.on("data-parallel").workers, asked.on(DDP).workers) == (4, 8)
-
-
-def test_the_ladder_trains_the_same_encoder() -> None:
-    assert MODELS["bert"].parameters > 11_520_000  # with 30,000 embeddings of width 384

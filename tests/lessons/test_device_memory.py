@@ -247,7 +247,6 @@ def test_work_counts_for_the_device_that_does_it() -> None:
     assert use.busy[DEVICES[1]] > 10 * use.busy[DEVICES[0]]
     assert use.busy[DEVICES[2]] == 0, "a copy is no computation"
     assert all(0 <= share <= 1 for share in use.share.values())
-    assert use.share == use.share_of(use.seconds)
 
 
 def test_the_threads_of_replicas_and_backward_count_too() -> None:
@@ -272,25 +271,10 @@ def test_waiting_is_no_work() -> None:
     assert 0 < use.share[DEVICES[0]] < 0.5
 
 
-def train_in_a_rank(rank: int, size: int) -> tuple[float, float]:
-    """The share of a step in which the rank computed, and the seconds."""
-    ddp, inputs = DistributedDataParallel(nn.Linear(200, 200)), torch.ones(100, 200)
-    with track_utilisation(DEVICES[:1]) as use:
-        ddp(inputs).sum().backward()
-    return use.share[DEVICES[0]], use.busy[DEVICES[0]]
-
-
-def test_in_a_rank_everything_counts_for_its_device() -> None:
-    for share, busy in launch(train_in_a_rank, 2):
-        assert 0 < share <= 1
-        assert busy > 0
-
-
-def test_a_share_is_of_the_seconds_given() -> None:
+def test_a_share_is_of_the_seconds_between() -> None:
     use = Utilisation(DEVICES[:2])
     use.seconds, use.busy = 4.0, {DEVICES[0]: 1.0, DEVICES[1]: 3.0}
     assert use.share == {DEVICES[0]: 0.25, DEVICES[1]: 0.75}
-    assert use.share_of(2.0) == {DEVICES[0]: 0.5, DEVICES[1]: 1.0}
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda span: (min(span), max(span)))))

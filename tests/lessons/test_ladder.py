@@ -30,9 +30,12 @@ from playground.lessons.ladder.measure import (
     future_of,
 )
 from playground.lessons.ladder.page import (
+    BERT,
     BEYOND,
     DDP,
+    MODELS,
     PARTS,
+    SPARSE,
     LadderResult,
     LadderSettings,
     RungResult,
@@ -42,6 +45,7 @@ from playground.lessons.ladder.page import (
     check_memory,
     result_texts,
 )
+from playground.lessons.ladder.sparse_embeddings import TokenBert, ZipfSequences
 from playground.measurement import environment
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
@@ -49,18 +53,16 @@ from playground.runtime.launcher.entry import World
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
 from playground.training.data import Images, partition_dataset
-from playground.training.grad_syncs import GRAD_SYNCS, NET_SYNCS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.gradients import AllReduce
-from playground.training.models import MODELS
 from playground.training.net import Net
 from playground.training.settings import BUCKET_CAP
 from playground.training.step import training_step
 from playground.training.sync import AverageAfterBackward, new_grad_sync
-from playground.training.zipf import TokenBert, ZipfSequences
 
 Run = Callable[..., Any]
 Worlds = Callable[..., Any]
-NAMES = [*NET_SYNCS, *BEYOND, DDP]
+NAMES = [*GRAD_SYNCS, *BEYOND, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""
 FIRST = 66_240
@@ -72,7 +74,7 @@ def test_the_tables_agree_with_what_they_describe() -> None:
         name: spec.parameters for name, spec in MODELS.items()
     }
     assert tuple(candidates("net")) == tuple(candidates("resnet18")) == tuple(NAMES)
-    assert tuple(candidates("bert")) == (*GRAD_SYNCS, *BEYOND, DDP)
+    assert {*candidates(BERT)} - {*NAMES} == {SPARSE}
     assert tuple(field.name for field in fields(StepParts)) == PARTS
 
 
@@ -165,7 +167,7 @@ def squares(model: torch.nn.Module, images: torch.Tensor) -> Any:
 def rungs_and_ours(rank: int, size: int, all_reduce: str) -> dict[str, tuple[Any, ...]]:
     """By rung: the messages of the board's and of ours in two steps, and whether their parameters are equal."""
     found, real = {}, {"all_reduce": load_all_reduce(all_reduce), "broadcast": dist.broadcast}
-    for name in NET_SYNCS:
+    for name in GRAD_SYNCS:
         torch.manual_seed(1)
         board = Net().eval()
         ours = copy.deepcopy(board)
@@ -203,7 +205,7 @@ def test_each_rung_is_whole_in_15_lines(rung: Any) -> None:
 @pytest.mark.parametrize(("size", "all_reduce"), [(2, "backend"), (3, "ring")])
 def test_the_rungs_are_our_gradient_synchronisations(size: int, all_reduce: str, world: Worlds) -> None:
     """What the board writes in a few lines and what training has for any model: the same messages, the same bits."""
-    assert list(RUNGS) == NAMES
+    assert list(RUNGS) == [*candidates(BERT)]
     for by_rung in world(size).run(rungs_and_ours, all_reduce):
         for name, (board, ours, equal) in by_rung.items():
             assert board == ours, name
@@ -378,7 +380,7 @@ def small_bert(rank: int, size: int) -> list[dict[str, Any]]:
         sent.append(tensor.nbytes)
         return real(tensor, **options)
 
-    name, found = "sparse-embeddings", []
+    name, found = SPARSE, []
     new_sync = partial(new_rung, name, bucket_cap=1000)
     replica = TimedReplica(name, start, new_sync, recording, torch.optim.Adam, summed_output)
     for samples in (3, 1):
@@ -418,7 +420,7 @@ def test_bert(run_cli: Run) -> None:
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert document["dataset"]["name"] == "zipf"
-    assert [rung["rung"] for rung in document["rungs"]] == [*GRAD_SYNCS, *BEYOND, DDP]
+    assert [rung["rung"] for rung in document["rungs"]] == [*candidates(BERT)]
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert max(by_name(document, "difference_to_ddp").values()) < 1e-5
     sent = by_name(document, "bytes")

@@ -38,10 +38,7 @@ COMMANDS = {
     "sgd": f"sgd {TRAINING}",
     "sgd, restarts": f"sgd {TRAINING} --restarts 2",
     "sgd, recorded": f"sgd -n 2 --epochs 2 {DATA} --see {{folder}}/run.playground",
-    "sgd, workers": f"sgd {TRAINING} --loader per-sample --loader-workers 2",
     "ddp, restarts": f"ddp {TRAINING} --restarts 2",
-    "bert": "bert --only train --way ddp --weights scratch --dataset generated --steps 6 --batch-size 8 --max-length 32"
-    " --data-dir {data} --snapshots {folder}/taken --snapshot-every 2",
     "elastic": f"elastic -n 2 --kills 1 {DATA}",
     "rpc": "rpc",
     "parameter-server": f"parameter-server {DATA}",

@@ -27,7 +27,7 @@ from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
 from playground.survival.settings import SnapshotSettings
 from playground.training import loop
-from playground.training.loader import run_training
+from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
 KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "200"))

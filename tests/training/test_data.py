@@ -10,11 +10,12 @@ import pytest
 import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
+from playground.lessons import LESSONS
 from playground.runtime import UsageError
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, map_idx_file, partition_dataset, training_images
 from playground.training.digits import draw, idx
-from playground.training.image_files import prepare_image_files
+from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
 Worlds = Callable[..., World]
@@ -79,29 +80,31 @@ def test_digits_vary_and_every_class_comes() -> None:
     assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
 
 
-def fetched(rank: int, size: int, folder: Path, loader: str, workers: int) -> list[Any]:
+def fetched(rank: int, size: int, folder: Path, loader: str) -> list[Any]:
     """All batches of two epochs."""
     settings = TrainingSettings(folder=folder, limit=17, loader=loader)
-    batches, _ = partition_dataset(training_images(settings), 8, num_workers=workers)
+    batches, _ = partition_dataset(training_images(settings), 8)
     return [(images.tolist(), labels.tolist(), str(images.dtype)) for _ in range(2) for images, labels in batches]
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_all_loaders_give_the_same_batches(size: int, world: Worlds, digits_folder: Path) -> None:
     """17 samples in batches of 8 leave one, so that of 3 ranks two have an empty batch."""
-    prepare_image_files(digits_folder, 17)
-    whole = world(size).run(fetched, digits_folder, "batch", 0)
-    single = world(size).run(fetched, digits_folder, "per-sample", 0)
+    whole = world(size).run(fetched, digits_folder, "batch")
+    single = world(size).run(fetched, digits_folder, "per-sample")
     assert [len(rank[2][1]) for rank in whole] == [1, 0, 0][:size]
-    assert world(size).run(fetched, digits_folder, "paths", 0) == single
     for mine, theirs in zip(whole, single, strict=True):
         for (images, labels, dtype), (same_images, same_labels, same_dtype) in zip(mine, theirs, strict=True):
             assert (labels, dtype) == (same_labels, same_dtype)
             torch.testing.assert_close(torch.tensor(images), torch.tensor(same_images))
 
 
-@pytest.mark.parametrize(("loader", "workers"), [("paths", 2), pytest.param("batch", 1, marks=pytest.mark.stress)])
-def test_workers_fetch_what_the_rank_would(loader: str, workers: int, world: Worlds, digits_folder: Path) -> None:
-    prepare_image_files(digits_folder, 17)
-    alone = world(3).run(fetched, digits_folder, loader, 0)
-    assert world(3).run(fetched, digits_folder, loader, workers) == alone
+def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:
+    """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
+    alone, helped = (
+        world(2).run(run_training, LESSONS["sgd"].remote("run"), TrainingSettings(
+            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample", loader_workers=workers
+        ))[0].epochs
+        for workers in (0, 1)
+    )  # fmt: skip
+    assert [(each.loss, each.test_accuracy) for each in helped] == [(each.loss, each.test_accuracy) for each in alone]

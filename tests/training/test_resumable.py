@@ -21,9 +21,9 @@ from playground.survival.folder import find_snapshots
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import Snapshot, read_snapshot
 from playground.training import resumable
-from playground.training.loader import run_training
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
+from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
 

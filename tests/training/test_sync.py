@@ -270,8 +270,8 @@ EVERYWHERE = [[place] * 3 for place in range(3)]
 @pytest.mark.parametrize(
     ("way", "failing"),
     [
-        *((way, EVERYWHERE) for way in (*NONE_SAFE, "per-parameter", "sparse-embeddings")),
-        *((way, [[0, 1, 2], [None, 2, 0], [1, None, None]]) for way in ("overlapped", "sparse-embeddings")),
+        *((way, EVERYWHERE) for way in (*NONE_SAFE, "per-parameter")),
+        ("overlapped", [[0, 1, 2], [None, 2, 0], [1, None, None]]),
     ],
 )
 def test_after_a_backward_that_raised_the_next_step_averages(

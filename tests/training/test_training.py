@@ -22,11 +22,11 @@ from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.loader import run_training
 from playground.training.loop import train, train_by_hand
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference, largest_difference
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
+from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync, new_grad_sync
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
@@ -14,15 +12,12 @@ from torch import nn
 
 from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Training
 from playground.measurement.interleave import Heartbeat
-from playground.runtime import device, report, synchronize
+from playground.runtime import report, synchronize
 from playground.training.replicas import largest_difference
 
 
 class History:
     """Counts the steps of a training loop. Ranks exchange messages for it only when a report is due."""
-
-    finished: Sequence[object] = ()
-    """No epochs: this counts steps alone."""
 
     def __init__(self, settings: BertSettings) -> None:
         self.settings = settings
@@ -58,27 +53,8 @@ class History:
         self.own, self.reported = [], now
         report(progress={"way": self.settings.way, "step": len(self.losses), "loss": loss, "speed": speed})
 
-    def state(self) -> dict[str, object]:
-        """The counts so far, as tensors and plain data."""
-        now = self.now()
-        times = {"seconds": now - self.started, "unreported": now - self.reported}
-        return {"losses": self.losses, "own": self.own, **times}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
-        self.losses, self.own = state["losses"], [loss.to(device()) for loss in state["own"]]
-        now = self.now()
-        self.started, self.reported = now - state["seconds"], now - state["unreported"]
-
-    def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The state from which this rank resumes, where a different number of ranks counted `states`: their mean."""
-        several = zip(*(state["own"] for state in states), strict=True)
-        return {**states[0], "own": [torch.stack(losses).mean(0) for losses in several]}
-
     def result(self, model: nn.Module, right: float, tested: int) -> Training:
         """The whole training. All ranks must call this, and get the same."""
-        if self.own:  # of a run of more steps, whose snapshot this one has ended with
-            self.report_losses()
         seconds = self.reported - self.started
         return Training(
             way=self.settings.way,

@@ -2,7 +2,7 @@
 
     python -m playground bert
     python -m playground bert --way ddp -n 4
-    python -m playground bert --weights bert-base-cased --backend nccl -n 4
+    python -m playground bert --weights bert-base-cased --dataset multinli
 
 Does a premise entail a hypothesis, contradict it, or neither? `data_parallel` gathers the replicas' logits on the first
 device, `loss_in_forward` gathers one loss per device, and with `ddp` each rank has a replica of its own. All three take
@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.bert.history import History
@@ -32,9 +33,8 @@ from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
 from playground.training.bert import Model, ParallelLossModel
-from playground.training.bert_checkpoint import load_weights
 from playground.training.data import collate
-from playground.training.loader import RankLoader
+from playground.training.pretrained import SCRATCH, load_encoder
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 
 Loss = Callable[[PairBatch], torch.Tensor]
@@ -122,42 +122,31 @@ def same_losses(rank: int, size: int, settings: BertSettings) -> Losses:
     return Losses(way=settings.way, workers=settings.workers, losses=history.losses)
 
 
-def build_model(kind: type[nn.Module], settings: BertSettings) -> nn.Module:
+def build_model(kind: type[Model], settings: BertSettings) -> nn.Module:
     """A model with the weights that were asked for, in training mode: with dropout, if its config has any."""
     torch.manual_seed(settings.seed)
     model = kind(settings.config)
-    load_weights(model, settings.weights.folder)
+    if settings.weights != SCRATCH:
+        model.bert.load_state_dict(load_encoder(settings.weights).state_dict())
     return model.to(device(), torch.float64 if settings.double else torch.float32).train()
 
 
-class Sampler(DistributedSampler[PairBatch]):
-    """torch's, whose next epoch begins after `skipped` samples."""
-
-    skipped = 0
-
-    def __iter__(self) -> Iterator[int]:
-        skipped, self.skipped = self.skipped, 0
-        return itertools.islice(super().__iter__(), skipped, None)
-
-
-def batches(settings: BertSettings, rank: int, size: int, done: int = 0) -> Iterator[PairBatch]:
-    """This rank's part of every global batch, without end, from the one after the first `done` on. In every epoch
+def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]:
+    """This rank's part of every global batch, without end. In every epoch
     `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of them from the
     r-th on. So the ranks' batches of a step are, together, what one process gets as its batch."""
     data = Pairs(settings.folder, "train", settings.max_length)
-    sampler = Sampler(data, size, rank, seed=settings.seed, drop_last=True)
-    loader: RankLoader[PairBatch] = RankLoader(
+    sampler = DistributedSampler(data, size, rank, seed=settings.seed, drop_last=True)
+    loader: DataLoader[PairBatch] = DataLoader(
         data,
         batch_size=settings.batch_size // size,
         sampler=sampler,
         drop_last=True,
         collate_fn=collate,
-        num_workers=settings.loader_workers,
+        pin_memory=device().type == "cuda",
         generator=torch.Generator(),  # so that it draws none of dropout's numbers
     )
-    first, steps = divmod(done, len(loader))
-    sampler.skipped = steps * settings.batch_size // size
-    for epoch in itertools.count(first):
+    for epoch in itertools.count():
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         yield from map(partial(PairBatch.to, device=device(), non_blocking=True), loader)
 

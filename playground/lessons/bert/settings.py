@@ -11,8 +11,8 @@ from playground.lessons.ladder.page import AveragingCost
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.training.bert_config import BertConfig
-from playground.training.bert_weights import WeightsSource
-from playground.training.settings import BUCKET_CAP, MAX_LOADER_WORKERS
+from playground.training.pretrained import SCRATCH
+from playground.training.settings import BUCKET_CAP
 
 ONE_PROCESS = ("data-parallel", "loss-in-forward")
 DDP = "ddp"
@@ -22,10 +22,10 @@ EXACT_STEPS = 20
 """How many losses are compared in float64."""
 BUCKETS = 4
 """As many buckets of gradients, about, even the smallest model has where their overlap is measured."""
-BYTES_PER_PARAMETER = 16
-"""Bytes of the parameter itself, its gradient, and Adam's two moments, all float32."""
 LOSSES_TO_COMPARE = 10
 """Number of steps over which the loss that is shown is a mean."""
+REPORTS = 6
+"""How often the loss is reported, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class BertSettings:
     folder: Path
     """The tokenised pairs."""
     config: BertConfig
-    weights: WeightsSource
+    weights: str = SCRATCH
+    """The name or the folder of pretrained ones, or `SCRATCH`."""
     workers: int
     """Devices of one process, or ranks with a device each."""
     device_type: str = "cpu"
@@ -49,14 +50,6 @@ class BertSettings:
     steps: int = flag(300, "Steps to train.", least=1)
     lr: float = flag(1e-3, "Learning rate of Adam.", least=0)
     max_length: int = flag(64, "Tokens that a pair is cut to.", least=5)
-    loader_workers: int = flag(
-        0, "Processes that assemble batches, for each process that trains.", least=0, most=MAX_LOADER_WORKERS
-    )
-    report_every: int = flag(50, "Steps between two reports of the loss.", least=1, metavar="STEPS")
-    memory_cap: int = flag(
-        0, "Memory that each device may hold, where the largest batch is looked for, as in 64MiB.", metavar="SIZE"
-    )
-    """Bytes; 0 where the largest batch is not looked for."""
     double: bool = False
     """Whether to compute in float64."""
     seed: int = 1234
@@ -72,14 +65,11 @@ class BertSettings:
             why = "DistributedSampler gives all ranks equally many samples"
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         self.config.check_length(self.max_length)
-        if 0 < self.memory_cap < self.model_bytes:
-            needs = f"the model alone, its gradients and Adam's state need {self.model_bytes:,}"
-            raise UsageError(f"--memory-cap {self.memory_cap:,} bytes: {needs}, allow more")
 
     @property
-    def model_bytes(self) -> int:
-        """Bytes that a device needs to hold the model and train it, before there is any sample."""
-        return BYTES_PER_PARAMETER * self.config.parameters
+    def report_every(self) -> int:
+        """Steps between two reports of the loss."""
+        return -(-self.steps // REPORTS)
 
     @property
     def bucket_cap(self) -> int:
@@ -113,7 +103,7 @@ class BertSettings:
     def exact(self) -> BertSettings:
         """Few steps of the same training, in float64 and without dropout: what then differs is rounding."""
         config = replace(self.config, dropout=0.0)
-        return replace(self, double=True, config=config, steps=EXACT_STEPS, report_every=EXACT_STEPS)
+        return replace(self, double=True, config=config, steps=EXACT_STEPS)
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""
@@ -122,7 +112,7 @@ class BertSettings:
 
     def on_all_ranks(self) -> dict[str, object]:
         """Settings that must be the same on every rank: all but a host's own folders and devices."""
-        own = ("folder", "weights", "threads", "device_count")
+        own = ("folder", "threads", "device_count")
         return {name: value for name, value in asdict(self).items() if name not in own}
 
 
@@ -196,45 +186,12 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
-    """The share of a step, 0 to 1, in which a device, or the device of a rank, computes."""
-
-    device: str
-    computing: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Held:
     """The most bytes that a device, or the device of a rank, holds at any moment of a step, and the same by label."""
 
     device: str
     peak: int
     held: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LargestBatch:
-    """The largest batch by one way such that no device holds more than the cap, in pairs on all workers together."""
-
-    way: str
-    workers: int
-    batch_size: int
-    fullest: str
-    """The device that holds most then."""
-    peak: int
-    """Bytes it holds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartReady:
-    """When backward had the gradients of one part of the model, and how large they are."""
-
-    part: str
-    bytes: int
-    ready: float
-    """The share of backward after which the last of them was ready, 0 to 1, median."""
-    rows_used: int | None
-    """Rows of the word embeddings that the ranks' batches of a step use; None for other parts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,12 @@
-"""DataParallel measured: what it shares out and moves, what fills a device and what helps; two claims; training; and
-what it costs that processes do not.
+"""DataParallel measured: what it shares out and moves, what fills a device and what helps; two claims; and threads.
 
 "Two models sit on the first GPU": the replica there is made of the model's own memory. "The replicas differ, so
 training does not go well": every forward makes new ones from the one model, which gets the sum of their gradients.
-
-Why the path goes on to processes: the model is copied to every device at every step, and threads take turns at the GIL.
-`copying` and `threads` run in one process, `averaging` and `processes` do the same on one rank per device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -18,47 +14,25 @@ from random import Random
 from statistics import median
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
-from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import Messages, observed
-from playground.algorithms.transport import Addressed
 from playground.lessons.data_parallel import page
-from playground.lessons.data_parallel.lesson import (
-    DataParallel,
-    data_parallel,
-    gather,
-    parallel_apply,
-    replicate,
-    scatter,
-)
+from playground.lessons.data_parallel.lesson import data_parallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import (
-    LENGTH,
     LOSSES,
     ParallelLossModel,
     TokenLoss,
-    gather_losses,
-    new_batch,
     new_model_and_batch,
     new_optimizer,
     weighted_mean,
 )
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
-from playground.lessons.data_parallel.memory import Account, largest_batch, track_memory, track_utilisation
-from playground.lessons.data_parallel.page import MAX_BATCH_SIZE, MEANS, DataParallelSettings, Means, Shares, Way
-from playground.measurement.interleave import Heartbeat, interleave, timed
-from playground.runtime import device
-from playground.training.data import Images, partition_dataset, partition_test_set, training_images
-from playground.training.loop import train
-from playground.training.net import Net
-from playground.training.partition import share
+from playground.lessons.data_parallel.memory import Account, track_memory, track_utilisation
+from playground.lessons.data_parallel.page import MEANS, DataParallelSettings, Means, Shares
+from playground.measurement.interleave import interleave, timed
 from playground.training.replicas import flat
-from playground.training.results import TrainingResult
-from playground.training.settings import TrainingSettings
 from playground.training.step import training_step
-from playground.training.sync import GradSync, new_grad_sync
+from playground.training.sync import GradSync
 
 ROUNDS = 5
 """Timed calls of each piece of work."""
@@ -95,7 +69,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[page.
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
     devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
-    optimizer = new_optimizer(model, settings.optimizer)
+    optimizer = new_optimizer(model)
 
     def forward() -> torch.Tensor:
         chunks = scatter((tokens,), devices)
@@ -142,7 +116,7 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[page.WayR
     steps, results = [], []
     for way in settings.ways:
         loss = partial(LOSSES[way.gather], model, tokens, targets, devices, torch.device(way.output_device))
-        optimizer = new_optimizer(model, settings.optimizer)
+        optimizer = new_optimizer(model)
         model.load_state_dict(start)
         steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
         first_loss = steps[-1]().item()  # from here on the optimizer has its state
@@ -177,38 +151,6 @@ def track_step(
         account.put(*inputs, device=devices[0], label="inputs")
         training_step(optimizer, [loss], GradSync(model), moment=account.moment)
     return account
-
-
-def largest_batches(rank: int, size: int, settings: DataParallelSettings, cap: int) -> list[page.LargestBatch]:
-    """The largest batch with which no device holds more than the cap, found by steps that are really taken.
-
-    For one device alone, then for each of `settings.ways`. Raises `UsageError` if one sample is too many.
-    """
-    together = [settings] if len(settings.devices) > 1 else []
-    return [find_largest(each, way, cap) for each in (settings.on_first_device, *together) for way in each.ways]
-
-
-def find_largest(settings: DataParallelSettings, way: Way, cap: int) -> page.LargestBatch:
-    """By one way, on all devices of `settings`."""
-    devices = resolve_devices(settings.devices)
-    model, *sample = new_model_and_batch(1, settings.seed, devices[0])
-    optimizer = new_optimizer(model, settings.optimizer)
-    loss_on = partial(LOSSES[way.gather], model, devices=devices, output=torch.device(way.output_device))
-    training_step(optimizer, [partial(loss_on, *sample)], GradSync(model))  # from here on it has its state
-    accounts: dict[int, Account] = {}
-    heartbeat = Heartbeat()
-
-    def peak(batch_size: int) -> int:
-        heartbeat.beat()
-        accounts[batch_size] = track_step(model, optimizer, partial(loss_on, *new_batch(batch_size)), devices)
-        return max(accounts[batch_size].peak.values())
-
-    held = track_step(model, optimizer, partial(loss_on, *sample), devices).held_by_label[devices[0]]
-    batch = largest_batch(peak, cap, model=held, limit=MAX_BATCH_SIZE)
-    fullest = max(devices, key=accounts[batch].peak.__getitem__)
-    return page.LargestBatch(
-        **vars(way), devices=len(devices), batch=batch, fullest=str(fullest), at_peak=accounts[batch].at_peak[fullest]
-    )
 
 
 def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Means]:
@@ -256,7 +198,7 @@ def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]
     models = [
         ParallelLossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)
     ]
-    optimizers = [new_optimizer(model, settings.optimizer) for model in models]
+    optimizers = [new_optimizer(model) for model in models]
     _, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
     return [compare_step(step, models, optimizers, batch, devices) for step in range(1, settings.steps + 1)]
 
@@ -304,130 +246,17 @@ def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.T
     return (flat(tensors).cpu() - flat(others).cpu()).abs().max().item()
 
 
-def copying(rank: int, size: int, settings: DataParallelSettings) -> tuple[float, list[page.DeviceTraffic]]:
-    """Steps of DataParallel, the loss inside forward: every device gets the model, one gets all gradients.
-
-    Returns the median time of a step in seconds, and the traffic of each device.
-    """
+def threads(rank: int, size: int, settings: DataParallelSettings) -> page.WorkSeconds:
+    """Many small operations on one device, then as many on each at once: threads take turns at the GIL."""
+    torch.set_num_threads(1)
     devices = resolve_devices(settings.devices)
-    model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
-    loss = partial(gather_losses, model, tokens, targets, devices, devices[0])
-    step = partial(training_step, new_optimizer(model), [loss], GradSync(model))
-    with track_memory(devices) as account:
-        account.put_module(model, devices[0])
-        step()
-    moves = [move for move in account.moves if move.part in ("replicate", "reduce")]
-    [seconds] = median_seconds([step], devices, settings.steps)
-    traffic = []
-    for each in devices:
-        sent = sum(move.bytes for move in moves if move.source == each)
-        received = sum(move.bytes for move in moves if move.target == each)
-        traffic.append(page.DeviceTraffic(device=str(each), sent=sent, received=received))
-    return seconds, traffic
-
-
-def averaging(rank: int, size: int, settings: DataParallelSettings) -> page.Averaging:
-    """The same steps as sgd takes them: every rank keeps its replica, and gradients are averaged."""
-    batch_size = settings.batch_size
-    model, tokens, targets = new_model_and_batch(batch_size, settings.seed, device())
-    first = sum(share(batch_size, other, size) for other in range(rank))
-    mine = slice(first, first + share(batch_size, rank, size))
-    tokens, targets = tokens[mine].to(device()), targets[mine].to(device())
-
-    def part_of_mean_loss() -> torch.Tensor:
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
-        return loss * size / (batch_size * LENGTH)
-
-    def step_by(all_reduce: str) -> Callable[[], torch.Tensor]:
-        sync = new_grad_sync("flat", model, load_all_reduce(all_reduce))
-        return partial(training_step, new_optimizer(model), [part_of_mean_loss], sync)
-
-    sent = 0
-
-    def count(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
-        nonlocal sent
-        sent += sum(part.nbytes for part, _ in send)
-
-    with observed(count):
-        step_by("ring")()
-    [seconds] = median_seconds([step_by("backend")], [device()], settings.steps)
-    return page.Averaging(seconds=seconds, sent=sent)
-
-
-def threads(rank: int, size: int, settings: DataParallelSettings) -> dict[str, page.WorkSeconds]:
-    """Work on one device, then as much on each at once: by threads, and by processes."""
-    torch.set_num_threads(1)
-    devices, results = resolve_devices(settings.devices), {}
-    for name, (model, inputs) in new_work(devices[0]).items():
-        replicas = replicate(model, devices)
-        chunks = [(inputs.to(each),) for each in devices]
-        calls = [
-            partial(parallel_apply, replicas[:count], chunks[:count], None, devices[:count])
-            for count in (1, len(devices))
-        ]
-        alone, together = median_seconds(calls, devices)
-        results[name] = page.WorkSeconds(alone=alone, together=together)
-    return results
-
-
-def processes(rank: int, size: int) -> dict[str, page.WorkSeconds]:
-    """The same by processes: on rank 0 while the others wait, then on every rank at once."""
-    torch.set_num_threads(1)
-    results = {}
-    for name, (model, inputs) in new_work(device()).items():
-        work = partial(model, inputs)
-        calls = [work if rank == 0 else do_nothing, partial(work_together, work)]
-        alone, together = median_seconds(calls, [device()])
-        results[name] = page.WorkSeconds(alone=alone if rank == 0 else 0.0, together=together)
-    return results
-
-
-def do_nothing() -> None:
-    """Wait while another rank works."""
-
-
-def work_together(work: Callable[[], object]) -> None:
-    """Done when every rank is."""
-    work()
-    dist.barrier()
-
-
-def new_work(place: torch.device) -> Mapping[str, tuple[nn.Module, torch.Tensor]]:
-    """Two loads of some 5 to 30 ms: one mostly Python, which holds the GIL, one mostly arithmetic."""
-    small = nn.Sequential(*[nn.Linear(8, 8)] * 1000)
-    large = nn.Sequential(*[nn.Linear(1024, 1024)] * 4)
-    return {
-        "many small operations": (small.requires_grad_(False).to(place), torch.zeros(4, 8, device=place)),
-        "few large operations": (large.requires_grad_(False).to(place), torch.zeros(256, 1024, device=place)),
-    }
-
-
-def median_seconds(
-    calls: Sequence[Callable[[], object]], devices: Sequence[torch.device], rounds: int = ROUNDS
-) -> list[float]:
-    """Seconds that each call takes: the median of `rounds`, after an uncounted one. All ranks must call this."""
+    model, inputs = nn.Sequential(*[nn.Linear(8, 8)] * 1000).requires_grad_(False).to(devices[0]), torch.zeros(4, 8)
+    replicas, chunks = replicate(model, devices), [(inputs.to(each),) for each in devices]
+    calls = [
+        partial(parallel_apply, replicas[:count], chunks[:count], None, devices[:count]) for count in (1, len(devices))
+    ]
     for call in calls:
         call()
-    turns = interleave([timed(call, devices=devices) for call in calls], range(rounds), Random(0))
-    return [median(seconds) for seconds in turns]
-
-
-class NetWithoutDropout(Net):
-    """Net as it is in evaluation. Threads draw their dropout masks from one generator, in an order that is left to
-    chance: with dropout no two runs would be the same, and none the same as on one device."""
-
-    def train(self, mode: bool = True) -> NetWithoutDropout:
-        super().train(False)
-        return self
-
-
-def run(rank: int, size: int, settings: TrainingSettings, devices: Sequence[str]) -> TrainingResult:
-    """Train as sgd does, but in one process, with each batch on all devices."""
-    torch.manual_seed(settings.seed)
-    first = resolve_devices(devices)[0]
-    if first.type == "cuda":
-        torch.cuda.set_device(first)  # where this rank's batches are put, and so their labels: beside the outputs
-    train_set, _ = partition_dataset(training_images(settings), settings.batch_size, settings.seed)
-    test_set = partition_test_set(Images(settings.folder, "t10k"))
-    model = NetWithoutDropout().to(first, memory_format=torch.channels_last)
-    return train(GradSync(DataParallel(model, devices)), train_set, test_set, settings)
+    turns = interleave([timed(call, devices=devices) for call in calls], range(ROUNDS), Random(0))
+    alone, together = (median(seconds) for seconds in turns)
+    return page.WorkSeconds(alone=alone, together=together)

@@ -2,7 +2,6 @@
 
     python -m playground data-parallel
     python -m playground data-parallel --devices cpu:0,cpu:1 --gather logits
-    python -m playground data-parallel --train --limit 6000
 
 A forward pass of DataParallel is four calls:
 

@@ -28,7 +28,6 @@ from playground.runtime.errors import UsageError
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
-LR = {"sgd": 0.1, "adam": 1e-3}
 
 
 class LanguageModel(nn.Module):
@@ -54,23 +53,16 @@ class TokenLoss(nn.Module):
 def new_model_and_batch(
     batch_size: int, seed: int, device: torch.device
 ) -> tuple[LanguageModel, torch.Tensor, torch.Tensor]:
-    """A new model on `device` and, in the host's memory, tokens and targets, both [batch_size, length]. The same for
-    the same seed, whichever the device."""
+    """A new model on `device` and, in the host's memory, tokens and, as targets, the tokens after them, both
+    [batch_size, length]. The same for the same seed, whichever the device."""
     torch.manual_seed(seed)
-    tokens, targets = new_batch(batch_size)
-    return LanguageModel().to(device), tokens, targets
-
-
-def new_batch(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and, as targets, the tokens after them, both [batch_size, length]."""
     tokens = torch.randint(VOCABULARY, (batch_size, LENGTH + 1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return LanguageModel().to(device), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def new_optimizer(model: nn.Module, name: str = "sgd") -> torch.optim.Optimizer:
-    """Plain SGD, which keeps nothing but the parameters, or Adam: a name of `OPTIMIZERS`."""
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
-    return kind(model.parameters(), lr=LR[name])
+def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Plain SGD, which keeps nothing but the parameters."""
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 class ParallelLossModel(nn.Module):

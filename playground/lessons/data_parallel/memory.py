@@ -1,5 +1,4 @@
-"""The memory of each device, the copies between devices, and the largest batch that fits: real for GPUs, an account
-kept here for virtual devices.
+"""The memory of each device, and the copies between devices: real for GPUs, an account kept here for virtual devices.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
 are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
@@ -17,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,6 @@ from torch.utils._pytree import tree_leaves
 from playground.lessons.data_parallel.machine import HOST, device_of, observers
 from playground.lessons.data_parallel.page import LABELS
 from playground.measurement.interleave import synchronize
-from playground.runtime.errors import UsageError
 
 NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
 """Label of tensors made after each moment of a training step (`playground.training.step.Moment`)."""
@@ -40,10 +38,6 @@ MOVED_LABELS = {
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
 """Labels of the copies that each part of a step makes; copies of other parts have the label of the step's phase."""
-OF_THE_MODEL = ("parameters", "gradients", "optimizer state")
-"""Labels of what a device holds that has the model, however small the batch."""
-GROWTH = 4
-"""Largest ratio of a probe's samples to those known to fit: a step that is too large is really taken."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
@@ -323,24 +317,19 @@ class Utilisation:
     @property
     def share(self) -> dict[torch.device, float]:
         """Share of the time from begin to end, 0 to 1, by device."""
-        return self.share_of(self.seconds)
-
-    def share_of(self, seconds: float) -> dict[torch.device, float]:
-        """The share of `seconds`: the time that the same step takes when it is not observed."""
-        return {device: min(1.0, busy / seconds) for device, busy in self.busy.items()}
+        return {device: min(1.0, busy / self.seconds) for device, busy in self.busy.items()}
 
 
 @contextlib.contextmanager
 def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Utilisation]:
     """Find out how long each of `devices` computes in this block.
 
-    On virtual devices, and in ranks, operations are timed one by one, and count for the device where they run: in
-    seconds that their thread computes, so that waiting for a core, for the GIL or for a message is idle time, as are
-    copies between devices. In a process with fewer cores than devices the shares therefore add up to the cores at most.
-    What the first thread does without saying where counts for the first device. Not inside `track_memory`.
+    On virtual devices operations are timed one by one, and count for the device where they run: in seconds that their
+    thread computes, so that waiting for a core or for the GIL is idle time, as are copies between devices. In a process
+    with fewer cores than devices the shares therefore add up to the cores at most. What the first thread does without
+    saying where counts for the first device. Not inside `track_memory`.
 
-    Looking on costs some 16 us per operation, in which no device computes: of small operations shares come out too
-    low. `share_of` relates the same seconds to a step that was timed apart.
+    Looking on costs some 16 us per operation, in which no device computes: of small operations shares are too low.
 
     On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
     """
@@ -392,51 +381,3 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
-
-
-def largest_batch(
-    peak: Callable[[int], int], cap: int, *, model: Mapping[str, int], limit: int, smallest: int = 1
-) -> int:
-    """The largest batch from `smallest` to `limit` with which no device holds more than `cap` bytes.
-
-    `peak(batch)` takes a training step with `batch` samples and returns the bytes of the fullest device: more with more
-    samples. That is nearly a straight line, so a line through two probes says where to look; that the batch fits and
-    the next one does not is then seen, not predicted. `model` is what a device that has the model holds after a step,
-    by label: what of it is `OF_THE_MODEL` is for the error message alone.
-
-    Raises `UsageError` if not even the smallest batch fits.
-    """
-    peaks = {smallest: peak(smallest)}
-    if peaks[smallest] > cap:
-        raise UsageError(explain(cap, model, smallest, peaks[smallest]))
-    fits, too_large, up, down = smallest, limit + 1, 1, 1
-    while too_large - fits > 1:
-        low, high = fits + up, too_large - down
-        batch = max(low, min(predict(peaks, fits, cap), high)) if low <= high else (fits + too_large) // 2
-        batch = min(batch, GROWTH * fits)
-        peaks[batch] = peak(batch)
-        if peaks[batch] <= cap:  # where peaks go up in steps, lines mislead: go further if this is where one led before
-            fits, up, down = batch, 2 * up if batch == low else 1, 1
-        else:
-            too_large, up, down = batch, 1, 2 * down if batch == high else 1
-    return fits
-
-
-def predict(peaks: Mapping[int, int], fits: int, cap: int) -> int:
-    """The last batch that fits, by the line through the largest one known to and the next probe, or else the first."""
-    other = min((batch for batch in peaks if batch > fits), default=min(peaks))
-    if other == fits or peaks[other] == peaks[fits]:
-        return GROWTH * fits
-    slope = (peaks[other] - peaks[fits]) / (other - fits)
-    return fits + int((cap - peaks[fits]) / slope)
-
-
-def explain(cap: int, model: Mapping[str, int], smallest: int, needed: int) -> str:
-    """That the cap is too small, what the model alone needs, and what would do."""
-    needs = {label: model[label] for label in OF_THE_MODEL if label in model}
-    parts = ", ".join(f"{label} {count:,}" for label, count in needs.items())
-    samples = "one sample" if smallest == 1 else f"{smallest} samples"
-    return (
-        f"a memory cap of {cap:,} bytes is too small: the model alone needs {sum(needs.values()):,} ({parts}), "
-        f"with {samples} {needed:,}: allow at least as many"
-    )

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
-from statistics import median
 from typing import Any, TypedDict
 
 import click
 
-from playground.console import plots
-from playground.console.options import RunOptions, flags, memory_cap_option, only_with, plot_option
+from playground.console.options import RunOptions, flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, numbers
 from playground.console.text import heading, prose
-from playground.console.training import RUN_TRAINING, EpochPrinter
-from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag, flags_of
 from playground.runtime.launcher import server
-from playground.runtime.launcher.entry import World
 from playground.runtime.remote import Remote
-from playground.training.results import TrainingResult
-from playground.training.settings import TrainingSettings
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
-OPTIMIZERS = ("sgd", "adam")
 WAYS = ("logits", "loss", "outputs")
 """Ways to the loss, named after what the devices compute and, all but the last, send to one of them."""
 
@@ -59,9 +50,6 @@ class DataParallelSettings:
     """To be compared."""
     batch_size: int = flag(32, "Number of samples per step.", least=1, most=MAX_BATCH_SIZE)
     steps: int = flag(3, "Number of steps to time.", least=1)
-    optimizer: str = flag(
-        "sgd", "Whether the optimizer keeps nothing (sgd) or two numbers per parameter (adam).", choices=OPTIMIZERS
-    )
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -148,17 +136,6 @@ class WayResult(Way):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargestBatch(Way):
-    """The largest batch with which no device holds more than the cap, by one way to the loss; the device that holds
-    most then, and its bytes by label."""
-
-    devices: int
-    batch: int
-    fullest: str
-    at_peak: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelCopy:
     """The bytes of parameters on one device while replicas run, and how many `of` all are the model's own memory."""
 
@@ -183,40 +160,15 @@ class ReplicaStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceTraffic:
-    """Bytes of model and gradients that a device sends and receives in a step."""
-
-    device: str
-    sent: int
-    received: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Averaging:
-    """The median time of the same step on one rank, where each has its own replica and gradients are averaged, and the
-    bytes that it sends with our ring."""
-
-    seconds: float
-    sent: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkSeconds:
-    """The median time of a piece of work: on one worker, a thread or a process (0 on a rank that waited meanwhile), and
-    on several until each has done one."""
+    """The median time of a piece of work: by one thread, and by several until each has done one."""
 
     alone: float
     together: float
 
-
-def speedup(alone: float, together: float, workers: int) -> float:
-    """How many times as much `workers` get done in the same time as one of them."""
-    return workers * alone / together
-
-
-def loss_difference(together: TrainingResult, alone: TrainingResult) -> float:
-    """Difference of the last epoch's losses: float32 rounds sums by their order, and training amplifies that."""
-    return abs(together.epochs[-1].loss - alone.epochs[-1].loss)
+    def speedup(self, threads: int) -> float:
+        """How many times as much `threads` get done in the same time as one of them."""
+        return threads * self.alone / self.together
 
 
 def split_texts(shares: Sequence[Shares]) -> Texts:
@@ -263,19 +215,6 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     ]
 
 
-def fitting_texts(batches: Sequence[LargestBatch], cap: int) -> Texts:
-    """The largest batch by each way, and what the fullest device then holds."""
-    figures = *numbers("largest\nbatch"), Column("fullest\ndevice"), *numbers(("holds", "bytes"))
-    table = Table(*numbers("devices"), "gathered", "on", *figures)
-    for each in batches:
-        size = f"{each.batch}{'+' * (each.batch == MAX_BATCH_SIZE)}"
-        held = f"{sum(each.at_peak.values()):,}"
-        table.add(str(each.devices), each.gather, each.output_device, size, each.fullest, held)
-    more = f"  + as large as this command's batches get: {MAX_BATCH_SIZE}"
-    reached = any(each.batch == MAX_BATCH_SIZE for each in batches)
-    return [f"  Each device may hold {cap:,} bytes:", table, *[more] * reached]
-
-
 def claims_texts(models: Sequence[ModelCopy], compared: Sequence[ReplicaStep]) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
     rows = [(each.device, f"{each.parameters:,}", f"{each.shared} of {each.of} parameters") for each in models]
@@ -304,37 +243,12 @@ def means_texts(batches: Sequence[Means]) -> Texts:
     return [table]
 
 
-def copying_texts(copying: float, devices: Sequence[DeviceTraffic], ranks: Sequence[Averaging]) -> Texts:
-    """DataParallel's steps, in seconds and traffic, beside the processes'."""
-    busiest = max(devices, key=lambda device: device.sent + device.received)
-    sent, by_a_rank = sum(device.sent for device in devices), max(rank.sent for rank in ranks)
-    traffic = ("sent\nat most", "bytes"), ("received\nat most", "bytes"), ("sent\nin total", "bytes")
-    table = Table("", *numbers(*traffic, ("time\nper step", "ms")))
-    for name, *counts, seconds in (
-        ("data-parallel", busiest.sent, busiest.received, sent, copying),
-        (f"sgd -n {len(ranks)}", by_a_rank, by_a_rank, sum(r.sent for r in ranks), median(r.seconds for r in ranks)),
-    ):
-        table.add(name, *(f"{count:,}" for count in counts), f"{1000 * seconds:.1f}")
-    about = (
-        "  Bytes of the model and of gradients in a step; at most: by the device, or the rank, with the most traffic. "
-        "The bytes of sgd are those of our ring; its time is that of the backend's all-reduce."
-    )
-    return [about, table]
-
-
-def gil_texts(threads: Mapping[str, WorkSeconds], processes: Sequence[Mapping[str, WorkSeconds]]) -> Texts:
-    """How many times as much is done at once, by threads and by processes."""
-    table, count = Table("work", "by", *numbers(("alone", "ms"), ("together", "ms"), "speed-up")), len(processes)
-    for name, work in threads.items():
-        by_processes = processes[0][name].alone, median(rank[name].together for rank in processes)
-        for workers, alone, together in (("threads", work.alone, work.together), ("processes", *by_processes)):
-            gain = f"{speedup(alone, together, count):.2f}"
-            table.add(name, workers, f"{1000 * alone:.1f}", f"{1000 * together:.1f}", gain)
-    about = (
-        f"  alone: one worker does one piece of work; together: {count} workers do one piece each at the same time; "
-        f"speed-up: {count} x alone / together"
-    )
-    return [about, table]
+def threads_texts(work: WorkSeconds, devices: int) -> Texts:
+    """How many times as much is done at once."""
+    return [
+        f"  {devices} thread{'s' * (devices > 1)} get {work.speedup(devices):.2f} times as much done as one: one piece "
+        f"of work takes {1000 * work.alone:.1f} ms, {devices} at the same time {1000 * work.together:.1f} ms"
+    ]
 
 
 def ending(devices: int) -> str:
@@ -348,30 +262,11 @@ def ending(devices: int) -> str:
     )
 
 
-def plot_memory(ways: Sequence[WayResult], file: Path) -> None:
-    """A bar per device, in a group per way to the loss."""
-    figure, axes = plots.new_axes("memory of each device, at its peak", "", "MB")
-    devices, groups = [device.device for device in ways[0].devices], range(len(ways))
-    width = 0.8 / len(devices)
-    for number, device in enumerate(devices):
-        peaks = [way.devices[number].peak / 1e6 for way in ways]
-        axes.bar([group + width * number for group in groups], peaks, width, label=device)
-    middle = width * (len(devices) - 1) / 2
-    axes.set_xticks([group + middle for group in groups], [f"{way.gather} on {way.output_device}" for way in ways])
-    axes.legend()
-    plots.save(figure, file)
-
-
 LESSON = LESSONS["data-parallel"]
-SPLIT, ONE_STEP, COMPARE, LARGEST, TWO_MEANS, CLAIMS = (
-    LESSON.remote(name, "experiment")
-    for name in ("split", "one_step", "ways", "largest_batches", "two_means", "claims")
-)
-COPYING, AVERAGING, THREADS, PROCESSES, TRAIN = (
-    LESSON.remote(name, "experiment") for name in ("copying", "averaging", "threads", "processes", "run")
+SPLIT, ONE_STEP, COMPARE, TWO_MEANS, CLAIMS, THREADS = (
+    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "two_means", "claims", "threads")
 )
 ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
-ABOUT_EPOCHS = "With --train: passes over the data."
 
 
 @click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
@@ -379,26 +274,8 @@ ABOUT_EPOCHS = "With --train: passes over the data."
 @click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared.")
 @click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather.")
 @flags(DataParallelSettings)
-@memory_cap_option
-@click.option("--train", is_flag=True, help="Train as sgd does: on all devices, then on the first alone.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help=ABOUT_EPOCHS)
-@data_options
-@flags(RunOptions, "timeout", "seed")
-@plot_option("each device's memory")
-@flags(RunOptions, "wide", "as_json", "see")
-@only_with("epochs", "dataset", "data_dir", "mirror", "limit", train=(True,))
-@only_with("gather", "output_device", "batch_size", "steps", "optimizer", "memory_cap", "plot", train=(False,))
-def command(
-    devices: str,
-    gather: str | None,
-    output_device: str | None,
-    memory_cap: int | None,
-    train: bool,
-    epochs: int,
-    data: DataOptions,
-    plot: Path | None,
-    **values: Any,
-) -> None:
+@flags(RunOptions, "timeout", "seed", "wide", "as_json", "see")
+def command(devices: str, gather: str | None, output_device: str | None, **values: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
     names, output = resolve_names(devices, output_device)
@@ -411,18 +288,8 @@ def command(
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
-    if plot:
-        plots.check(plot)
-    batches: list[LargestBatch] = []
-    if memory_cap:  # first, since it may be refused
-        with session.bar() as bar:
-            bar.show(LARGEST.name)
-            [batches] = session.world.run(LARGEST, settings, memory_cap, on_report=bar)
     session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
-    if train:
-        compare_training(session, names, data, epochs)
-    else:
-        run_parts(session, settings, batches, memory_cap or 0, plot)
+    run_parts(session, settings)
 
 
 def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, ...], str | None]:
@@ -446,73 +313,35 @@ def list_devices(devices: str) -> list[str]:
     return names
 
 
-def run_parts(
-    session: Session, settings: DataParallelSettings, batches: list[LargestBatch], cap: int, plot: Path | None
-) -> None:
-    """Run the parts of the lesson, and show each as soon as it has been run. `batches` have been found before."""
-    world = session.world
-    ranks = World(len(settings.devices), backend=world.backend, timeout=world.timeout, around=world.around)
-
+def run_parts(session: Session, settings: DataParallelSettings) -> None:
+    """Run the parts of the lesson, and show each as soon as it has been run."""
     with session.bar() as bar:
 
-        def run_on(where: World, part: Remote, *args: object) -> list[Any]:
+        def run(part: Remote, settings: DataParallelSettings = settings) -> Any:
             bar.show(part.name)
-            return where.run(part, *args, on_report=bar)
+            return session.world.run(part, settings, on_report=bar)[0]
 
         def show(part: Remote, texts: Texts) -> None:
             session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
-        [shares] = run_on(world, SPLIT, settings)
+        shares = run(SPLIT)
         show(SPLIT, split_texts(shares))
-        [devices] = run_on(world, ONE_STEP, settings)
+        devices = run(ONE_STEP)
         show(ONE_STEP, step_texts(devices))
-        [ways] = run_on(world, COMPARE, settings)
-        [[alone]] = run_on(world, COMPARE, settings.on_first_device)
+        ways, [alone] = run(COMPARE), run(COMPARE, settings.on_first_device)
         show(COMPARE, ways_texts(ways, alone))
-        if batches:
-            show(LARGEST, fitting_texts(batches, cap))
-        [means] = run_on(world, TWO_MEANS, settings)
+        means = run(TWO_MEANS)
         show(TWO_MEANS, means_texts(means))
-        [(copies, steps)] = run_on(world, CLAIMS, settings)
+        copies, steps = run(CLAIMS)
         show(CLAIMS, claims_texts(copies, steps))
-        [(copying, traffic)], averaging = run_on(world, COPYING, settings), run_on(ranks, AVERAGING, settings)
-        show(COPYING, copying_texts(copying, traffic, averaging))
-        [threads], processes = run_on(world, THREADS, settings), run_on(ranks, PROCESSES)
-        show(THREADS, gil_texts(threads, processes))
+        threads = run(THREADS)
+        show(THREADS, threads_texts(threads, len(settings.devices)))
     session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
-    if plot:
-        plot_memory(ways, plot)
-        session.say(f"Drawn: {plot}")
     session.print_document(
         {
             "split": shares, "one_step": devices,
             **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
-            "copying": traffic, "averaging": averaging, "processes": processes,
         },
-        devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size,
-        optimizer=settings.optimizer, ways=ways, one_device=alone, largest_batches=batches,
-        means=means, claims={"copies": copies, "steps": steps}, copying_seconds=copying, threads=threads,
+        devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size, ways=ways,
+        one_device=alone, means=means, claims={"copies": copies, "steps": steps}, threads=threads,
     )  # fmt: skip
-
-
-def compare_training(session: Session, devices: tuple[str, ...], data: DataOptions, epochs: int) -> None:
-    """Train on all devices and on the first alone, and show what each epoch brings both times."""
-    results: list[TrainingResult] = []
-    with session.bar() as bar:
-        prepared = prepare_data(data, bar)
-        settings = prepared.settings(TrainingSettings(folder=prepared.folder, epochs=epochs, seed=session.run.seed))
-        session.say(f"data: {prepared}")
-        for used in (devices, devices[:1]):
-            session.say("", prose("training on ", heading(", ".join(used)), ", without dropout"))
-            bar.show(f"training on {', '.join(used)}")
-            printer = EpochPrinter(session, bar)
-            results += session.world.run(RUN_TRAINING, TRAIN, settings, (used,), on_report=printer)
-    together, alone = results
-    difference = loss_difference(together, alone)
-    session.say(
-        "",
-        f"Shown: {len(devices)} devices trained one model to the loss of one device (difference {difference:.1e}: in "
-        f"float32 a sum in another order is rounded differently, and training amplifies that).",
-    )
-    both = {"epochs": together.epochs, "epochs_on_one_device": alone.epochs}
-    session.print_document({}, devices=devices, dataset=prepared.summary, **both, loss_difference=difference)

@@ -44,7 +44,7 @@ from playground.lessons.ddp.settings import (
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.runtime.remote import remote
-from playground.training.models import IMAGE_MODELS
+from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 COLUMNS = {
@@ -200,7 +200,7 @@ def run_and_show_lab(run: RunOptions, data: DataOptions, settings: LabSettings) 
     """Run the parts of the lab and show the results."""
     session = Session(LESSON.name, run, default_size=LESSON.default_size)
     world = session.world
-    IMAGE_MODELS["net"].check_batch(settings.training.batch_size, world.size)
+    MODELS["net"].check_batch(settings.training.batch_size, world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
     world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice
 from playground.runtime.remote import Remote, remote
-from playground.training.models import IMAGE_MODELS
+from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 Row = dict[str, object]
@@ -142,7 +142,7 @@ class LabSettings:
     @property
     def bucket_caps(self) -> tuple[float, ...]:
         """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
-        return self.caps or IMAGE_MODELS["net"].bucket_caps_mb
+        return self.caps or MODELS["net"].bucket_caps_mb
 
     @property
     def document(self) -> dict[str, object]:

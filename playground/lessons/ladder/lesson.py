@@ -10,8 +10,9 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-Every rung stands here; what is measured of it, and how: measure.py, beside this. The same for any model, with what may
-go wrong and a rung for embeddings, is what `sgd --sync` takes: playground/training/grad_syncs.py.
+Every rung stands here, but for the one for embeddings: sparse_embeddings.py, beside this; what is measured of them, and
+how: measure.py. The same for any model, with what may go wrong, is what `sgd --sync` takes:
+playground/training/grad_syncs.py.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.ladder.measure import measure
-from playground.lessons.ladder.page import DDP, LadderResult, LadderSettings, candidates
+from playground.lessons.ladder.page import DDP, MODELS, SPARSE, LadderResult, LadderSettings, candidates
+from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import device, host
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training import gradients
 from playground.training.flat_step import FlatStep, SharedStep
 from playground.training.hierarchical import groups_of
-from playground.training.models import MODELS
 from playground.training.overlap import Bucket
 from playground.training.replicas import average_parameters, broadcast_parameters
 from playground.training.sync import AverageAfterBackward, GradSync, new_grad_sync
@@ -119,6 +120,7 @@ RUNGS: dict[str, Callable[[nn.Module, int], GradSync]] = {
     "bucketed": lambda model, cap: AverageAfterBackward(bucketed, model, bucket_cap=cap),
     "hierarchical": lambda model, _: AverageAfterBackward(hierarchical, model),
     "overlapped": Overlapped,
+    SPARSE: lambda model, cap: SparseEmbeddings(model, patched_all_reduce, cap),
     "parameters": lambda model, _: LocalSGD(model),
     "flat-step": lambda model, _: FlatStep(model, patched_all_reduce),
     "shared-step": lambda model, _: SharedStep(model, patched_all_reduce),

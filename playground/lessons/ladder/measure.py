@@ -31,18 +31,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.page import PARTS, LadderResult, LadderSettings, RungResult, StepParts
+from playground.lessons.ladder.page import BERT, PARTS, LadderResult, LadderSettings, RungResult, StepParts
+from playground.lessons.ladder.sparse_embeddings import ZipfSequences
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device
 from playground.runtime.backends import backend_of
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.gradients import AllReduce, trainable_parameters
-from playground.training.models import MODELS
 from playground.training.replicas import all_gather_stacked, flat, largest_difference
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import GradSync
-from playground.training.zipf import ZipfSequences
 
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
@@ -103,7 +102,7 @@ class Rounds:
 
 def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
     """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
-    return ZipfSequences(limit) if MODELS[settings.model].reads_tokens else Images(settings.folder, "train", limit)
+    return ZipfSequences(limit) if settings.model == BERT else Images(settings.folder, "train", limit)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,30 @@ from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import World
-from playground.training.grad_syncs import grad_syncs_for
-from playground.training.models import IMAGE_MODELS, MODELS, TOKEN_SEQUENCES
+from playground.training import models
+from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.models import ModelSpec
 from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ladder"]
 RUN = LESSON.remote("run")
+BERT, SPARSE = "bert", "sparse-embeddings"
+TOKEN_SEQUENCES = 4096
+"""How many sequences of token ids there are to train on."""
+MODELS = models.MODELS | {
+    BERT: ModelSpec(
+        name=BERT,
+        summary="BERT with one layer of width 384 and a vocabulary of 30,000, for token ids drawn by Zipf's law",
+        code=LESSON.remote("TokenBert", "sparse_embeddings"),
+        parameters=13_457_283,
+        batch_size=16,
+        steps=10,
+        bucket_cap_mb=2.0,
+        bucket_caps_mb=(1.0, 2.0, 25.0),
+    )
+}
+"""Those that are trained on images, and one that reads token ids and has embeddings."""
 COPIES = 6
 """Copies of a model per rank and candidate: parameters, gradients, momentum, messages (measured: 34 for 6 of them)."""
 DDP = "ddp"
@@ -54,9 +71,13 @@ BEYOND = {
 
 
 def candidates(model: str) -> dict[str, str]:
-    """The candidates for this model, by name, with a summary: every gradient synchronisation that makes a difference to
-    it, in order, two that go beyond DistributedDataParallel, then that."""
-    rungs = {name: spec.summary for name, spec in grad_syncs_for(has_embeddings=MODELS[model].reads_tokens).items()}
+    """The candidates for this model, by name, with a summary: every gradient synchronisation, in order, with one for
+    embeddings where there are any, two that go beyond DistributedDataParallel, then that."""
+    rungs: dict[str, str] = {}
+    for name, spec in GRAD_SYNCS.items():
+        rungs[name] = spec.summary
+        if name == "overlapped" and model == BERT:
+            rungs[SPARSE] = "overlapped, and of an embedding's gradient only the rows that some rank used"
     return rungs | BEYOND | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
@@ -205,13 +226,13 @@ BY_MODEL = {
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
     plot_option("a bar for each rung"),
-    only_with("dataset", "data_dir", "mirror", "limit", model=tuple(IMAGE_MODELS)),
+    only_with("dataset", "data_dir", "mirror", "limit", model=tuple(models.MODELS)),
 )
 def command(session: Session, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
     world, spec = session.world, MODELS[model]
     of_model = {"steps": spec.steps, "batch_size": spec.batch_size, "bucket_cap": int(spec.bucket_cap_mb * 2**20)}
     chosen = {name: value or of_model[name] for name, value in chosen.items()}
-    folder, tokens = (Path(), TOKENS) if spec.reads_tokens else (data.folder, None)
+    folder, tokens = (Path(), TOKENS) if model == BERT else (data.folder, None)
     asked = LadderSettings(folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
     spec.check_batch(asked.batch_size, world.size)
     check_memory(world, model)

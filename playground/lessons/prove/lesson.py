@@ -35,7 +35,7 @@ from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, report
 from playground.training.batch_norm import convert_sync_batchnorm
 from playground.training.data import Batch, Images
-from playground.training.grad_syncs import grad_syncs_for
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import broadcast_parameters, flat
@@ -84,7 +84,7 @@ def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Repli
     weights of its own; those of rank 0, which all then get, are the ones that the one process starts from. (Gradients
     are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)"""
     seed, replicas = settings.seed + dist.get_rank(), {}
-    for name, spec in grad_syncs_for(has_embeddings=False).items():
+    for name, spec in GRAD_SYNCS.items():
         model = new_net(seed, dtype)
         broadcast_parameters(model)
         sync = new_grad_sync(name, model, load_all_reduce(settings.all_reduce), settings.bucket_cap)

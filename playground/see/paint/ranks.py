@@ -196,7 +196,7 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     for way in WAYS:
         loss = partial(LOSSES[way], model, tokens, targets, devices, devices[0])
-        track_step(model, new_optimizer(model, settings.optimizer), loss, devices)
+        track_step(model, new_optimizer(model), loss, devices)
     chunks = scatter((tokens,), devices)
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
     shapes = tuple(tokens.shape), [tuple(each.shape) for (each,) in chunks], [tuple(each.shape) for each in outputs]

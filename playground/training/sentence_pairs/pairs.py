@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import Dataset
 
-from playground.runtime.errors import UsageError
-from playground.training.sentence_pairs.arrays import read_sizes
+from playground.training.sentence_pairs.prepare import read_sizes
 
 SPECIAL_TOKENS = 3
 """[CLS] premise [SEP] hypothesis [SEP]"""
-MIN_LENGTH = SPECIAL_TOKENS + 2
 
 
 class PairBatch(NamedTuple):
-    """A batch of pairs; for a single pair, without the first dimension."""
+    """A batch of pairs."""
 
     input_ids: torch.Tensor
     """[batch, length] int64: padded to the longest pair of the batch."""
@@ -39,30 +37,20 @@ class PairBatch(NamedTuple):
 
 
 class Pairs(Dataset[PairBatch]):
-    """A split ("train" or "test") of tokenised pairs; `limit` keeps the first.
+    """A split ("train" or "test") of tokenised pairs, which gives whole batches.
 
-    Asked for many at once it gives a whole `PairBatch`. A pair of more than `max_length` tokens loses the ends of its
-    sentences, the longer one's first (`truncation=True` of transformers). Loader workers map the files themselves.
-    Raises `UsageError` for a `max_length` that leaves no room for a token of each sentence.
+    A pair of more than `max_length` tokens, 5 or more, loses the ends of its sentences, the longer one's first
+    (`truncation=True` of transformers).
     """
 
-    def __init__(self, folder: Path, split: str, max_length: int, limit: int | None = None) -> None:
-        if max_length < MIN_LENGTH:
-            raise UsageError(f"max length {max_length}: a pair with its special tokens needs {MIN_LENGTH} or more")
-        self.arguments = (folder, split, max_length, limit)
+    def __init__(self, folder: Path, split: str, max_length: int) -> None:
         self.sizes, self.max_length = read_sizes(folder), max_length
         self.tokens = map_file(folder / f"{split}-tokens.i32", torch.int32)
         self.offsets = map_file(folder / f"{split}-offsets.i64", torch.int64)
-        self.labels = map_file(folder / f"{split}-labels.u8", torch.uint8)[:limit]
-
-    def __reduce__(self) -> tuple[Callable[..., Pairs], tuple[Path, str, int, int | None]]:
-        return type(self), self.arguments
+        self.labels = map_file(folder / f"{split}-labels.u8", torch.uint8)
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def __getitem__(self, position: int) -> PairBatch:
-        return PairBatch(*(tensor[0] for tensor in self.__getitems__([range(len(self))[position]])))
 
     def __getitems__(self, positions: Sequence[int]) -> PairBatch:
         wanted = torch.tensor(positions, dtype=torch.int64)

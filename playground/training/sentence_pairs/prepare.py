@@ -1,25 +1,29 @@
-"""Get sentence pairs onto this machine, tokenised: found, fetched from the hub, or generated.
+"""Sentence pairs, tokenised once, as files that ranks map into memory: three flat arrays per split, and their sizes.
 
-MultiNLI is 393,000 pairs of a premise and a hypothesis from ten genres, each labelled by people.
-Source: Williams et al., A Broad-Coverage Challenge Corpus for Sentence Understanding through Inference, 2018, arXiv
-1704.05426; https://cims.nyu.edu/~sbowman/multinli/ has the archive, huggingface.co/datasets/nyu-mll/multi_nli the same.
+| file               | holds                                                                                  |
+|--------------------|----------------------------------------------------------------------------------------|
+| SPLIT-tokens.i32   | the ids of all premises and hypotheses in turn, without special tokens, and one padding |
+| SPLIT-offsets.i64  | where each of them starts, and where the last ends: 2 per pair, and one                 |
+| SPLIT-labels.u8    | one per pair                                                                           |
+| sizes.json         | `Sizes`                                                                                |
 
-Meant to be called before any rank starts, and safe if many processes call it at once. Pairs that were tokenised
-once are found again by the checksums of the data, the tokenizer and the code, and are whole or made again.
+The arrays are in the byte order of the machine. Meant to be called before any rank starts, and safe if many processes
+call it at once. Pairs that were tokenised once are found again by the checksums of the data, the tokenizer and the
+code, and are whole or made again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from playground.runtime.errors import UsageError
 from playground.runtime.files import (
     CHECKSUMS,
     NoData,
@@ -30,193 +34,112 @@ from playground.runtime.files import (
     sha256,
     write_checksums,
 )
-from playground.runtime.untrusted import parse_json, printable
-from playground.training import hub
+from playground.training import pretrained
+from playground.training.bert_config import Tokenizer
 from playground.training.prepare import Say, default_data_dir
-from playground.training.sentence_pairs import arrays, grammar, wordpiece
-from playground.training.sentence_pairs.wordpiece import WordPiece, build_wordpiece
+from playground.training.sentence_pairs import grammar
 
-DATASETS = ("auto", "multinli", "generated")
+DATASETS = ("generated", "multinli")
+SPLITS = ("train", "test")
+SIZES = "sizes.json"
+FILES = (*(f"{split}-{name}" for split in SPLITS for name in ("tokens.i32", "offsets.i64", "labels.u8")), SIZES)
+CHUNK = 1_000
+"""Pairs that are tokenised at once."""
 Pair = tuple[str, str, int]
 """Premise, hypothesis, label."""
-SPLITS = ("train", "test")
-FILES = {"train": "multinli_1.0_train.jsonl", "test": "multinli_1.0_dev_matched.jsonl"}
-"""Files of the archive. Its test labels were never published: the matched development set is the test set."""
-LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
-MAX_LINE = 2**20
-"""Bytes: those of the archive have up to 10,000."""
-NO_AGREEMENT = "-"
-"""The label of a pair that people did not agree on; it is left out."""
-HUB_NAME = "nyu-mll/multi_nli"
-HUB_SPLITS = {"train": "train", "test": "validation_matched"}
 
 
-def find_multinli(data_dir: Path) -> Path | None:
-    """The folder with the two files: `data_dir` or the one in it that the archive unpacks to; None if neither is one.
-    Raises `NoData` for a folder that has only one of the files."""
-    for folder in (data_dir, data_dir / "multinli_1.0"):
-        missing = [name for name in FILES.values() if not (folder / name).is_file()]
-        if not missing:
-            return folder
-        if len(missing) < len(FILES):
-            raise NoData(f"MultiNLI in {folder} lacks {', '.join(missing)}: unpack multinli_1.0.zip there whole")
-    return None
+@dataclass(frozen=True)
+class Sizes:
+    """How many pairs there are, how many tokens the vocabulary has, and the ids of the special ones."""
 
-
-def read_pairs(folder: Path, split: str) -> Iterator[Pair]:
-    """The labelled pairs of "train" or "test". Raises `NoData` naming file and line where one cannot be read."""
-    file = folder / FILES[split]
-    try:
-        with open(file, "rb") as stream:
-            for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), b""), 1):
-                try:
-                    pair = parse_line(line)
-                except ValueError as error:
-                    raise NoData(f"{file}, line {number:,}: {error}; unpack multinli_1.0.zip once more") from None
-                if pair:
-                    yield pair
-    except OSError as error:
-        raise NoData(f"{file} cannot be read ({error.strerror})") from None
-
-
-def parse_line(line: bytes) -> Pair | None:
-    """A line of the file; None for a pair without a label. Raises `ValueError`, in words, for what is no such line."""
-    try:
-        fields: Any = parse_json(line)
-    except ValueError:
-        raise ValueError("it is not JSON") from None
-    for name in ("gold_label", "sentence1", "sentence2"):
-        if not isinstance(fields, dict) or not isinstance(fields.get(name), str):
-            raise ValueError(f'it has no text "{name}"')
-    label = fields["gold_label"]
-    if label == NO_AGREEMENT:
-        return None
-    if label not in LABELS:
-        raise ValueError(f'its gold_label is "{printable(label[:40])}", none of {", ".join(LABELS)}, {NO_AGREEMENT}')
-    return fields["sentence1"], fields["sentence2"], LABELS[label]
-
-
-def read_hub_pairs(split: str) -> Iterator[Pair]:
-    """The same pairs from the hub, through the package `datasets`. Raises `NoData`."""
-    for row in hub.load_split(HUB_NAME, HUB_SPLITS[split]):
-        if row["label"] in LABELS.values():
-            yield row["premise"], row["hypothesis"], row["label"]
+    train: int
+    test: int
+    vocabulary: int
+    pad: int
+    cls: int
+    sep: int
 
 
 @dataclass(frozen=True)
 class PairsSource:
-    """Where tokenised pairs lie: `name` is multinli or generated, `why` tells how they came, the rest how many.
-    `vocabulary` is how many word embeddings a model needs for them."""
+    """Where tokenised pairs lie, by name and origin, and how many. `vocabulary`: word embeddings a model needs."""
 
     name: str
+    origin: str
     folder: Path
-    why: str
     train: int
     test: int
     vocabulary: int
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Pairs before they are tokenised. `checksum` tells them from others; `read` gives those of a split."""
-
-    name: str
-    why: str
-    checksum: str
-    read: Callable[[str], Iterator[Pair]]
-
-    def build_tokenizer(self) -> WordPiece:
-        """One for a model from scratch."""
-        if self.name == "generated":
-            return WordPiece.of_words(grammar.WORDS)
-        return build_wordpiece(chain.from_iterable(pair[:2] for pair in self.read("train")))
-
-
 def prepare_pairs(
-    dataset: str, data_dir: Path | None = None, tokenizer: WordPiece | None = None, say: Say = lambda line: None
+    dataset: str, data_dir: Path | None = None, tokenizer: Tokenizer | None = None, say: Say = lambda line: None
 ) -> PairsSource:
-    """The pairs of `dataset`, tokenised, in `data_dir` (None: the default one).
-
-    "multinli" is the official folder if it is in `data_dir`, else the hub's; "auto" the same, else generated pairs.
-    Without a `tokenizer` one is made for these pairs, for a model from scratch: it would learn little from MultiNLI, so
-    for it "auto" does not ask the hub. `say` is told what takes time. Raises `NoData`.
-    """
-    where = data_dir or default_data_dir()
-    if dataset == "generated":
-        return find_or_tokenise(of_grammar("as asked"), tokenizer, [where], say)
-    if folder := find_multinli(where):
-        checksum = " ".join(sha256(folder / name) for name in FILES.values())
-        archive = Corpus("multinli", f"found in {folder}", checksum, partial(read_pairs, folder))
-        data_dirs = [where]
-        with contextlib.suppress(NoData):  # where its pairs go if the archive's folder cannot be written to
-            data_dirs.append(default_data_dir())
-        return find_or_tokenise(archive, tokenizer, data_dirs, say)
-    if dataset == "auto" and (tokenizer is None or not hub.is_installed("datasets")):
-        missing = "the extra hub is not installed" if tokenizer else "a model from scratch does not ask the hub"
-        why = f"no MultiNLI in {where}, and {missing}"
-        return find_or_tokenise(of_grammar(why), tokenizer, [where], say)
-    try:
-        if not hub.is_installed("datasets"):
-            raise NoData(f"the hub is asked through the package datasets, which is not installed: {hub.INSTALL}")
-        # The hub's MultiNLI has not changed in years: its name is its checksum.
-        published = Corpus("multinli", f"{HUB_NAME} from the hub", HUB_NAME, read_hub_pairs)
-        return find_or_tokenise(published, tokenizer, [where], say)
-    except NoData as error:
-        if dataset == "multinli":
-            raise NoData(f"{where} has no {' and no '.join(FILES.values())}, and {error}") from None
-        return find_or_tokenise(of_grammar(f"no MultiNLI in {where}, and {error.why}"), tokenizer, [where], say)
+    """The pairs of `dataset`, tokenised, in `data_dir` (None: the default one). Without a `tokenizer`, ids stand for
+    the words of the grammar. `say` is told what takes time. Raises `UsageError`."""
+    if dataset == "multinli":
+        if tokenizer is None:
+            raise UsageError(f"--dataset multinli needs a tokenizer: add --weights, as in --weights {pretrained.BASE}")
+        origin, checksum, read = pretrained.MULTINLI, pretrained.MULTINLI, pretrained.read_pairs
+    else:
+        origin, read = "from a small grammar", grammar.generate_pairs
+        checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))}"
+    tokenizer = tokenizer or new_word_tokenizer()
+    parts = [checksum, tokenizer.fingerprint, sys.byteorder, sha256(Path(__file__))]
+    name = f"{dataset}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
+    folder = (data_dir or default_data_dir()) / "pairs" / name
+    if find_damaged(folder, read_checksums(folder, FILES)):
+        tokenise(dataset, read, tokenizer, folder, say)
+    sizes = read_sizes(folder)
+    return PairsSource(dataset, origin, folder, sizes.train, sizes.test, sizes.vocabulary)
 
 
-def of_grammar(why: str) -> Corpus:
-    """Pairs of the grammar, known by the code that generates them."""
-    checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))}"
-    return Corpus("generated", why, checksum, grammar.generate_pairs)
+def new_word_tokenizer() -> Tokenizer:
+    """One whose tokens are the words of the grammar, and the special ones."""
+    ids = {token: number for number, token in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *grammar.WORDS))}
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [[ids[word] for word in text.split()] for text in texts]
+
+    return Tokenizer(encode, len(ids), ids["[PAD]"], ids["[CLS]"], ids["[SEP]"], " ".join(ids))
 
 
-def find_or_tokenise(corpus: Corpus, tokenizer: WordPiece | None, data_dirs: list[Path], say: Say) -> PairsSource:
-    """The corpus as arrays: found in one of `data_dirs`, else written into the first of them that can be."""
-    folders = [data_dir / "pairs" / key(corpus, tokenizer) for data_dir in data_dirs]
-    whole = [folder for folder in folders if not find_damaged(folder, read_checksums(folder, arrays.FILES))]
-    folder = whole[0] if whole else choose_writable(folders)
-    if not whole:
-        tokenise(corpus, tokenizer, folder, say)
-    sizes = arrays.read_sizes(folder)
-    return PairsSource(corpus.name, folder, corpus.why, sizes.train, sizes.test, sizes.vocabulary)
-
-
-def key(corpus: Corpus, tokenizer: WordPiece | None) -> str:
-    """The name of the folder for these tokens: a checksum of all that decides what they are."""
-    code = [sha256(Path(file)) for file in (arrays.__file__, __file__, wordpiece.__file__)]
-    parts = [corpus.checksum, tokenizer.fingerprint if tokenizer else "its own words", sys.byteorder, *code]
-    return f"{corpus.name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
-
-
-def choose_writable(folders: list[Path]) -> Path:
-    """The first of `folders` that can be made and locked, else the last, which then says why not."""
-    for folder in folders[:-1]:
-        with contextlib.suppress(NoData), lock_directory(folder):
-            return folder
-    return folders[-1]
-
-
-def tokenise(corpus: Corpus, tokenizer: WordPiece | None, folder: Path, say: Say) -> None:
-    """Write the corpus into `folder` as arrays, all of them or none, unless another process just did."""
+def tokenise(name: str, read: Callable[[str], Iterator[Pair]], tokenizer: Tokenizer, folder: Path, say: Say) -> None:
+    """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or none, unless another
+    process just did."""
     with lock_directory(folder):
-        damaged = find_damaged(folder, read_checksums(folder, arrays.FILES))
+        damaged = find_damaged(folder, read_checksums(folder, FILES))
         if not damaged:
             return
         if (folder / CHECKSUMS).exists():
             say(f"{', '.join(damaged)} in {folder}: damaged, so they are made again")
-        say(f"reading and tokenising sentence pairs ({corpus.name}), once")
-        tokenizer = tokenizer or corpus.build_tokenizer()
+        say(f"reading and tokenising sentence pairs ({name}), once")
         try:
             with replace_files(folder) as unfinished:
-                counts = {
-                    split: arrays.write_split(unfinished, split, corpus.read(split), tokenizer) for split in SPLITS
-                }
-                if not all(counts.values()):
-                    raise NoData(f"{corpus.name}, {corpus.why}, has no pair with a label to train on or to test on")
-                arrays.write_sizes(unfinished, counts, tokenizer)
-                write_checksums(unfinished, arrays.FILES)
+                counts = {split: write_split(unfinished, split, read(split), tokenizer) for split in SPLITS}
+                ids = {"pad": tokenizer.pad, "cls": tokenizer.cls, "sep": tokenizer.sep}
+                sizes = Sizes(**counts, vocabulary=tokenizer.vocabulary, **ids)
+                (unfinished / SIZES).write_text(json.dumps(asdict(sizes)))
+                write_checksums(unfinished, FILES)
         except OSError as error:
             raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
+
+
+def write_split(folder: Path, split: str, pairs: Iterable[Pair], tokenizer: Tokenizer) -> int:
+    """Tokenise the pairs into the arrays of `split`; returns how many they were."""
+    tokens, offsets, labels, coming = array("i"), array("q", [0]), array("B"), iter(pairs)
+    while chunk := list(islice(coming, CHUNK)):
+        for ids in tokenizer.encode([text for pair in chunk for text in pair[:2]]):
+            tokens.extend(ids)
+            offsets.append(len(tokens))
+        labels.extend(label for *_, label in chunk)
+    tokens.append(tokenizer.pad)  # so that there is a token even where every text is empty
+    for name, content in (("tokens.i32", tokens), ("offsets.i64", offsets), ("labels.u8", labels)):
+        with open(folder / f"{split}-{name}", "wb") as stream:
+            content.tofile(stream)
+    return len(labels)
+
+
+def read_sizes(folder: Path) -> Sizes:
+    return Sizes(**json.loads((folder / SIZES).read_text()))

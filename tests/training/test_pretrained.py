@@ -1,0 +1,115 @@
+"""Pretrained weights and MultiNLI through transformers and datasets: what they give is what is trained, or one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from playground.runtime.errors import UsageError
+from playground.training.bert import Model
+from playground.training.pretrained import MULTINLI, load_encoder, load_pretrained
+from playground.training.sentence_pairs.pairs import Pairs
+from playground.training.sentence_pairs.prepare import prepare_pairs
+
+Run = Callable[..., Any]
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "rain", "##s", "is", "dry", ".")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny BERT with ten positions, as transformers saves it."""
+    transformers = pytest.importorskip("transformers", reason="pretrained weights are loaded through it")
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=10,
+    )  # fmt: skip
+    encoder, generator = transformers.BertModel(config), torch.Generator().manual_seed(5)
+    for param in encoder.parameters():  # norms and biases are otherwise as they were initialised
+        param.data += 0.3 * torch.randn(param.shape, generator=generator)
+    transformers.utils.logging.disable_progress_bar()
+    encoder.save_pretrained(tmp_path / "bert")
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+@torch.no_grad()
+def test_our_encoder_computes_what_theirs_does(folder: Path) -> None:
+    theirs, (config, _) = load_encoder(str(folder)).eval(), load_pretrained(str(folder))
+    ours = Model(config).eval()
+    ours.bert.load_state_dict(theirs.state_dict())
+    ids, segments = torch.tensor([[2, 5, 6, 3, 7, 3], [2, 5, 3, 8, 3, 0]]), torch.tensor([[0, 0, 0, 0, 1, 1]] * 2)
+    expected = theirs(ids, token_type_ids=segments, attention_mask=(ids != 0).long()).pooler_output
+    assert (ours.bert(ids, segments, ids != 0) - expected).abs().max() <= 1e-5
+
+
+def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> None:
+    words = ("--data-dir", tmp_path, "--steps", 2, "--batch-size", 8, "--only", "train", "--way", "ddp", "--json")
+    shown = run_cli("bert", "--weights", folder, *words)
+    assert shown.code == 0, shown.err
+    document = json.loads(shown.out)
+    assert (document["weights"], document["model"]["max_length"]) == (str(folder), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3}, r"of a BERT encoder\.layer\.2\..* is missing there"),
+        ({"hidden_act": "relu"}, "has the activation relu: our encoder has gelu"),
+        ({"hidden_size": 16}, "could not be loaded by transformers"),
+    ],
+)
+def test_what_is_no_such_encoder_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(UsageError, match=message) as caught:
+        load_pretrained(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_multinli_is_tokenised_as_the_model_wants_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` takes a folder of the dataset's name where there is one."""
+    pytest.importorskip("datasets", reason="MultiNLI is loaded through it")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    data = tmp_path / MULTINLI
+    data.mkdir(parents=True)
+    rows = [("It rains.", "It is dry.", 2), ("It rains.", "n/a", -1), ("It is dry.", "It is.", 0)]
+    lines = [json.dumps({"premise": one, "hypothesis": other, "label": label}) for one, other, label in rows]
+    for split in ("train", "validation_matched"):
+        (data / f"{split}.jsonl").write_text("\n".join(lines))
+    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in ("train", "validation_matched"))
+    (data / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n")
+    source = prepare_pairs("multinli", tmp_path, load_pretrained(str(folder))[1])
+    assert (source.train, source.test, source.vocabulary) == (2, 2, len(WORDS))
+    batch = Pairs(source.folder, "test", max_length=32).__getitems__([0])
+    said = " ".join(WORDS[i] for i in batch.input_ids[0])
+    assert (said, batch.labels.tolist()) == ("[CLS] it rain ##s . [SEP] it is dry . [SEP]", [2])
+
+
+@pytest.mark.parametrize(
+    ("offline", "message"),
+    [
+        ({}, r"--weights bert-base-cased needs the package transformers .*: pip install 'playground\[bert\]'"),
+        ({"HF_HUB_OFFLINE": "1"}, r"--weights bert-base-cased could not be loaded by transformers \(.*\): check the "),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_one_line(
+    offline: dict[str, str], message: str, start_cli: Run, tmp_path: Path
+) -> None:
+    if not offline:
+        (tmp_path / "transformers.py").write_text("raise ImportError('as if it were not installed')")
+    process = start_cli(
+        "bert", "--weights", "bert-base-cased", PYTHONPATH=str(tmp_path), HF_HOME=str(tmp_path), **offline
+    )
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert re.fullmatch(f"loading bert-base-cased and its tokenizer\nplayground: {message}.*\n", err), err
