@@ -43,9 +43,8 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
-            is_public = (
-                belongs_to_another(folder, os.fstat(file.fileno()).st_uid) or folder.stat().st_mode & stat.S_ISVTX
-            )
+            own = os.fstat(file.fileno()).st_uid
+        is_public = belongs_to_another(folder, own) or folder.stat().st_mode & stat.S_ISVTX
     except OSError as error:
         raise UsageError(f"snapshots in {folder}: {error.strerror}; choose a folder that can be written to") from None
     if is_public:
@@ -53,12 +52,9 @@ def make_folder(folder: Path) -> None:
 
 
 def write_snapshot(folder: Path, step: int, content: bytes) -> None:
-    """Write the snapshot, then remove all but the `KEPT` newest up to it: a run that was sent back takes those of later
-    steps again. Raises `OSError`.
-
-    The content is on the disk before the file gets its name, and the name before an older one is removed: whenever the
-    process is killed or the power fails, the new snapshot is whole or absent, and those before it are there.
-    """
+    """Write the snapshot, then remove all but the `KEPT` newest up to it. (A run that was sent back takes later ones
+    again.) The content is on the disk before the file gets its name, and the name before an older one is removed: after
+    a kill or a power failure the snapshot is whole or absent, and those before it are there. Raises `OSError`."""
     unfinished = folder / ".unfinished"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)
     try:

@@ -70,6 +70,8 @@ class SnapshotWriter:
 
 
 def serialise(value: object) -> bytes:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # torch.save would wait for the GPU with the GIL held
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()

@@ -7,11 +7,12 @@ The same training runs twice: once undisturbed, and once with ranks that are kil
 gone, the others cannot continue: the launcher ends them, starts as many new ones, and these resume from the newest
 snapshot. That is one file for all ranks, whole or absent, as torch.load(file, weights_only=True) reads it:
 
-    {"step": 20, "fingerprint": the settings that a resumed run must share,
-     "shared": {"model": …, "optimizer": …, "position": …},    from rank 0
-     "own": [{"random_numbers": …, "history": …}, …]}          one per rank
+    {"step": 20, "fingerprint": {the settings of the run},
+     "shared": {"model": …, "optimizer": …, "position": …},
+     "own": [{"random_numbers": …, "history": …}, …]}
 
-How it is taken, and how a run is put back to where it was: playground/training/resumable.py.
+Shared is what is the same on all ranks; own has an entry for each: its random numbers, and its totals of the epoch.
+How a snapshot is taken, and how a run is put back to where it was: playground/training/resumable.py.
 What ranks run is what stands here; the experiment, in the process that launches them, is on the page beside it, since
 that process does not need torch. sgd and ddp with --snapshots take the same steps by the general loop,
 playground/training/loop.py.
