@@ -211,7 +211,7 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         and max(row[3] for row in tables[1].values()) < 1e-14
     ),
     ("ddp", "Without the optimizer the training ends elsewhere"): lambda tables: (
-        tables[2]["model"][0] > tables[2]["model, optimizer"][0] == 0
+        tables[2]["model"][1] > tables[2]["model, optimizer"][1] == 0
     ),
     ("prove", "after five steps no rank has one that is further than 1.1e-16 from one process"): lambda tables: (
         max(tables[0][name][2] for name in ("per-parameter", "parameters", "ddp")) == 1.1e-16
