@@ -156,10 +156,10 @@ class DeviceRecorder(Recorder):
     def write_device_lane(self) -> None:
         """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
         copy = self.use_reserve()
+        if self.is_full:
+            return
         for gpu, first in self.anchors.items():
             for number, start, end in self.times_on(gpu, first) if first else ():
-                if not self.make_reserve_room(copy):
-                    return
                 record, lane = Record(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
                 record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
                 RECORD.pack_into(self.target, place_of(copy), *record)
