@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import playground.see.paint as paint
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement import format_bytes
 from playground.see.analyse import ref_of
@@ -74,18 +73,14 @@ class Devices:
             nbytes = format_bytes(sum(event.nbytes for event in events))
             text = nbytes if place == len(found) else ""
             title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
-            when = paint.When(events[0].start, events[-1].end, ref_of(events[0]))
             first = 0 if from_host else device_number(source)
-            moves.append(Move(first, device_number(target), text, title, when=when))
+            moves.append(Move(first, device_number(target), text, title, event=ref_of(events[0])))
         return moves
 
     def computed(self, events: Sequence[Event]) -> list[Move]:
         """An arrow from each device to itself, for a recorded event."""
-        moves = []
-        for number, event in enumerate(events):
-            when = paint.When(event.start, event.end, ref_of(event))
-            moves.append(Move(number, number, title=title_of(event), style="muted", when=when))
-        return moves
+        of_devices = enumerate(events)
+        return [Move(at, at, title=title_of(event), style="muted", event=ref_of(event)) for at, event in of_devices]
 
     def forwards(self, turn: int = 0) -> list[Move]:
         """The forward of each device's thread: its first in the step, or a later one."""

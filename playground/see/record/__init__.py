@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
-from playground.runtime.backends import BACKENDS
-
 SCHEMA = 1
 """Version of the format of a recording."""
 
@@ -106,8 +104,6 @@ class RankRecording:
     """Whether it ends without the rank's own mark: the rank was killed, or the file is incomplete."""
     clock_bound: float = 0.0
     """Maximum error of its times against rank 0's clock, in seconds."""
-    cores: int | None = None
-    """CPU cores that it could use, shared among the ranks of its host. None if unknown."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -138,11 +134,6 @@ class Recording:
     @property
     def runs_ahead(self) -> bool:
         return any(rank.runs_ahead for rank in self.ranks)
-
-    @property
-    def batches_messages(self) -> bool:
-        """Whether the backend wants the messages of one step as a batch."""
-        return self.backend in BACKENDS and BACKENDS[self.backend].batches_messages
 
     @property
     def end(self) -> float:

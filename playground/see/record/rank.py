@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device
-from playground.runtime.host import cores, host_id
+from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
@@ -183,8 +183,6 @@ class DeviceRecorder(Recorder):
             yield number, began + round(rate * start), began + round(rate * start) + round(rate * milliseconds)
 
 
-FEW_ROUNDS = 10
-"""Number of round trips on one host, where clocks are the same."""
 _recorders: list[Recorder] = []
 """The active recorder of this process, if any."""
 
@@ -199,7 +197,7 @@ def recorded(
     returns nanoseconds.
     """
     hosts = all_gather_object(host_id())
-    about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
+    about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device())}
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
     is_gpu = device().type == "cuda"
@@ -211,14 +209,12 @@ def recorded(
     _recorders[:] = [recorder]
     strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
-        compare(recorder, rank, strangers, ROUNDS)
-        if not strangers and not is_gpu:
-            compare(recorder, rank, list(range(1, size)), FEW_ROUNDS)
+        compare(recorder, rank, strangers)
         with installed(recorder):
             yield recorder
         stands = dist.is_initialized() and dist.get_world_size() == size  # the function may have left its group
         if stands:
-            compare(recorder, rank, strangers, ROUNDS)
+            compare(recorder, rank, strangers)
     finally:
         _recorders.clear()
         recorder.stop()
@@ -226,9 +222,9 @@ def recorded(
         bring_to_rank_0(folder, rank, strangers)
 
 
-def compare(recorder: Recorder, rank: int, ranks: list[int], rounds: int) -> None:
+def compare(recorder: Recorder, rank: int, ranks: list[int]) -> None:
     """Compare the clocks of these ranks with rank 0's, and record the result."""
-    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock, rounds)):
+    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock)):
         recorder.tables.write(CLOCK, *astuple(sample))
 
 

@@ -46,15 +46,13 @@ class ClockSample:
 
 @dataclass(frozen=True)
 class Clock:
-    """A rank's clock."""
+    """A rank's clock. Without samples it is that of rank 0's host, and nothing is corrected."""
 
     samples: tuple[ClockSample, ...] = ()
-    is_shared: bool = True
-    """Whether it is the clock of rank 0's host: then nothing is corrected."""
 
     def to_rank_0(self, time: int) -> float:
         """Convert a time of this clock to rank 0's, in nanoseconds."""
-        if self.is_shared or not self.samples:
+        if not self.samples:
             return time
         first, last = self.samples[0], self.samples[-1]
         slope = (last.offset - first.offset) / (last.at - first.at) if last.at > first.at else 0.0
@@ -62,10 +60,8 @@ class Clock:
 
     def bound(self, end: int) -> float:
         """Maximum error of times, in nanoseconds, in a recording until `end` on this clock."""
-        bound = max((sample.bound for sample in self.samples), default=0)
-        if self.is_shared or len(self.samples) > 1:
-            return bound
-        return bound + DRIFT * max((end - sample.at for sample in self.samples), default=0)
+        drift = DRIFT * (end - self.samples[0].at) if len(self.samples) == 1 else 0
+        return max((sample.bound for sample in self.samples), default=0) + max(drift, 0)
 
 
 SECOND = 1e9
@@ -91,7 +87,6 @@ class RankAbout:
     host_id: str
     """Identifies the host, whatever its name."""
     device: str
-    cores: int
 
 
 @dataclass
@@ -131,7 +126,7 @@ def read_tables(content: bytes) -> RankTables:
             told = expect_dict(value)
             time, clock = expect_float(told["time"], 0, YEAR_10000 - 1), expect_int(told["clock"])
             host, host_id, device = (expect_text(told[name]) for name in ("host", "host_id", "device"))
-            read.about = RankAbout(time, clock, host, host_id, device, expect_int(told["cores"], 1))
+            read.about = RankAbout(time, clock, host, host_id, device)
         elif about == layout.ENDED:
             read.ended = expect_int(value)
     return read
@@ -268,7 +263,7 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
 def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:
     """The ranks' recordings, with times from the moment at which the first of them began."""
     host = ranks[0].about.host_id if ranks[0].about else None
-    clocks = [Clock(tuple(rank.samples), bool(rank.about and rank.about.host_id == host)) for rank in ranks]
+    clocks = [Clock(tuple(rank.samples if rank.about and rank.about.host_id != host else ())) for rank in ranks]
     began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
     numbers = {source: number for number, source in enumerate(sources)}
     readers = (
@@ -300,7 +295,6 @@ def read_rank(reader: EventReader, members: Members) -> RankRecording:
         dropped=expect_int(dropped, 0),
         is_cut_off=members.is_cut_off or ended is None,
         clock_bound=reader.clock.bound(last) / SECOND,
-        cores=about.cores,
     )
 
 
