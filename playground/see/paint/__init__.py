@@ -101,10 +101,6 @@ class Mark:
     event: Ref | None = None
     """The event that it shows."""
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"mark {self.kind!r}: one of {', '.join(KINDS)}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimeAxis:

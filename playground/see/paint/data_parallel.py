@@ -12,7 +12,7 @@ from playground.measurement import format_bytes
 from playground.see.analyse import ref_of
 from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
 from playground.see.paint.results import DataParallelStep, Evidence
-from playground.see.paint.timeline import title_of
+from playground.see.paint.timeline import shape_text, title_of
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 
 HOST = "cpu"
@@ -22,10 +22,6 @@ LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
 GRADIENTS = "gradients of outputs"
 """The part of a step that moves them."""
 RECORDED = "Copies as they were recorded; the bytes at an arrow are those of each in its panel."
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def device_number(device: str) -> int:

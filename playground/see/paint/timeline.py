@@ -179,9 +179,13 @@ def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes
 def message_title(message: Message) -> str:
     """A description of a message, with its values, or its shape if they were not recorded."""
     send = message.send
-    shape = f" of shape {'x'.join(map(str, send.shape))}" if send.shape else ""
+    shape = f" of shape {shape_text(send.shape)}" if send.shape else ""
     values = shape if send.values is None else f": {format_values(send.values)}"
     return f"rank {send.rank} → rank {message.receive.rank}, {format_bytes(send.nbytes)}{values}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def format_values(values: Sequence[float], most: int = 4) -> str:

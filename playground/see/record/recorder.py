@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from playground.runtime.black_box.sources import Sources
 from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT, layout
@@ -30,22 +30,19 @@ class Tables:
 
     def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
         """`on_failure` is called with the reason when a line cannot be written, after which no other is."""
-        self.file: int | None = None
+        self.file: IO[str] | None = None
         self.on_failure = on_failure
         try:
-            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+            self.file = path.open("w", buffering=1)
         except OSError as error:
             self.fail(str(error.strerror))
 
     def write(self, about: str, *values: object) -> None:
-        if self.file is None:
-            return
-        line = json.dumps([about, *values]).encode() + b"\n"
-        try:
-            while line:  # a disk that is nearly full may take a part
-                line = line[os.write(self.file, line) :]
-        except OSError as error:
-            self.fail(str(error.strerror))
+        if self.file is not None:
+            try:
+                self.file.write(json.dumps([about, *values]) + "\n")
+            except OSError as error:
+                self.fail(str(error.strerror))
 
     def fail(self, reason: str) -> None:
         self.close()
@@ -55,7 +52,8 @@ class Tables:
         """Close the file. Later lines are lost."""
         file, self.file = self.file, None
         if file is not None:
-            os.close(file)
+            with contextlib.suppress(OSError):  # a line for which there was no room
+                file.close()
 
 
 class Table(dict[Hashable, int]):
@@ -94,11 +92,9 @@ def map_file(path: Path, size: int) -> mmap.mmap:
 WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
 """The length of a record in units of 8 and of 4 bytes."""
 END, VALUES_AT = 1, 4
-"""Offsets in a record, in units of 8 bytes."""
 PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
-"""Offsets in a record, in units of 4 bytes."""
 LANE_AT = 72
-"""An offset in a record, in bytes."""
+"""Offsets in a record, in units of 8, 4 and 1 bytes."""
 CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
 """Offsets in the header, in units of 8 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}

@@ -70,8 +70,6 @@ YEAR_10000 = 253_402_300_800
 """Seconds since 1970."""
 MAX_BYTES = 2**50
 """Maximum size of a tensor."""
-MAX_DEPTH = 100
-"""Maximum number of events nested in each other."""
 
 
 @dataclass(frozen=True)
@@ -185,16 +183,9 @@ class EventReader:
 
 def check_records(records: Sequence[tuple[int, Record]]) -> None:
     """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
-    depths: dict[int, int] = {}
     for place, record in records:
-        depth = 0
-        if record.parent != NONE:
-            if not 0 <= record.parent < place:
-                raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
-            depth = depths.get(record.parent, 0) + 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"event {place} lies in more than {MAX_DEPTH} others")
-        depths[place] = depth
+        if record.parent != NONE and not 0 <= record.parent < place:
+            raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
         least = min(record.peer, record.message, record.offset, record.source)
         if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")

@@ -12,7 +12,7 @@ from torch import nn
 from playground.lessons.data_parallel.lesson import data_parallel
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
-from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, name_of_move, read_move
+from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, read_move
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
@@ -76,7 +76,3 @@ def test_moves_are_within_what_makes_them(run: tuple[Bytes, Recording]) -> None:
         assert (event.parent == backward.number) == is_back
         assert event.source is not None
         assert run[1].sources[event.source].file.endswith("data_parallel/machine.py")
-
-
-def test_the_name_of_a_move_says_all_of_it() -> None:
-    assert read_move(name_of_move("gradients of outputs", "cpu", "cuda:1")) == ("gradients of outputs", "cpu", "cuda:1")

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
+from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.runtime.backends import BACKENDS
 from playground.see.analyse import match_messages
@@ -163,7 +163,7 @@ class AllOf:
 def swap_in_one_work(rank: int, size: int, folder: Path) -> list[str]:
     """Both ranks swap in a batch that is one work: its messages have none of their own, as with ProcessGroupNCCL.
     Returns what went wrong where nothing can be raised."""
-    recorder = Recorder(folder, rank, host="here", host_id="here", device="cpu", cores=1)
+    recorder = Recorder(folder, rank, host="here", host_id="here", device="cpu")
     hooks, under_way, wrong = DistributedHooks(recorder, Groups()), list[Any](), list[str]()
 
     def isend(*args: Any) -> None:
@@ -252,22 +252,6 @@ def test_a_sparse_tensor_is_reduced_as_ever(world: Worlds, tmp_path: Path) -> No
     assert [(event.name, event.nbytes, event.shape) for event in events] == [("all_reduce", 2 * (8 + 4), (4,))] * 2
 
 
-def fail_in_a_call(rank: int, size: int) -> None:
-    for call in (dist.recv, dist.isend):
-        with pytest.raises((ValueError, RuntimeError)):
-            call(torch.zeros(2, 2)[:, 0], 1 - rank)  # which is not contiguous
-    try:
-        dist.all_reduce(torch.zeros(1), group=3)
-    except Exception:
-        dist.all_reduce(torch.zeros(1))
-
-
-def test_a_call_that_fails_is_over_and_the_next_one_is_recorded(world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(2), tmp_path, fail_in_a_call)
-    assert [event.name for event in recording.events(COLLECTIVE)][-1] == "all_reduce"
-    assert all(event.end < float("inf") for event in recording.events())
-
-
 def functions_in_force(rank: int, size: int) -> list[int]:
     from playground.algorithms import collectives
     from playground.runtime.rank import steps
@@ -284,16 +268,3 @@ def in_force_before_during_and_after(rank: int, size: int, folder: Path) -> tupl
 
 def test_nothing_is_in_the_way_when_nothing_is_recorded(world: Worlds, tmp_path: Path) -> None:
     assert world(2).run(in_force_before_during_and_after, tmp_path) == [(False, True)] * 2
-
-
-def reduce_phases(rank: int, size: int) -> None:
-    whole, share = torch.zeros(8), torch.zeros(8 // size)
-    load_algorithm("reduce_scatter", "ring")(share, whole)
-    load_algorithm("all_gather", "ring")(whole, share)
-
-
-def test_phases_of_the_ring_as_collectives(world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(2), tmp_path, reduce_phases)
-    assert [(event.name, event.nbytes) for event in recording.events(COLLECTIVE) if event.rank == 0] == [
-        ("reduce_scatter", 32), ("all_gather", 16)
-    ]  # fmt: skip

@@ -26,7 +26,7 @@ from playground.runtime.launcher.entry import World
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
-from playground.see.record.run import Recorded, describe_run, pack, read_recording, record_run
+from playground.see.record.run import Recorded, describe_run, pack, read_recording
 
 RunCli = Callable[..., Any]
 
@@ -41,13 +41,6 @@ def reduce_and_die(rank: int, size: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     load_all_reduce("ring")(torch.ones(4))
-
-
-def test_a_run_and_its_recording() -> None:
-    results, recording = record_run(reduce_once, 2, command=("mine",))
-    assert (results, recording.size, recording.command) == ([0, 1], 2, ("mine",))
-    assert "playground/algorithms/ring.py" in recording.texts
-    assert recording.texts["playground/algorithms/ring.py"].startswith('"""The ring')
 
 
 @pytest.fixture(scope="module")
@@ -156,23 +149,17 @@ def packed_members(*members: tuple[dict[str, object], bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: packed_members(({"name": "run.json", "bytes": -30}, b"")), "-30 is no number from 0"),
-        (lambda: packed_members(({"name": "run.json", "bytes": "all"}, b"")), "'all' is no number"),
-        (lambda: packed_members(({"name": ["run.json"], "bytes": 0}, b"")), "a list is no text"),
         (
             lambda: packed_members(({"name": "rank-0.events", "bytes": 2**28}, bytes(2**28))),
             "more than 100 times its size",
         ),
         (lambda: packed_members(({"name": "run.json", "bytes": 10**5}, b"[" * 10**5)), "nested too deeply"),
-        (lambda: packed_members(({"name": "run.json", "bytes": 15}, b'{"size": 10**9}')), "damaged recording"),
         (
             lambda: packed_members(({"name": "run.json", "bytes": 20}, b'{"size": 1000000000}')),
             "1000000000 is no number",
         ),
-        (lambda: packed_members(({"name": "run.json", "bytes": 14}, b'{"schema": []}')), "a list is no number"),
-        (lambda: TITLE + b"9" * 5000 + b"\n", "reads version"),
     ],
-    ids=["negative", "no length", "no name", "bomb", "nested", "no JSON", "ranks", "no version", "a long version"],
+    ids=["bomb", "nested", "ranks"],
 )
 def test_a_crafted_file_is_refused_in_one_line(make: Callable[[], bytes], words: str, tmp_path: Path) -> None:
     """At once, and without much memory."""
@@ -200,13 +187,8 @@ def with_record(packed: Path, place: int, **changes: int) -> bytes:
     ("changes", "words"),
     [
         ({"parent": 5}, "event 5 lies in event 5, which does not come before it"),
-        ({"parent": 6}, "event 5 lies in event 6"),
-        ({"parent": -2}, "event 5 lies in event -2"),
         ({"nbytes": 2**60}, "event 5 has numbers that no event has"),
-        ({"offset": -5}, "event 5 has numbers"),
-        ({"shape": -1}, "event 5 has numbers"),
         ({"shape": 10**6}, "damaged recording"),
-        ({"kind": 200}, "damaged recording"),
     ],
 )
 def test_an_event_that_cannot_be_is_refused(changes: dict[str, int], words: str, packed: Path, tmp_path: Path) -> None:
@@ -304,7 +286,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, run_cli: RunCli
     assert [file.name for file in tmp_path.iterdir()] == ["ring.playground"]
 
 
-@pytest.mark.parametrize("ending", [".playground", *PAINTED])
+@pytest.mark.parametrize("ending", [".playground", ".html"])
 def test_bytes_that_are_not_utf_8_in_the_command(ending: str, tmp_path: Path, run_cli: RunCli) -> None:
     file = tmp_path / f"ring\udcff{ending}"
     outcome = run_cli("bench", "-b", "64", "-e", "64", "--iterations", "1", "--see", file)
@@ -360,8 +342,7 @@ def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> 
     assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder")])
-def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
-    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
+def test_see_refuses_before_the_run(run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.gif")
     assert (outcome.code, outcome.out) == (2, "")
-    assert words in outcome.err
+    assert "choose an ending" in outcome.err
