@@ -57,7 +57,7 @@ class Devices:
 
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
-        return [event for event in self.events if event.kind == MOVE and read_move(event.name).part == part]
+        return [event for event in self.events if event.kind == MOVE and read_move(event.name)[0] == part]
 
     def moved(self, part: str, chosen: slice = slice(None), *, from_host: bool = False) -> list[Move]:
         """An arrow for all of a part's copies between the same two devices; the last one says how many bytes."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import NamedTuple
 
 SCHEMA = 1
 """Version of the format of a recording."""
@@ -31,7 +30,7 @@ PHASE = "phase"
 VALUES = "values"
 """An instant: the rank holds `values`."""
 MOVE = "move"
-"""A copy of a tensor from one device to another of the same process: see `Move`."""
+"""A copy of a tensor from one device to another of the same process: see `name_of_move`."""
 KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES, MOVE)
 MAIN, BACKGROUND, DEVICE = "main", "background", "device"
 """Lanes of a rank: its main thread, its other threads, its GPU (the GPU's times are converted to the rank's clock)."""
@@ -148,16 +147,9 @@ class Recording:
 ARROW = " → "
 
 
-class Move(NamedTuple):
-    """A copy: the part of a training step that made it, and the devices; `cpu` without a number is the host."""
-
-    part: str
-    source: str
-    target: str
-
-
 def name_of_move(part: str, source: str, target: str) -> str:
-    """The name of a copy's event.
+    """The name of a copy's event: the part of a training step that made it, and the devices; `cpu` without a number is
+    the host.
 
     >>> name_of_move("scatter", "cpu", "cpu:1")
     'scatter: cpu → cpu:1'
@@ -165,12 +157,12 @@ def name_of_move(part: str, source: str, target: str) -> str:
     return f"{part}: {source}{ARROW}{target}"
 
 
-def read_move(name: str) -> Move:
-    """The copy whose event has this name.
+def read_move(name: str) -> tuple[str, str, str]:
+    """The part, the source and the target of the copy whose event has this name.
 
     >>> read_move("scatter: cpu → cpu:1")
-    Move(part='scatter', source='cpu', target='cpu:1')
+    ('scatter', 'cpu', 'cpu:1')
     """
     part, _, devices = name.partition(": ")
     source, _, target = devices.partition(ARROW)
-    return Move(part, source, target)
+    return part, source, target

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def recorded(
 def compare(recorder: Recorder, rank: int, ranks: list[int]) -> None:
     """Compare the clocks of these ranks with rank 0's, and record the result."""
     if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock)):
-        recorder.tables.write(CLOCK, *astuple(sample))
+        recorder.tables.write(CLOCK, *sample)
 
 
 def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:

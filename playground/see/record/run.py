@@ -12,11 +12,11 @@ import json
 import platform
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.launch import launch
@@ -32,8 +32,7 @@ DRIFT = 1e-4
 """Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
 
 
-@dataclass(frozen=True)
-class ClockSample:
+class ClockSample(NamedTuple):
     """One comparison with rank 0's clock, in nanoseconds."""
 
     at: int
@@ -130,55 +129,47 @@ def read_tables(content: bytes) -> RankTables:
     return read
 
 
-@dataclass(frozen=True)
-class EventReader:
-    """Reads a rank's events."""
+def read_events(
+    rank: int,
+    tables: RankTables,
+    sources: Mapping[Source, int],
+    seconds: Callable[[int], float],
+    records: Sequence[Record],
+    values: bytes,
+) -> Iterator[Event]:
+    """The complete events of a rank, in the order of their starts.
 
-    rank: int
-    tables: RankTables
-    sources: Sequence[int]
-    """Indices of its sources in the whole recording."""
-    clock: Clock
-    began: float
-    """Start of the recording in nanoseconds on rank 0's clock."""
-
-    def seconds(self, time: int) -> float:
-        """Seconds from the start of the recording to a time on the rank's own clock."""
-        return (self.clock.to_rank_0(time) - self.began) / SECOND
-
-    def events(self, records: Sequence[Record], values: bytes) -> Iterator[Event]:
-        """The complete events, in the order of their starts.
-
-        Raises `ValueError` or `IndexError` for what no rank writes.
-        """
-        found = [(place, record) for place, record in enumerate(records) if record.kind]
-        check_records(found)
-        found.sort(key=lambda each: (each[1].start, each[0]))
-        numbers = {place: number for number, (place, _) in enumerate(found)}
-        awaits = defaultdict(list)
-        for place, record in found:
-            awaits[record.wait].append(numbers[place])
-        for number, (place, record) in enumerate(found):
-            yield Event(
-                number=number,
-                rank=self.rank,
-                kind=KINDS[record.kind - 1],
-                name=self.tables.names[record.name],
-                start=self.seconds(record.start),
-                end=self.seconds(max(record.start, record.end)) if record.end else float("inf"),
-                lane=layout.LANES[record.lane],
-                parent=numbers.get(record.parent),
-                peer=optional(record.peer),
-                nbytes=record.nbytes,
-                shape=self.tables.shapes[record.shape],
-                group=self.tables.groups[record.group],
-                message=optional(record.message),
-                tag=record.tag,
-                offset=optional(record.offset),
-                awaits=tuple(awaits.get(place, ())),
-                source=None if record.source == NONE else self.sources[record.source],
-                values=read_values(record.values, values),
-            )
+    `sources` has their indices in the whole recording; `seconds` converts times of the rank's own clock. Raises
+    `ValueError` or `IndexError` for what no rank writes.
+    """
+    found = [(place, record) for place, record in enumerate(records) if record.kind]
+    check_records(found)
+    found.sort(key=lambda each: (each[1].start, each[0]))
+    numbers = {place: number for number, (place, _) in enumerate(found)}
+    awaits = defaultdict(list)
+    for place, record in found:
+        awaits[record.wait].append(numbers[place])
+    for number, (place, record) in enumerate(found):
+        yield Event(
+            number=number,
+            rank=rank,
+            kind=KINDS[record.kind - 1],
+            name=tables.names[record.name],
+            start=seconds(record.start),
+            end=seconds(max(record.start, record.end)) if record.end else float("inf"),
+            lane=layout.LANES[record.lane],
+            parent=numbers.get(record.parent),
+            peer=optional(record.peer),
+            nbytes=record.nbytes,
+            shape=tables.shapes[record.shape],
+            group=tables.groups[record.group],
+            message=optional(record.message),
+            tag=record.tag,
+            offset=optional(record.offset),
+            awaits=tuple(awaits.get(place, ())),
+            source=None if record.source == NONE else sources[tables.sources[record.source][0]],
+            values=read_values(record.values, values),
+        )
 
 
 def check_records(records: Sequence[tuple[int, Record]]) -> None:
@@ -245,47 +236,50 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
             backend=expect_text(run.get("backend", "")),
             versions={expect_text(each): expect_text(version) for each, version in versions.items()},
             began=next(rank.about.time for rank in ranks if rank.about),
-            ranks=merge_ranks(ranks, sources, members),
+            ranks=tuple(merge_ranks(ranks, sources, members)),
             sources=tuple(sources),
             texts={each.removeprefix(TEXT): text for each, text in texts.items()},
         )
 
 
-def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:
+def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> Iterator[RankRecording]:
     """The ranks' recordings, with times from the moment at which the first of them began."""
     host = ranks[0].about.host_id if ranks[0].about else None
     clocks = [Clock(tuple(rank.samples if rank.about and rank.about.host_id != host else ())) for rank in ranks]
     began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
     numbers = {source: number for number, source in enumerate(sources)}
-    readers = (
-        EventReader(number, rank, [numbers[source] for source, _ in rank.sources], clock, began)
-        for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
-    )
-    return tuple(read_rank(reader, members) for reader in readers)
+    for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
+        yield read_rank(number, rank, numbers, clock, began, members)
 
 
-def read_rank(reader: EventReader, members: Members) -> RankRecording:
+def read_rank(
+    rank: int, tables: RankTables, sources: Mapping[Source, int], clock: Clock, began: float, members: Members
+) -> RankRecording:
     """One rank's recording. Raises `UsageError`, and errors of damaged recordings, for what no rank writes."""
-    rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
+    about = tables.about
     if about is None:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
     content, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
-    magic, capacity, dropped, _ = (
-        HEADER.unpack_from(content) if len(content) >= HEADER.size else (layout.MAGIC, 0, 0, 0)
-    )
+    header = content[: HEADER.size] if len(content) >= HEADER.size else HEADER.pack(layout.MAGIC, 0, 0, 0)
+    magic, capacity, dropped, _ = HEADER.unpack(header)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
     records = [Record._make(fields) for fields in RECORD.iter_unpack(whole)]
-    last = ended or max((record.start for record in records), default=0)
+    last = tables.ended or max((record.start for record in records), default=0)
+
+    def seconds(time: int) -> float:
+        return (clock.to_rank_0(time) - began) / SECOND
+
+    events = read_events(rank, tables, sources, seconds, records[: expect_int(capacity, 0)], values)
     return RankRecording(
         rank=rank,
         host=about.host,
         device=about.device,
-        events=tuple(reader.events(records[: expect_int(capacity, 0)], values)),
+        events=tuple(events),
         dropped=expect_int(dropped, 0),
-        is_cut_off=members.is_cut_off or ended is None,
-        clock_bound=reader.clock.bound(last) / SECOND,
+        is_cut_off=members.is_cut_off or tables.ended is None,
+        clock_bound=clock.bound(last) / SECOND,
     )
 
 
