@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from playground.see.analyse import Ref
 
@@ -160,8 +160,8 @@ class Drawing:
 
     def add(self, kind: str, x: float, y: float, w: float = 0.0, h: float = 0.0, **more: object) -> None:
         """Add a mark. Coordinates are rounded to tenths, so that the same recording gives the same bytes."""
-        mark = Mark(kind=kind, x=round(x, 1), y=round(y, 1), w=round(w, 1), h=round(h, 1))
-        self.marks.append(replace(mark, **more))  # type: ignore[arg-type]
+        where = {"x": round(x, 1), "y": round(y, 1), "w": round(w, 1), "h": round(h, 1)}
+        self.marks.append(Mark(kind=kind, **where, **more))  # type: ignore[arg-type]
 
     @property
     def bottom(self) -> float:

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json
@@ -93,8 +93,6 @@ FASTEST = 1
 """The zlib level: records are so alike that slower ones gain little."""
 MAX_RATIO, ALLOWANCE = 100, 2**24
 """A file inflates to at most `MAX_RATIO` times its size plus `ALLOWANCE` bytes; recordings inflate to 3 to 30 times."""
-BLOCK = 2**20
-"""Bytes read at a time."""
 
 
 @dataclass(frozen=True)
@@ -165,23 +163,20 @@ def read_file(path: Path) -> Members:
             raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
         check_version(str(path), int(version))
         try:
-            content, is_whole = inflate(file)
+            content, is_whole = inflate(file.read())
             return Members(split(content), is_cut_off=not is_whole)
         except (zlib.error, ValueError, KeyError) as error:
             raise UsageError(f"{path} is a damaged recording ({error}): record the run again") from None
 
 
-def inflate(file: BinaryIO) -> tuple[bytes, bool]:
-    """The inflated rest of the file, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far
-    larger than a recording."""
-    unpacker, parts, allowed = zlib.decompressobj(), list[bytes](), ALLOWANCE
-    while not unpacker.eof and (packed := file.read(BLOCK)):
-        allowed += MAX_RATIO * len(packed)
-        parts.append(unpacker.decompress(packed, allowed))
-        if unpacker.unconsumed_tail:
-            raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
-        allowed -= len(parts[-1])
-    return b"".join(parts), unpacker.eof
+def inflate(packed: bytes) -> tuple[bytes, bool]:
+    """The inflated content, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far larger than
+    a recording."""
+    unpacker = zlib.decompressobj()
+    content = unpacker.decompress(packed, MAX_RATIO * len(packed) + ALLOWANCE)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
+    return content, unpacker.eof
 
 
 def check_version(what: str, version: int) -> None:
