@@ -249,7 +249,7 @@ def schedules(run: Evidence) -> Scene:
     bubbles = ", ".join(f"{each.bubble:.0%} with {each.name}" for each in runs)
     return drawing.scene(
         f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
-        f"{bubbles}.",
+        f"{bubbles}."
     )
 
 

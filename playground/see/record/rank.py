@@ -42,7 +42,7 @@ ROUNDS = 100
 TAG = 20171
 
 
-def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockSample | None:
+def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> ClockSample | None:
     """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
 
     Returns the comparison of this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
@@ -50,13 +50,13 @@ def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
     if rank == 0:
         for other in ranks:
-            for _ in range(rounds):
+            for _ in range(ROUNDS):
                 dist.recv(ping, other, tag=TAG)
                 ping.item()
                 dist.send(pong.fill_(clock()), other, tag=TAG)
         return None
     samples = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         asked = clock()
         dist.send(ping, 0, tag=TAG)
         dist.recv(pong, 0, tag=TAG)

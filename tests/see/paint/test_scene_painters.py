@@ -8,18 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings, strategies as st
 from recordings import ring, training
 
-from playground.see.paint import (
-    ARROW,
-    BAR,
-    BOX,
-    KINDS,
-    LANE,
-    STYLES,
-    TEXT,
-    Drawing,
-    Mark,
-    Scene,
-)
+from playground.see.paint import ARROW, BAR, BOX, KINDS, LANE, STYLES, TEXT, Drawing, Mark, Scene
 from playground.see.paint.painters import to_svg, to_text
 from playground.see.paint.timeline import lay_out
 

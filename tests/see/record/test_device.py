@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.see.record import (
-    BACKGROUND,
-    BUCKET,
-    COLLECTIVE,
-    COMPUTE,
-    DEVICE,
-    GRADIENT,
-    MAIN,
-    PHASE,
-    Event,
-)
+from playground.see.record import BACKGROUND, BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, MAIN, PHASE, Event
 from playground.see.record.rank import PATIENCE, DeviceRecorder
 from playground.see.record.run import read_recording
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +15,6 @@ from playground.algorithms.cost_model import ELEMENT, Task
 from playground.runtime.backends import BACKENDS
 from playground.see.analyse import match_messages
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
-from playground.see.record.distributed import DistributedHooks, Groups
-from playground.see.record.recorder import Recorder
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
@@ -147,54 +142,6 @@ def test_messages_of_the_program(world: Worlds, tmp_path: Path) -> None:
     sends = [(e.name, e.peer, e.message, e.tag) for e in recording.ranks[1].events if e.kind == SEND]
     assert sends == [("send", 0, 0, 0), ("isend", 0, 1, 0), ("isend", 0, 0, 3)]
     assert {recording.sources[event.source or 0].function for event in recording.events(SEND, WAIT)} == {"talk"}
-
-
-class AllOf:
-    """One work for several."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self.works = works
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-
-
-def swap_in_one_work(rank: int, size: int, folder: Path) -> list[str]:
-    """Both ranks swap in a batch that is one work: its messages have none of their own, as with ProcessGroupNCCL.
-    Returns what went wrong where nothing can be raised."""
-    recorder = Recorder(folder, rank, host="here", host_id="here", device="cpu")
-    hooks, under_way, wrong = DistributedHooks(recorder, Groups()), list[Any](), list[str]()
-
-    def isend(*args: Any) -> None:
-        under_way.append(dist.isend(*args))
-
-    def irecv(*args: Any) -> None:
-        under_way.append(dist.irecv(*args))
-
-    def batch_isend_irecv(batch: list[Any]) -> list[AllOf]:
-        for op, tensor in batch:
-            op(tensor, 1 - rank)
-        return [AllOf(under_way)]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "unraisablehook", lambda what: wrong.append(str(what.exc_value)))
-        batch = [(hooks.wrap_receive(irecv), torch.zeros(2)), (hooks.wrap_send(isend), torch.ones(2))]
-        [work] = hooks.wrap_batch(batch_isend_irecv)(batch)
-        work.wait()
-        gc.collect()
-    recorder.stop()
-    return wrong
-
-
-def test_a_batch_that_is_one_work(world: Worlds, tmp_path: Path) -> None:
-    assert world(2).run(swap_in_one_work, tmp_path) == [[], []]
-    for rank in read_recording(tmp_path).ranks:
-        received, sent, wait = rank.events
-        assert [event.kind for event in rank.events] == [RECEIVE, SEND, WAIT]
-        assert wait.awaits == (received.number, sent.number)
-        assert wait.end <= received.end == sent.end < float("inf")
-        assert received.values == (1.0, 1.0)
 
 
 def call_collectives(rank: int, size: int) -> None:

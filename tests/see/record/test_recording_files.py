@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -131,63 +129,28 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
         read_recording(tmp_path)
 
 
-def packed_members(*members: tuple[dict[str, object], bytes]) -> bytes:
-    """A file with these members, each after its head, as they are."""
-    content = b"".join(json.dumps(head).encode() + b"\n" + member for head, member in members)
-    return TITLE + b"%d\n" % SCHEMA + zlib.compress(content, 9)
+def test_an_event_that_lies_in_itself_is_refused(packed: Path, tmp_path: Path) -> None:
+    files = dict(read_file(packed).files)
+    events = bytearray(files["rank-0.events"])
+    record = Record(*RECORD.unpack_from(events, place_of(5)))
+    RECORD.pack_into(events, place_of(5), *record._replace(parent=5))
+    write_file(tmp_path / "crafted.playground", Members({**files, "rank-0.events": bytes(events)}))
+    with pytest.raises(UsageError, match="event 5 lies in event 5, which does not come before it"):
+        read_recording(tmp_path / "crafted.playground")
 
 
-# Made in its test: the largest takes a second, and every rank that runs a function of this module imports it.
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: packed_members(({"name": "rank-0.events", "bytes": 2**28}, bytes(2**28))),
-            "more than 100 times its size",
-        ),
-        (lambda: packed_members(({"name": "run.json", "bytes": 10**5}, b"[" * 10**5)), "nested too deeply"),
-        (
-            lambda: packed_members(({"name": "run.json", "bytes": 20}, b'{"size": 1000000000}')),
-            "1000000000 is no number",
-        ),
-    ],
-    ids=["bomb", "nested", "ranks"],
-)
-def test_a_crafted_file_is_refused_in_one_line(make: Callable[[], bytes], words: str, tmp_path: Path) -> None:
+def test_a_file_that_inflates_to_far_more_than_a_recording_is_refused(tmp_path: Path) -> None:
     """At once, and without much memory."""
-    file = tmp_path / "crafted.playground"
-    file.write_bytes(make())
+    file = tmp_path / "bomb.playground"
+    head = json.dumps({"name": "rank-0.events", "bytes": 2**28}).encode() + b"\n"
+    file.write_bytes(TITLE + b"%d\n" % SCHEMA + zlib.compress(head + bytes(2**28), 9))
     tracemalloc.start()
     try:
-        with pytest.raises(UsageError, match=words) as caught:
+        with pytest.raises(UsageError, match="more than 100 times its size"):
             read_recording(file)
         assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     finally:
         tracemalloc.stop()
-    assert "\n" not in str(caught.value)
-
-
-def with_record(packed: Path, place: int, **changes: int) -> bytes:
-    """The events of rank 0, one of which is another."""
-    events = bytearray(read_file(packed).files["rank-0.events"])
-    record = Record(*RECORD.unpack_from(events, place_of(place)))
-    RECORD.pack_into(events, place_of(place), *record._replace(**changes))
-    return bytes(events)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"parent": 5}, "event 5 lies in event 5, which does not come before it"),
-        ({"nbytes": 2**60}, "event 5 has numbers that no event has"),
-        ({"shape": 10**6}, "damaged recording"),
-    ],
-)
-def test_an_event_that_cannot_be_is_refused(changes: dict[str, int], words: str, packed: Path, tmp_path: Path) -> None:
-    files = {**read_file(packed).files, "rank-0.events": with_record(packed, 5, **changes)}
-    write_file(tmp_path / "crafted.playground", Members(files))
-    with pytest.raises(UsageError, match=words):
-        read_recording(tmp_path / "crafted.playground")
 
 
 def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -313,20 +276,6 @@ def test_where_nothing_was_recorded_it_is_said(tmp_path: Path, capfd: pytest.Cap
         launch(die_at_once, 2)  # before the recording begins
     assert "--see: no rank had begun to record, so there is nothing to be seen" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_launcher_that_is_killed_early_leaves_nothing(
-    tmp_path: Path, start_cli: Callable[..., subprocess.Popen[str]]
-) -> None:
-    """Wherever it is by then: a folder that is there can be seen."""
-    for delay in (0.05, 0.2, 0.4, 0.8):
-        process = start_cli("p2p", "-n", "2", "--see", tmp_path / "p2p.playground")
-        time.sleep(delay)
-        process.kill()
-        process.communicate(timeout=60)
-        folder = tmp_path / "p2p.playground.ranks"
-        if folder.exists():
-            assert [*folder.rglob("*.tables")]
 
 
 @pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
