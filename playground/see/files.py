@@ -26,8 +26,8 @@ from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
 from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
-from playground.see.record.layout import FILES, RUN, TABLES
-from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge, pack
+from playground.see.record.layout import FILES, RUN, TABLES, write_file
+from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge
 
 PAINTERS: dict[str, Callable[[Recording], str]] = {
     ".html": render_page,
@@ -147,8 +147,11 @@ class Recordings:
         if self.written > 1:
             self.others.mkdir(exist_ok=True)
             file = self.others / f"{self.written}{self.file.suffix}"
-        recording = pack(folder, file) if file.suffix == KEPT else merge(collect(folder))
-        if file.suffix != KEPT:
+        members = collect(folder)
+        recording = merge(members, folder)
+        if file.suffix == KEPT:
+            write_file(file, members)
+        else:
             paint(recording, file)
         return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
 

@@ -106,8 +106,8 @@ class Members:
 
 
 def read_members(path: Path) -> Members:
-    """Read a file, or the folder that ranks have written to. Raises `UsageError` if it is not a recording, is damaged
-    or has another version; `OSError` if it cannot be read."""
+    """Read a file, or the folder that ranks have written to. Raises `UsageError` if it is no recording or has another
+    version, `zlib.error`, `ValueError` or `KeyError` if it is damaged, and `OSError` if it cannot be read."""
     return read_folder(path) if path.is_dir() else read_file(path)
 
 
@@ -121,11 +121,15 @@ def read_folder(folder: Path) -> Members:
     return Members({name: trim(name, content, files) for name, content in files.items()})
 
 
+def read_header(events: bytes) -> tuple[bytes, int, int, int]:
+    """The header of a rank's events; one of none if it is missing."""
+    return HEADER.unpack_from(events) if len(events) >= HEADER.size else (MAGIC, 0, 0, 0)
+
+
 def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
     """The content without unused room at its end."""
     of_rank, _, kind = name.rpartition(".")
-    events = files.get(f"{of_rank}.{EVENTS}", b"")
-    _, capacity, _, values_used = HEADER.unpack_from(events) if len(events) >= HEADER.size else (b"", 0, 0, 0)
+    _, capacity, _, values_used = read_header(files.get(f"{of_rank}.{EVENTS}", b""))
     if kind == EVENTS:
         content = content[: place_of(max(0, capacity))].rstrip(b"\0")
         return content + bytes(-len(content) % RECORD.size)
@@ -162,11 +166,8 @@ def read_file(path: Path) -> Members:
         if not title.startswith(TITLE) or not version.isdigit():
             raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
         check_version(str(path), int(version))
-        try:
-            content, is_whole = inflate(file.read())
-            return Members(split(content), is_cut_off=not is_whole)
-        except (zlib.error, ValueError, KeyError) as error:
-            raise UsageError(f"{path} is a damaged recording ({error}): record the run again") from None
+        content, is_whole = inflate(file.read())
+    return Members(split(content), is_cut_off=not is_whole)
 
 
 def inflate(packed: bytes) -> tuple[bytes, bool]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import platform
 import struct
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -206,7 +207,9 @@ def read_recording(path: str | Path) -> Recording:
     not a recording, is damaged or has another version, or if its ranks have different clocks that were never compared;
     `OSError` if it cannot be read.
     """
-    return merge(layout.read_members(Path(path)), path)
+    with refused_if_damaged(path):
+        members = layout.read_members(Path(path))
+    return merge(members, path)
 
 
 @contextlib.contextmanager
@@ -214,7 +217,7 @@ def refused_if_damaged(name: str | Path) -> Iterator[None]:
     """Raise `UsageError` for errors in this block that a damaged recording of this name causes."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, struct.error, zlib.error) as error:
         raise UsageError(f"{name} is a damaged recording ({error}): record the run again") from None
 
 
@@ -260,8 +263,7 @@ def read_rank(
     if about is None:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
     content, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
-    header = content[: HEADER.size] if len(content) >= HEADER.size else HEADER.pack(layout.MAGIC, 0, 0, 0)
-    magic, capacity, dropped, _ = HEADER.unpack(header)
+    magic, capacity, dropped, _ = layout.read_header(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
@@ -346,10 +348,3 @@ def collect(folder: Path) -> Members:
     there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
     texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
     return Members({**members.files, **texts})
-
-
-def pack(folder: Path, file: Path) -> Recording:
-    """Make one file of the ranks' files in their folder. Returns the recording."""
-    members = collect(folder)
-    layout.write_file(file, members)
-    return merge(members, folder)

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from playground.see.record import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
 from playground.see.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
 from playground.see.record.recorder import Recorder
-from playground.see.record.run import merge, pack, read_recording
+from playground.see.record.run import collect, merge, read_recording
 
 ABOUT = {"host": "here", "host_id": "here 1", "device": "cpu"}
 
@@ -194,7 +194,7 @@ def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None
         file.write_text(f"recorder.end(recorder.begin('compute', '{folder}', source=recorder.sources.find(1)))\n")
         exec(compile(file.read_text(), file, "exec"), {"recorder": recorder})
     recorder.stop()
-    recording = pack(tmp_path / "ranks", tmp_path / "two.playground")
+    recording = merge(collect(tmp_path / "ranks"))
     for event in recording.events():
         source = recording.sources[event.source or 0]
         assert event.name in recording.texts[source.file]

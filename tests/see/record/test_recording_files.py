@@ -24,7 +24,7 @@ from playground.runtime.launcher.entry import World
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
-from playground.see.record.run import Recorded, describe_run, pack, read_recording
+from playground.see.record.run import Recorded, collect, describe_run, merge, read_recording
 
 RunCli = Callable[..., Any]
 
@@ -46,7 +46,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of two ranks, as a file."""
     folder = tmp_path_factory.mktemp("recording")
     launch(Recorded(reduce_once, folder / "ranks", describe_run(["mine"], "gloo", 2)), 2)
-    pack(folder / "ranks" / "0", folder / "whole.playground")
+    write_file(folder / "whole.playground", collect(folder / "ranks" / "0"))
     return folder / "whole.playground"
 
 
@@ -123,7 +123,7 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / f"with damaged {name}")
         (folder / name).write_bytes(content)
         with pytest.raises(UsageError, match=f"{folder} is a damaged recording"):
-            pack(folder, tmp_path / "packed.playground")
+            merge(collect(folder), folder)
         shutil.rmtree(folder)
     with pytest.raises(UsageError, match="a folder without a recording"):
         read_recording(tmp_path)
