@@ -13,12 +13,12 @@ import pytest
 from playground.runtime.remote import ROOT
 from playground.see.analyse import ref_of
 from playground.see.command import ALL, FIGURES, RUNS, all_files, chapter_files
-from playground.see.paint import ARROW, BAR, BOX, Mark, Scene
+from playground.see.paint import ARROW, BOX, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
-from playground.see.paint.results import Evidence
+from playground.see.paint.results import Evidence, last_step
 from playground.see.paint.training import steps_of_attempts
-from playground.see.record import COMPUTE, MOVE
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, MOVE
 
 QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")
 """Runs of a few milliseconds."""
@@ -117,11 +117,9 @@ def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> No
 @pytest.mark.stress
 def test_averaging_begins_in_backward_only_where_it_overlaps(evidence: Any) -> None:
     for name, overlaps in (("F12", False), ("F13", True)):
-        bars = of_kind(scene_of(name, evidence), BAR)
-        for rank in range(2):
-            its = [mark for mark in bars if mark.event and mark.event[0] == rank]
-            backward_ends = max(mark.x + mark.w for mark in its if mark.style == "backward")
-            averaging_starts = min(mark.x for mark in its if mark.style == "communication")
+        for rank in last_step(evidence(ALL[name].run).recorded).ranks:
+            backward_ends = max(event.end for event in rank.events if event.name == "backward")
+            averaging_starts = min(event.start for event in rank.events if event.kind in (BUCKET, COLLECTIVE))
             assert (averaging_starts < backward_ends) is overlaps
 
 
