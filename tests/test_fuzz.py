@@ -83,7 +83,7 @@ def make_recording() -> Files:
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
                 folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
-                host=f"host {rank}", host_id=f"host {rank}", device="cuda:0", cores=4,
+                host=f"host {rank}", host_id=f"host {rank}", device="cuda:0",
             )  # fmt: skip
             recorder.tables.write(CLOCK, 0, 5, 100)
             source = recorder.sources.find(1)

@@ -21,16 +21,21 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher.entry import World
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
-from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene, to_text, write
+from playground.see.paint.painters import check_ending, paint_scene, to_svg, to_text, write
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
 from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
-from playground.see.record.layout import FILES, RUN, TABLES
-from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge, pack
+from playground.see.record.layout import FILES, RUN, TABLES, write_file
+from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge
 
-PAGE, TRACE = ".html", ".json"
-PAINTED = (PAGE, *SCENE_PAINTERS, TRACE)
+PAINTERS: dict[str, Callable[[Recording], str]] = {
+    ".html": render_page,
+    ".svg": lambda recording: to_svg(lay_out(recording)),
+    ".txt": lambda recording: f"{to_text(lay_out(recording))}\n{to_words(recording)}",
+    ".json": lambda recording: to_chrome(recording),
+}
+PAINTED = tuple(PAINTERS)
 """Endings of the formats in which a recording can be painted."""
 FLAG = "--see"
 KEPT = ".playground"
@@ -40,20 +45,12 @@ IN_FOLDER = re.compile(rf"\d+(/\d+(/({re.escape(RUN)}|rank-\d+\.({'|'.join(FILES
 
 
 def paint(recording: Recording, file: Path) -> None:
-    """Paint a recording in the format of the file's ending. Raises `UsageError` as `paint_scene` does."""
-    check_ending(file, PAINTED)
-    if file.suffix == PAGE:
-        write(render_page(recording), file)
-    elif file.suffix == TRACE:
-        write(to_chrome(recording), file)
-    elif file.suffix == ".txt":
-        write(f"{to_text(lay_out(recording))}\n{to_words(recording)}", file)
-    else:
-        paint_scene(lay_out(recording), file)
+    """Paint a recording in the format of the file's ending. Raises `UsageError` if it cannot be written."""
+    write(PAINTERS[file.suffix](recording), file)
 
 
 def paint_steps(recording: Recording, file: Path) -> None:
-    """Paint a recording with logical steps in place of seconds. Raises `UsageError` as `paint_scene` does."""
+    """Paint a recording with logical steps in place of seconds. Raises `UsageError` if it cannot be written."""
     paint_scene(lay_out(to_logical_time(recording), unit="step"), file)
 
 
@@ -150,8 +147,11 @@ class Recordings:
         if self.written > 1:
             self.others.mkdir(exist_ok=True)
             file = self.others / f"{self.written}{self.file.suffix}"
-        recording = pack(folder, file) if file.suffix == KEPT else merge(collect(folder))
-        if file.suffix != KEPT:
+        members = collect(folder)
+        recording = merge(members, folder)
+        if file.suffix == KEPT:
+            write_file(file, members)
+        else:
             paint(recording, file)
         return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
 

@@ -69,15 +69,6 @@ def test_every_message_is_an_arrow_between_slices() -> None:
         assert ends["s", number]["ts"] <= ends["f", number]["ts"]
 
 
-def test_processes_are_ranks_and_ids_are_whole_numbers() -> None:
-    entries = trace(ring(3))
-    names = {each["pid"]: each["args"]["name"] for each in entries if each["name"] == "process_name"}
-    assert names == {rank: f"rank {rank} (here, cpu)" for rank in range(3)}
-    threads = [(each["pid"], each["tid"]) for each in entries if each["name"] == "thread_name"]
-    assert len({*threads}) == len(threads)
-    assert all(isinstance(each[key], int) for each in entries for key in ("pid", "tid"))
-
-
 def test_what_never_ended_and_what_is_no_number_is_still_json() -> None:
     entries = trace(play([[Send(1, 8, (float("nan"), float("inf"))), Wait()], [Receive(0, 8), Receive(0, 8), Wait()]]))
     sent = next(each for each in entries if each["name"] == "isend")

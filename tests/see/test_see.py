@@ -10,11 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from recordings import on_gpus, ring
+from recordings import ring
 
-from playground.runtime.errors import UsageError
 from playground.see import command
-from playground.see.files import PAINTED, paint
 
 
 @pytest.fixture
@@ -34,28 +32,6 @@ def test_a_recording_in_words(recording: Path, run_cli: Callable[..., Any]) -> N
     document = json.loads(run_cli("see", recording, "--json").out)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
     assert document["ranks"][0]["waits"]["late sender"] > 0
-
-
-def test_what_gpus_waited_for_is_no_number(
-    recording: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "read_recording", lambda path: on_gpus(ring(4, straggler=1)))
-    document = json.loads(run_cli("see", recording, "--json").out)
-    assert [rank["waits"] for rank in document["ranks"]] == [None] * 4
-
-
-@pytest.mark.parametrize("ending", PAINTED)
-def test_every_ending_paints_a_file(ending: str, recording: Path, run_cli: Callable[..., Any]) -> None:
-    out = recording.with_suffix(ending)
-    outcome = run_cli("see", recording, "-o", out)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert str(out) in "".join(outcome.out.split())
-    if ending == ".svg":
-        ElementTree.parse(out)
-    elif ending == ".json":
-        assert json.loads(out.read_text())["traceEvents"]
-    else:
-        assert "ring" in out.read_text()
 
 
 def test_a_picture_in_logical_steps(recording: Path, run_cli: Callable[..., Any]) -> None:
@@ -92,15 +68,6 @@ def test_what_cannot_be_seen_is_refused_in_one_line(
     assert outcome.out == ""
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
-    (tmp_path / "text.playground").write_text("a text")
-    for file in ("text.playground", "missing.playground"):
-        outcome = run_cli("see", tmp_path / file)
-        assert outcome.code == 2
-        assert file in outcome.err
-        assert len(outcome.err.splitlines()) == 1
-
-
 def test_figures_of_chapters_are_not_drawn_on_a_busy_machine(
     run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,8 +101,3 @@ def test_all_figures_from_runs(tmp_path: Path, run_cli: Callable[..., Any]) -> N
     assert outcome.out.startswith("see: ")
     assert "Shown: 21 figures, in" in outcome.out
     assert len(list((tmp_path / "all").glob("F*_*.svg"))) == 21
-
-
-def test_an_unknown_ending_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"x\.gif: choose an ending from \.html"):
-        paint(ring(2), tmp_path / "x.gif")

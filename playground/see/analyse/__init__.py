@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate, takewhile
 from math import inf, isfinite
-from typing import TypeVar
 
 import playground.see.record as record
 from playground.see.record import COLLECTIVE, DEVICE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
@@ -173,33 +174,6 @@ def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[
     return [(start, end) for start, end in left if start < end]
 
 
-Where = TypeVar("Where")
-
-
-def in_order(lanes: Mapping[Where, Iterable[Edge]], needs: Callable[[Edge], Iterable[Edge]]) -> dict[Edge, Where]:
-    """All edges with their lanes, each after those before it on its lane and after all that it needs.
-
-    An edge that needs one that never comes is left out, with all behind it on its lane. Takes time linear in the number
-    of edges and of their needs.
-    """
-    order: dict[Edge, Where] = {}
-    held_up: dict[Edge, list[Iterator[Edge]]] = defaultdict(list)
-
-    def go_along(lane: Where) -> Iterator[Edge]:
-        """Yields the edges that have to come before it can continue."""
-        for edge in lanes[lane]:
-            yield from (need for need in needs(edge) if need not in order)
-            order[edge] = lane
-            free.extend(held_up.pop(edge, ()))
-
-    free = [go_along(lane) for lane in lanes]
-    while free:
-        walk = free.pop()
-        if (missing := next(walk, None)) is not None:
-            held_up[missing].append(walk)
-    return order
-
-
 @dataclass(frozen=True)
 class Message:
     """A send and its receive."""
@@ -216,23 +190,6 @@ class Messages:
     """In the order in which they were sent."""
     unmatched: tuple[Event, ...]
     """Sends without a receive and receives without a send, in the order in which they began."""
-
-
-@dataclass(frozen=True)
-class CollectiveCall:
-    """One collective operation: the calls of all recorded ranks."""
-
-    name: str
-    group: tuple[int, ...]
-    place: int
-    """Its index among those of this name in this group."""
-    by_rank: dict[int, Event]
-    """The call of each rank; one that never called it is missing."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every rank of the group called it."""
-        return set(self.by_rank) == set(self.group)
 
 
 def match_messages(recording: Recording) -> Messages:
@@ -253,9 +210,9 @@ def match_messages(recording: Recording) -> Messages:
     return Messages(tuple(matched), tuple(sorted(unmatched, key=moment)))
 
 
-def match_collectives(recording: Recording) -> list[CollectiveCall]:
+def match_collectives(recording: Recording) -> list[dict[int, Event]]:
     """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks must call the same in
-    the same order. In the order in which they began. (The device's part of one is not a call.)"""
+    the same order. In the order in which they began, each the calls by rank. (The device's part is not a call.)"""
     counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
     calls: dict[tuple[str, tuple[int, ...], int], dict[int, Event]] = defaultdict(dict)
     for event in recording.events(COLLECTIVE):
@@ -263,8 +220,7 @@ def match_collectives(recording: Recording) -> list[CollectiveCall]:
             of_rank = (event.rank, event.name, event.group)
             calls[event.name, event.group, counts[of_rank]][event.rank] = event
             counts[of_rank] += 1
-    whole = [CollectiveCall(*key, by_rank) for key, by_rank in calls.items()]
-    return sorted(whole, key=lambda call: min(map(moment, call.by_rank.values())))
+    return sorted(calls.values(), key=lambda call: min(map(moment, call.values())))
 
 
 def moment(event: Event) -> tuple[float, int, int]:
@@ -342,13 +298,23 @@ def to_logical_time(recording: Recording) -> Recording:
 def logical_times(recording: Recording) -> dict[Edge, float]:
     """The start and end of every event, in units. Those that wait for what never came have none."""
     comes_after = causes(recording)
-    edges = {rank.rank: edges_of(rank) for rank in recording.ranks}
-    now = dict.fromkeys(edges, 0.0)
+    order: TopologicalSorter[Edge] = TopologicalSorter()
+    for rank in recording.ranks:
+        before: tuple[Edge, ...] = ()
+        for edge in edges_of(rank):
+            order.add(edge, *before, *comes_after.get(edge, ()))
+            before = (edge,)
+    with suppress(CycleError):  # then those in the cycle, and all behind it, do not come
+        order.prepare()
+    now: dict[int, float] = defaultdict(float)
     times: dict[Edge, float] = {}
-    for edge, rank in in_order(edges, lambda edge: comes_after.get(edge, ())).items():
-        if edge in comes_after:
-            now[rank] = max(now[rank], 1 + max(times[cause] for cause in comes_after[edge]))
-        times[edge] = now[rank]
+    while ready := order.get_ready():
+        for edge in ready:
+            rank_number = edge[0][0]
+            if edge in comes_after:
+                now[rank_number] = max(now[rank_number], 1 + max(times[cause] for cause in comes_after[edge]))
+            times[edge] = now[rank_number]
+        order.done(*ready)
     return times
 
 
@@ -361,7 +327,7 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
         found[ref_of(message.receive), True].append((ref_of(message.send), False))
     with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
     for call in match_collectives(recording):
-        refs = [ref_of(event) for event in call.by_rank.values()]
+        refs = [ref_of(event) for event in call.values()]
         if with_messages.isdisjoint(refs):
             for ref in refs:
                 found[ref, True] += [(each, False) for each in refs]

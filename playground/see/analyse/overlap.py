@@ -48,10 +48,10 @@ class Overlap:
         """The overlap by torchtitan's definition, in seconds."""
         return max(0.0, self.compute + self.communication - self.union)
 
-    def hidden(self, alone: float | None = None) -> float:
-        """The hidden share, 0 to 1, by the ladder's definition. `alone` is the time of the communication by itself."""
-        alone = self.communication if alone is None else alone
-        return max(0.0, 1 - self.exposed / alone) if alone and self.early else 0.0
+    @property
+    def hidden(self) -> float:
+        """The hidden share, 0 to 1, by the ladder's definition."""
+        return max(0.0, 1 - self.exposed / self.communication) if self.communication and self.early else 0.0
 
 
 def overlaps(recording: Recording) -> list[Overlap]:

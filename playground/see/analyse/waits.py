@@ -75,7 +75,7 @@ class Waits:
         self.ends |= {ref_of(each.receive): each.send for each in messages}
         """The other end of every message."""
         calls = match_collectives(recording)
-        self.calls = {ref_of(event): call for call in calls for event in call.by_rank.values()}
+        self.calls = {ref_of(event): call for call in calls for event in call.values()}
         self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]
         """The waits rank by rank, in the order in which they began."""
 
@@ -97,12 +97,12 @@ class Waits:
         """Whether anything is recorded of the other ranks in it, if there are any."""
         if event.kind != COLLECTIVE:
             return ref_of(event) in self.ends
-        return len(self.calls[ref_of(event)].by_rank) > 1 or len(event.group) == 1
+        return len(self.calls[ref_of(event)]) > 1 or len(event.group) == 1
 
     def peers(self, event: Event) -> Iterator[Event]:
         """The events on other ranks that had to begin before this one could be over."""
         if event.kind == COLLECTIVE:
-            for rank, other in self.calls[ref_of(event)].by_rank.items():
+            for rank, other in self.calls[ref_of(event)].items():
                 if rank != event.rank and (event.name not in FROM_ROOT or rank == event.peer):
                     yield other
         elif ref_of(event) in self.ends:

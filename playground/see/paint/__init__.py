@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from playground.see.analyse import Ref
 
@@ -94,17 +93,13 @@ class Mark:
     """A description, for screen readers and tooltips."""
     start: float = 0.0
     end: float = FOREVER
-    """Seconds of the recording in which it is lit; in a moving scene, seconds in which it is there."""
+    """In a moving scene: the seconds in which it is there."""
     travels: tuple[float, float] = (0.0, 0.0)
     """In a moving scene: the distance it has gone, to the right and downwards, at its `end`."""
     meant: bool = False
     """Whether it was inferred, not recorded: drawn dashed."""
     event: Ref | None = None
     """The event that it shows."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"mark {self.kind!r}: one of {', '.join(KINDS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +129,15 @@ class Scene:
     height: float
     marks: tuple[Mark, ...]
     """From back to front."""
-    axis: TimeAxis | None = None
-    """The time axis, if it has one."""
     takes_turns: bool = False
-    """Whether its arrows show one thing on its way: where pictures move, they are lit in turn, ordered by `start`."""
+    """Whether its arrows show one thing on its way: where pictures move, they are lit in turn."""
     period: float = 0.0
     """Seconds after which a moving scene begins again; 0 for one that does not move."""
 
     @property
     def turns(self) -> list[Mark]:
         """The arrows that are lit in turn."""
-        arrows = (mark for mark in self.marks if mark.kind == ARROW)
-        return sorted(arrows, key=lambda mark: mark.start) if self.takes_turns else []
+        return [mark for mark in self.marks if mark.kind == ARROW and self.takes_turns]
 
     @property
     def at_end(self) -> tuple[Mark, ...]:
@@ -168,19 +160,19 @@ class Drawing:
 
     def add(self, kind: str, x: float, y: float, w: float = 0.0, h: float = 0.0, **more: object) -> None:
         """Add a mark. Coordinates are rounded to tenths, so that the same recording gives the same bytes."""
-        mark = Mark(kind=kind, x=round(x, 1), y=round(y, 1), w=round(w, 1), h=round(h, 1))
-        self.marks.append(replace(mark, **more))  # type: ignore[arg-type]
+        where = {"x": round(x, 1), "y": round(y, 1), "w": round(w, 1), "h": round(h, 1)}
+        self.marks.append(Mark(kind=kind, **where, **more))  # type: ignore[arg-type]
 
     @property
     def bottom(self) -> float:
         """The y below all marks."""
         return max((max(mark.y, mark.y + mark.h) for mark in self.marks), default=0.0)
 
-    def scene(self, *caption: str, axis: TimeAxis | None = None) -> Scene:
+    def scene(self, *caption: str) -> Scene:
         """The finished scene. Long lines of the caption are wrapped."""
         height, marks = self.bottom + CELL[1] / 2, tuple(self.marks)
         lines = (line for text in caption for line in textwrap.wrap(text, int(self.width // CELL[0]) - 1))
-        return Scene(title=self.title, caption=tuple(lines), width=self.width, height=height, marks=marks, axis=axis)
+        return Scene(title=self.title, caption=tuple(lines), width=self.width, height=height, marks=marks)
 
 
 def shorten(text: str, width: float) -> str:
@@ -202,17 +194,6 @@ class Cell:
     meant: bool = False
 
 
-class When(NamedTuple):
-    """The time in which a mark is lit, and its event: fields of `Mark`."""
-
-    start: float = 0.0
-    end: float = FOREVER
-    event: Ref | None = None
-
-
-ALWAYS = When()
-
-
 @dataclass(frozen=True)
 class Move:
     """An arrow from a cell of one row to a cell of the next."""
@@ -222,7 +203,7 @@ class Move:
     text: str = ""
     title: str = ""
     style: str = "message"
-    when: When = ALWAYS
+    event: Ref | None = None
     meant: bool = False
 
 
@@ -281,8 +262,7 @@ def add_panel(drawing: Drawing, panel: Panel, x: float, y: float, width: float) 
             (from_x, from_y), to_x = above[move.source], middles[move.target]
             label_at = 0.5 if move.source == move.target else (0.35, 0.65)[number % 2]  # texts must not overlap
             look = {"style": move.style, "text": move.text, "title": move.title or move.text, "meant": move.meant}
-            when = move.when._asdict()
-            drawing.add(ARROW, from_x, from_y, to_x - from_x, y - from_y, label_at=label_at, **look, **when)
+            drawing.add(ARROW, from_x, from_y, to_x - from_x, y - from_y, label_at=label_at, event=move.event, **look)
         above = [(middle, y + height) for middle in middles]
         y += height
 

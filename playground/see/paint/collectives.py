@@ -17,7 +17,7 @@ from playground.measurement import format_bytes
 from playground.see.analyse import Message, Vector, changes_of, match_messages, ref_of, to_logical_time
 from playground.see.paint import CELL, Cell, Drawing, Move, Panel, Row, Scene, meant_moves, panels_drawing, rows_scene
 from playground.see.paint.results import Change, Evidence, SgdStep, last_step
-from playground.see.paint.timeline import format_values, lay_out, message_title, when_sent
+from playground.see.paint.timeline import format_values, lay_out, message_title
 from playground.see.record import COMPUTE, PHASE
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
@@ -47,7 +47,7 @@ def cells_after(changes: Sequence[Change], styles: Mapping[int, str] | None = No
 def moves_of(messages: Iterable[Message], text: str = "") -> list[Move]:
     """The arrows of recorded messages."""
     ends = ((each, each.send.rank, each.receive.rank) for each in messages)
-    return [Move(source, target, text, message_title(each), when=when_sent(each)) for each, source, target in ends]
+    return [Move(source, target, text, message_title(each), event=ref_of(each.send)) for each, source, target in ends]
 
 
 def all_reduce_sum(run: Evidence) -> Scene:
@@ -160,8 +160,8 @@ def add_hop(
     x, y, length = x + across * cut + down * aside, y + down * cut - across * aside, length - 2 * cut
     style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
     words = {"text": f"{number}: {numbers(hop.send.values)}", "title": f"hop {number}: {message_title(hop)}"}
-    when = when_sent(hop)._asdict()
-    drawing.add(paint.ARROW, x, y, across * length, down * length, style=style, label_at=label_at, **words, **when)
+    look = {"style": style, "label_at": label_at, "event": ref_of(hop.send)}
+    drawing.add(paint.ARROW, x, y, across * length, down * length, **words, **look)
 
 
 def step_everywhere(run: Evidence) -> Scene:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import playground.see.paint as paint
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
 from playground.measurement import format_bytes
 from playground.see.analyse import ref_of
 from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
 from playground.see.paint.results import DataParallelStep, Evidence
-from playground.see.paint.timeline import title_of
+from playground.see.paint.timeline import shape_text, title_of
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 
 HOST = "cpu"
@@ -23,10 +22,6 @@ LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
 GRADIENTS = "gradients of outputs"
 """The part of a step that moves them."""
 RECORDED = "Copies as they were recorded; the bytes at an arrow are those of each in its panel."
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def device_number(device: str) -> int:
@@ -62,7 +57,7 @@ class Devices:
 
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
-        return [event for event in self.events if event.kind == MOVE and read_move(event.name).part == part]
+        return [event for event in self.events if event.kind == MOVE and read_move(event.name)[0] == part]
 
     def moved(self, part: str, chosen: slice = slice(None), *, from_host: bool = False) -> list[Move]:
         """An arrow for all of a part's copies between the same two devices; the last one says how many bytes."""
@@ -74,18 +69,14 @@ class Devices:
             nbytes = format_bytes(sum(event.nbytes for event in events))
             text = nbytes if place == len(found) else ""
             title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
-            when = paint.When(events[0].start, events[-1].end, ref_of(events[0]))
             first = 0 if from_host else device_number(source)
-            moves.append(Move(first, device_number(target), text, title, when=when))
+            moves.append(Move(first, device_number(target), text, title, event=ref_of(events[0])))
         return moves
 
     def computed(self, events: Sequence[Event]) -> list[Move]:
         """An arrow from each device to itself, for a recorded event."""
-        moves = []
-        for number, event in enumerate(events):
-            when = paint.When(event.start, event.end, ref_of(event))
-            moves.append(Move(number, number, title=title_of(event), style="muted", when=when))
-        return moves
+        of_devices = enumerate(events)
+        return [Move(at, at, title=title_of(event), style="muted", event=ref_of(event)) for at, event in of_devices]
 
     def forwards(self, turn: int = 0) -> list[Move]:
         """The forward of each device's thread: its first in the step, or a later one."""

@@ -263,16 +263,14 @@ SCENE_PAINTERS: dict[str, Callable[[Scene], str]] = {".svg": to_svg, ".txt": to_
 
 
 def paint_scene(scene: Scene, file: Path) -> None:
-    """Paint a scene. Raises `UsageError` for an ending that no painter has, or a file that cannot be written."""
-    check_ending(file, tuple(SCENE_PAINTERS))
+    """Paint a scene in the format of the file's ending. Raises `UsageError` if it cannot be written."""
     write(SCENE_PAINTERS[file.suffix](scene), file)
 
 
-def check_ending(file: Path, endings: Sequence[str], flag: str = "") -> None:
+def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
     """Raise `UsageError` for an ending that is not among `endings`."""
     if file.suffix not in endings:
-        asked = f"{flag} {file}".strip()
-        raise UsageError(f"{asked}: choose an ending from {', '.join(endings)}, it says what is painted")
+        raise UsageError(f"{flag} {file}: choose an ending from {', '.join(endings)}, it says what is painted")
 
 
 def write(contents: str, file: Path) -> None:

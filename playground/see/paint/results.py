@@ -26,9 +26,8 @@ class Evidence:
 
     @property
     def recorded(self) -> Recording:
-        """The recording. Raises `ValueError` if there is none."""
-        if self.recording is None:
-            raise ValueError("this run was not recorded")
+        """The recording of a run that is recorded."""
+        assert self.recording
         return self.recording
 
     @property

@@ -10,7 +10,7 @@ from math import inf, isfinite
 import playground.see.record as record
 from playground.measurement import format_bytes
 from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
-from playground.see.paint import ARROW, BAR, CELL, TEXT, Drawing, Scene, TimeAxis, When, add_key, add_lane, shorten
+from playground.see.paint import ARROW, BAR, CELL, TEXT, Drawing, Scene, TimeAxis, add_key, add_lane, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
@@ -69,7 +69,7 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
         text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
         drawing.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
     add_key(drawing, {mark.style: mark.style for mark in drawing.marks if mark.kind == BAR})
-    return drawing.scene(*caption_of(recording, notes), axis=axis)
+    return drawing.scene(*caption_of(recording, notes))
 
 
 def style_of(event: Event) -> str:
@@ -149,17 +149,14 @@ def add_group(drawing: Drawing, group: Group, lanes: Lanes) -> None:
         add_bar(drawing, first, left, left + 1, lanes)
         return
     title = f"rank {first.rank}: {count:,} short events, most of the time {group.style}"
-    start, end = min(event.start for event in group.events), max(event.end for event in group.events)
-    width, look = max(group.right - left, 1), {"style": group.style, "title": title}
-    drawing.add(BAR, left, lanes.top(first), width, ROW, start=start, end=end, **look)
+    drawing.add(BAR, left, lanes.top(first), max(group.right - left, 1), ROW, style=group.style, title=title)
 
 
 def add_bar(drawing: Drawing, event: Event, left: float, right: float, lanes: Lanes) -> None:
     """Add the bar of an event, with its name where there is room."""
     width = right - left
     look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
-    when = {"start": event.start, "end": event.end, "event": ref_of(event)}
-    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), **when)
+    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
 
 
 def title_of(event: Event) -> str:
@@ -175,21 +172,20 @@ def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes
     y, to_y = lanes.tops[send.rank, MAIN], lanes.tops[receive.rank, MAIN]
     height = lanes.heights[send.rank, MAIN]
     y, to_y = (y + height, to_y) if to_y > y else (y, to_y + height)
-    look = {"style": "message", "title": message_title(message)}
-    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look, **when_sent(message)._asdict())
-
-
-def when_sent(message: Message) -> When:
-    """The time of a message, and its send."""
-    return When(message.send.start, message.receive.end, ref_of(message.send))
+    look = {"style": "message", "title": message_title(message), "event": ref_of(send)}
+    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look)
 
 
 def message_title(message: Message) -> str:
     """A description of a message, with its values, or its shape if they were not recorded."""
     send = message.send
-    shape = f" of shape {'x'.join(map(str, send.shape))}" if send.shape else ""
+    shape = f" of shape {shape_text(send.shape)}" if send.shape else ""
     values = shape if send.values is None else f": {format_values(send.values)}"
     return f"rank {send.rank} → rank {message.receive.rank}, {format_bytes(send.nbytes)}{values}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def format_values(values: Sequence[float], most: int = 4) -> str:

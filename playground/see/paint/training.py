@@ -151,7 +151,7 @@ def filling(run: Evidence) -> Scene:
         y, name = float(place * CELL[1]), backward.names[number]
         paint.add_lane(drawing, paint.shorten(name, NAMES - CELL[0]), NAMES, y, CELL[1])
         look = {"style": bucket_style(bucket_of[number]), "title": f"{name} ready after {seconds * 1e3:.2f} ms"}
-        drawing.add(paint.BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look, start=0.0, end=seconds)
+        drawing.add(paint.BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look)
     lines = []
     for bucket in backward.sent:
         lines.append(
@@ -162,7 +162,7 @@ def filling(run: Evidence) -> Scene:
         paint.add_lane(drawing, f"bucket {bucket.number}", NAMES, y, BUCKET_ROW)
         look = {"style": bucket_style(bucket.number), "title": lines[-1]}
         width = max(axis.at(bucket.done) - left, 2)
-        drawing.add(paint.BAR, left, y, width, BUCKET_ROW, **look, start=bucket.left, end=bucket.done)
+        drawing.add(paint.BAR, left, y, width, BUCKET_ROW, **look)
     over = f"backward over: {backward.seconds * 1e3:.2f} ms"
     drawing.add(paint.TEXT, NAMES, drawing.bottom + CELL[1], text="0 ms", align="start", style="muted")
     drawing.add(paint.TEXT, axis.x + axis.w, drawing.bottom, text=over, align="end", style="muted")
@@ -170,7 +170,6 @@ def filling(run: Evidence) -> Scene:
         f"Rank 0 of {len(run.results)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
         "Below: each bucket from when it leaves until its sum is there.",
         *(f"{line}." for line in lines),
-        axis=axis,
     )
 
 
@@ -250,8 +249,7 @@ def schedules(run: Evidence) -> Scene:
     bubbles = ", ".join(f"{each.bubble:.0%} with {each.name}" for each in runs)
     return drawing.scene(
         f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
-        f"{bubbles}.",
-        axis=axis,
+        f"{bubbles}."
     )
 
 
@@ -271,4 +269,4 @@ def add_schedule(drawing: Drawing, run: ScheduleRun, axis: paint.TimeAxis) -> No
             style = "forward" if slot.kind == "F" else "backward"
             text = str(slot.microbatch) if width > CELL[0] else ""
             title = f"{style} of microbatch {slot.microbatch}, {slot.seconds * 1e3:.3g} ms"
-            drawing.add(paint.BAR, left, y, width, ROW, style=style, text=text, title=title, start=start, end=end)
+            drawing.add(paint.BAR, left, y, width, ROW, style=style, text=text, title=title)

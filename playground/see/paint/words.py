@@ -128,7 +128,7 @@ def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
     table = Table(*counts, *times, Column("hidden,\nladder", "%", right=True))
     for (sent, early, rank), its in sorted(kinds.items()):
         medians = [milliseconds(median(getattr(each, name) for each in its)) for name in seconds]
-        hidden = f"{100 * median(each.hidden() for each in its):.0f}"
+        hidden = f"{100 * median(each.hidden for each in its):.0f}"
         table.add(*map(str, (sent, early, rank, len(its))), *medians, hidden)
     return [
         prose(heading("Overlap"), ": medians over the training steps that sent as much, as early"),

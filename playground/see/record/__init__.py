@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import NamedTuple
-
-from playground.runtime.backends import BACKENDS
 
 SCHEMA = 1
 """Version of the format of a recording."""
@@ -33,7 +30,7 @@ PHASE = "phase"
 VALUES = "values"
 """An instant: the rank holds `values`."""
 MOVE = "move"
-"""A copy of a tensor from one device to another of the same process: see `Move`."""
+"""A copy of a tensor from one device to another of the same process: see `name_of_move`."""
 KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES, MOVE)
 MAIN, BACKGROUND, DEVICE = "main", "background", "device"
 """Lanes of a rank: its main thread, its other threads, its GPU (the GPU's times are converted to the rank's clock)."""
@@ -106,8 +103,6 @@ class RankRecording:
     """Whether it ends without the rank's own mark: the rank was killed, or the file is incomplete."""
     clock_bound: float = 0.0
     """Maximum error of its times against rank 0's clock, in seconds."""
-    cores: int | None = None
-    """CPU cores that it could use, shared among the ranks of its host. None if unknown."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -140,11 +135,6 @@ class Recording:
         return any(rank.runs_ahead for rank in self.ranks)
 
     @property
-    def batches_messages(self) -> bool:
-        """Whether the backend wants the messages of one step as a batch."""
-        return self.backend in BACKENDS and BACKENDS[self.backend].batches_messages
-
-    @property
     def end(self) -> float:
         """The last moment at which an event ended; or began, if it never ended."""
         return max((event.end if isfinite(event.end) else event.start for event in self.events()), default=0.0)
@@ -157,16 +147,9 @@ class Recording:
 ARROW = " → "
 
 
-class Move(NamedTuple):
-    """A copy: the part of a training step that made it, and the devices; `cpu` without a number is the host."""
-
-    part: str
-    source: str
-    target: str
-
-
 def name_of_move(part: str, source: str, target: str) -> str:
-    """The name of a copy's event.
+    """The name of a copy's event: the part of a training step that made it, and the devices; `cpu` without a number is
+    the host.
 
     >>> name_of_move("scatter", "cpu", "cpu:1")
     'scatter: cpu → cpu:1'
@@ -174,12 +157,12 @@ def name_of_move(part: str, source: str, target: str) -> str:
     return f"{part}: {source}{ARROW}{target}"
 
 
-def read_move(name: str) -> Move:
-    """The copy whose event has this name.
+def read_move(name: str) -> tuple[str, str, str]:
+    """The part, the source and the target of the copy whose event has this name.
 
     >>> read_move("scatter: cpu → cpu:1")
-    Move(part='scatter', source='cpu', target='cpu:1')
+    ('scatter', 'cpu', 'cpu:1')
     """
     part, _, devices = name.partition(": ")
     source, _, target = devices.partition(ARROW)
-    return Move(part, source, target)
+    return part, source, target

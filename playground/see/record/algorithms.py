@@ -14,12 +14,10 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import collectives
-from playground.algorithms.hosts import Hosts
 from playground.algorithms.messages import Messages
 from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
-from playground.runtime.shared_memory import Segment
 from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.see.record.distributed import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
@@ -34,8 +32,6 @@ class RecordedTransport:
     def __init__(self, real: Transport, recorder: Recorder, groups: Groups, ranks: Ranks) -> None:
         self.real, self.recorder, self.ranks = real, recorder, ranks
         self.counts = groups.counts[ranks, TAG]
-        self.rank, self.size = real.rank, real.size
-        self.batched, self.allows_threads = real.batched, real.allows_threads
         self.messages: Messages | None = None
         self.phase = ""
         self.phase_number = NONE
@@ -52,11 +48,8 @@ class RecordedTransport:
         behind = part.data_ptr() - self.first
         return behind // self.itemsize if 0 <= behind < self.length else NONE
 
-    def hosts(self, device: torch.device) -> Hosts:
-        return self.real.hosts(device)
-
-    def segment(self, device: torch.device) -> Segment | str:
-        return self.real.segment(device)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
     def start(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Started:
         """Start messages, and record that while they are under way."""
@@ -188,7 +181,7 @@ class AlgorithmHooks:
             transport.messages = self.here.transport = None  # each refers to the other
         recorder.put_values(number, values_of(call.args[0]))
 
-    def wrap_transport_of(self, real: Callable[[Any], Transport]) -> Callable[[Any], Transport]:
+    def wrap_transport_of(self, real: Callable[[Any], Transport]) -> Callable[[Any], RecordedTransport]:
         return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
 
     def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:

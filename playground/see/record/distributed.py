@@ -394,20 +394,21 @@ class RecordedGroup:
         """Several threads send: messages are numbered in the order in which they leave."""
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> RecordedWork:
-        with self.in_turn:
-            number = self.begin(SEND, "isend", tensors[0], peer, tag)
-            return WorkOfACall(self.recorder, self.real.send(tensors, peer, tag), [(number, ())])
+        return self.start(SEND, "isend", self.real.send, tensors, peer, tag)
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> RecordedWork:
-        with self.in_turn:
-            number = self.begin(RECEIVE, "irecv", tensors[0], peer, tag)
-            return WorkOfACall(self.recorder, self.real.recv(tensors, peer, tag), [(number, ())])
+        return self.start(RECEIVE, "irecv", self.real.recv, tensors, peer, tag)
 
-    def begin(self, kind: str, name: str, tensor: torch.Tensor, peer: int, tag: int) -> int:
-        """Begin a message to or from this rank of the group."""
-        ranks, peer = self.ranks, self.ranks[peer]
-        message, source = self.groups.next_message(kind, peer, ranks, tag), self.recorder.sources.find()
-        return self.recorder.begin(kind, name, tensor.nbytes, tensor.shape, ranks, peer, message, tag, source=source)
+    def start(
+        self, kind: str, name: str, real: Callable[..., Any], tensors: Sequence[torch.Tensor], peer: int, tag: int
+    ) -> RecordedWork:
+        """Start a message to or from this rank of the group."""
+        ranks, other, [tensor], source = self.ranks, self.ranks[peer], tensors, self.recorder.sources.find(3)
+        with self.in_turn:
+            what = kind, name, tensor.nbytes, tensor.shape, ranks, other
+            message = self.groups.next_message(kind, other, ranks, tag)
+            number = self.recorder.begin(*what, message, tag, source=source)
+            return WorkOfACall(self.recorder, real(tensors, peer, tag), [(number, ())])
 
 
 class WorkOfACall(RecordedWork):

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_int, expect_text, parse_json
@@ -93,8 +93,6 @@ FASTEST = 1
 """The zlib level: records are so alike that slower ones gain little."""
 MAX_RATIO, ALLOWANCE = 100, 2**24
 """A file inflates to at most `MAX_RATIO` times its size plus `ALLOWANCE` bytes; recordings inflate to 3 to 30 times."""
-BLOCK = 2**20
-"""Bytes read at a time."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,8 @@ class Members:
 
 
 def read_members(path: Path) -> Members:
-    """Read a file, or the folder that ranks have written to. Raises `UsageError` if it is not a recording, is damaged
-    or has another version; `OSError` if it cannot be read."""
+    """Read a file, or the folder that ranks have written to. Raises `UsageError` if it is no recording or has another
+    version, `zlib.error`, `ValueError` or `KeyError` if it is damaged, and `OSError` if it cannot be read."""
     return read_folder(path) if path.is_dir() else read_file(path)
 
 
@@ -123,11 +121,15 @@ def read_folder(folder: Path) -> Members:
     return Members({name: trim(name, content, files) for name, content in files.items()})
 
 
+def read_header(events: bytes) -> tuple[bytes, int, int, int]:
+    """The header of a rank's events; one of none if it is missing."""
+    return HEADER.unpack_from(events) if len(events) >= HEADER.size else (MAGIC, 0, 0, 0)
+
+
 def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
     """The content without unused room at its end."""
     of_rank, _, kind = name.rpartition(".")
-    events = files.get(f"{of_rank}.{EVENTS}", b"")
-    _, capacity, _, values_used = HEADER.unpack_from(events) if len(events) >= HEADER.size else (b"", 0, 0, 0)
+    _, capacity, _, values_used = read_header(files.get(f"{of_rank}.{EVENTS}", b""))
     if kind == EVENTS:
         content = content[: place_of(max(0, capacity))].rstrip(b"\0")
         return content + bytes(-len(content) % RECORD.size)
@@ -164,24 +166,18 @@ def read_file(path: Path) -> Members:
         if not title.startswith(TITLE) or not version.isdigit():
             raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
         check_version(str(path), int(version))
-        try:
-            content, is_whole = inflate(file)
-            return Members(split(content), is_cut_off=not is_whole)
-        except (zlib.error, ValueError, KeyError) as error:
-            raise UsageError(f"{path} is a damaged recording ({error}): record the run again") from None
+        content, is_whole = inflate(file.read())
+    return Members(split(content), is_cut_off=not is_whole)
 
 
-def inflate(file: BinaryIO) -> tuple[bytes, bool]:
-    """The inflated rest of the file, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far
-    larger than a recording."""
-    unpacker, parts, allowed = zlib.decompressobj(), list[bytes](), ALLOWANCE
-    while not unpacker.eof and (packed := file.read(BLOCK)):
-        allowed += MAX_RATIO * len(packed)
-        parts.append(unpacker.decompress(packed, allowed))
-        if unpacker.unconsumed_tail:
-            raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
-        allowed -= len(parts[-1])
-    return b"".join(parts), unpacker.eof
+def inflate(packed: bytes) -> tuple[bytes, bool]:
+    """The inflated content, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far larger than
+    a recording."""
+    unpacker = zlib.decompressobj()
+    content = unpacker.decompress(packed, MAX_RATIO * len(packed) + ALLOWANCE)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
+    return content, unpacker.eof
 
 
 def check_version(what: str, version: int) -> None:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import device
-from playground.runtime.host import cores, host_id
+from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
@@ -42,7 +42,7 @@ ROUNDS = 100
 TAG = 20171
 
 
-def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds: int = ROUNDS) -> ClockSample | None:
+def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> ClockSample | None:
     """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
 
     Returns the comparison of this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
@@ -50,13 +50,13 @@ def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int], rounds
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
     if rank == 0:
         for other in ranks:
-            for _ in range(rounds):
+            for _ in range(ROUNDS):
                 dist.recv(ping, other, tag=TAG)
                 ping.item()
                 dist.send(pong.fill_(clock()), other, tag=TAG)
         return None
     samples = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         asked = clock()
         dist.send(ping, 0, tag=TAG)
         dist.recv(pong, 0, tag=TAG)
@@ -156,10 +156,10 @@ class DeviceRecorder(Recorder):
     def write_device_lane(self) -> None:
         """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
         copy = self.use_reserve()
+        if self.is_full:
+            return
         for gpu, first in self.anchors.items():
             for number, start, end in self.times_on(gpu, first) if first else ():
-                if not self.make_reserve_room(copy):
-                    return
                 record, lane = Record(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
                 record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
                 RECORD.pack_into(self.target, place_of(copy), *record)
@@ -183,8 +183,6 @@ class DeviceRecorder(Recorder):
             yield number, began + round(rate * start), began + round(rate * start) + round(rate * milliseconds)
 
 
-FEW_ROUNDS = 10
-"""Number of round trips on one host, where clocks are the same."""
 _recorders: list[Recorder] = []
 """The active recorder of this process, if any."""
 
@@ -199,7 +197,7 @@ def recorded(
     returns nanoseconds.
     """
     hosts = all_gather_object(host_id())
-    about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device()), "cores": cores()}
+    about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device())}
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
     is_gpu = device().type == "cuda"
@@ -211,14 +209,12 @@ def recorded(
     _recorders[:] = [recorder]
     strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
-        compare(recorder, rank, strangers, ROUNDS)
-        if not strangers and not is_gpu:
-            compare(recorder, rank, list(range(1, size)), FEW_ROUNDS)
+        compare(recorder, rank, strangers)
         with installed(recorder):
             yield recorder
         stands = dist.is_initialized() and dist.get_world_size() == size  # the function may have left its group
         if stands:
-            compare(recorder, rank, strangers, ROUNDS)
+            compare(recorder, rank, strangers)
     finally:
         _recorders.clear()
         recorder.stop()
@@ -226,10 +222,10 @@ def recorded(
         bring_to_rank_0(folder, rank, strangers)
 
 
-def compare(recorder: Recorder, rank: int, ranks: list[int], rounds: int) -> None:
+def compare(recorder: Recorder, rank: int, ranks: list[int]) -> None:
     """Compare the clocks of these ranks with rank 0's, and record the result."""
-    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock, rounds)):
-        recorder.tables.write(CLOCK, *astuple(sample))
+    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock)):
+        recorder.tables.write(CLOCK, *sample)
 
 
 def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:

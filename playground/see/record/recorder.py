@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from playground.runtime.black_box.sources import Sources
 from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT, layout
@@ -30,22 +30,19 @@ class Tables:
 
     def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
         """`on_failure` is called with the reason when a line cannot be written, after which no other is."""
-        self.file: int | None = None
+        self.file: IO[str] | None = None
         self.on_failure = on_failure
         try:
-            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+            self.file = path.open("w", buffering=1)
         except OSError as error:
             self.fail(str(error.strerror))
 
     def write(self, about: str, *values: object) -> None:
-        if self.file is None:
-            return
-        line = json.dumps([about, *values]).encode() + b"\n"
-        try:
-            while line:  # a disk that is nearly full may take a part
-                line = line[os.write(self.file, line) :]
-        except OSError as error:
-            self.fail(str(error.strerror))
+        if self.file is not None:
+            try:
+                self.file.write(json.dumps([about, *values]) + "\n")
+            except OSError as error:
+                self.fail(str(error.strerror))
 
     def fail(self, reason: str) -> None:
         self.close()
@@ -55,7 +52,8 @@ class Tables:
         """Close the file. Later lines are lost."""
         file, self.file = self.file, None
         if file is not None:
-            os.close(file)
+            with contextlib.suppress(OSError):  # a line for which there was no room
+                file.close()
 
 
 class Table(dict[Hashable, int]):
@@ -77,70 +75,31 @@ class Table(dict[Hashable, int]):
         return self[thing]
 
 
-PIECE = 2**20
-"""Bytes of the disk that are allocated to a file at a time."""
-
-
-class Nowhere:
-    """Memory that discards what is written to it."""
-
-    def __getitem__(self, place: int) -> int:
-        return 0
-
-    def __setitem__(self, place: int, value: int) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-
-class MappedFile:
-    """A new file of zeros, mapped into memory. Writing to a part of a mapped file for which the disk has no room ends
-    the process by SIGBUS: nothing may be written beyond `allocated`."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        self.size, self.allocated = size, 0
-        """Bytes in all, and those for which the disk has allocated room."""
-        try:
-            os.ftruncate(self.file, size)
-            self.memory = mmap.mmap(self.file, size)
-        except BaseException:
-            os.close(self.file)
-            raise
-
-    def allocate_next(self) -> None:
-        """Allocate room for the next `PIECE`. Raises `OSError` if there is none."""
-        length = min(PIECE, self.size - self.allocated)
-        self.allocate(self.allocated, length)
-        self.allocated += length
-
-    def allocate(self, place: int, length: int) -> None:
-        """Allocate room for a part that has not been written yet. Raises `OSError` if there is none."""
+def map_file(path: Path, size: int) -> mmap.mmap:
+    """A new file of zeros, mapped into memory. The disk allocates all of its room: writing to a part of a mapped file
+    for which it has none ends the process by SIGBUS. Raises `OSError`."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.file, place, length)
+            os.posix_fallocate(file, 0, size)
         else:
-            os.pwrite(self.file, bytes(length), place)
-
-    def close(self) -> None:
-        """Close the file. Its memory must not be used any more."""
-        self.memory.close()
-        os.close(self.file)
+            os.pwrite(file, bytes(size), 0)
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
 
 
 WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
 """The length of a record in units of 8 and of 4 bytes."""
 END, VALUES_AT = 1, 4
-"""Offsets in a record, in units of 8 bytes."""
 PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
-"""Offsets in a record, in units of 4 bytes."""
 LANE_AT = 72
-"""An offset in a record, in bytes."""
+"""Offsets in a record, in units of 8, 4 and 1 bytes."""
 CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
 """Offsets in the header, in units of 8 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Maximum numbers of events and of values of small tensors: 21 and 8 MB, which are allocated piece by piece."""
+"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run is over."""
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]
 
 
@@ -185,50 +144,42 @@ class Recorder:
         for `reserve` more, which `begin` does not use."""
         self.folder, self.rank, self.clock = folder, rank, clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
-        self.values_used = 0
-        self.values_lock, self.growing = threading.Lock(), threading.Lock()
+        self.values_lock = threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
         self.is_full = False
-        self.files: list[MappedFile] = []
+        self.capacity, self.value_capacity = capacity, value_capacity
+        self.unread = capacity + reserve
+        """The number given to events for which there is no room."""
+        self.sizes = place_of(self.unread + 1), 8 * value_capacity
         self.write_nowhere()
         self.tables = Tables(folder / file_name(rank, layout.TABLES), self.give_up)
         self.names, self.shapes = Table(self.tables, layout.NAME), Table(self.tables, layout.SHAPE)
         self.groups = Table(self.tables, layout.GROUP)
         self.sources = Sources(Table(self.tables, layout.SOURCE).__getitem__)
-        try:
-            self.map_files(capacity, reserve, value_capacity)
-        except OSError as error:
-            self.give_up(str(error.strerror))
+        if not self.is_full:
+            files = [folder / file_name(rank, kind) for kind in (layout.EVENTS, layout.VALUES)]
+            try:
+                self.write_to(*map(map_file, files, self.sizes))
+            except OSError as error:
+                for file in files:
+                    file.unlink(missing_ok=True)
+                self.give_up(str(error.strerror))
         self.tables.write(layout.START, {"time": time.time(), "clock": clock(), **about})
 
     def write_nowhere(self) -> None:
-        """Discard whatever is recorded from now on."""
-        self.capacity = self.value_capacity = 0
-        """Numbers of events and of values for which room is allocated."""
-        self.max_capacity = self.max_value_capacity = 0
-        self.unread = 0
-        """The number given to events for which there is no room."""
-        self.target: Any = bytearray(HEADER.size + RECORD.size)
-        self.value_target: Any = bytearray(8)
-        """The memory of events and of values."""
-        self.octets: Any = Nowhere()
-        self.words = self.halves = self.octets
-        """The memory of events, in units of 1, 8 and 4 bytes."""
+        """Discard whatever is recorded from now on: it goes to memory of this process, which takes none until then."""
+        self.write_to(*(mmap.mmap(-1, size) for size in self.sizes))
 
-    def map_files(self, capacity: int, reserve: int, value_capacity: int) -> None:
-        """Create the files, and write to them from now on. Raises `OSError`."""
-        room = capacity + reserve
-        for kind, size in ((layout.EVENTS, place_of(room + 1)), (layout.VALUES, 8 * value_capacity)):
-            self.files.append(MappedFile(self.folder / file_name(self.rank, kind), size))
-        events, values = self.files
-        events.allocate(0, HEADER.size)
-        events.allocate(place_of(room), RECORD.size)
-        self.max_capacity, self.max_value_capacity, self.unread = capacity, value_capacity, room
-        self.target, self.value_target, self.octets = events.memory, values.memory, memoryview(events.memory)
+    def write_to(self, events: mmap.mmap, values: mmap.mmap) -> None:
+        """Write events and values to this memory from now on."""
+        self.target, self.value_target = events, values
+        self.octets = memoryview(events)
+        """The memory of events, in units of 1, 8 and 4 bytes."""
         self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
-        HEADER.pack_into(self.target, 0, layout.MAGIC, room, 0, 0)
+        self.values_used = 0
+        HEADER.pack_into(events, 0, layout.MAGIC, self.unread, 0, 0)
 
     def begin(
         self,
@@ -264,63 +215,23 @@ class Recorder:
     def take_number(self) -> int:
         """The number of the next record, or `unread` if there is no room for one."""
         number = self.next_number()
-        if number >= self.capacity and not self.make_room(number):
+        if number >= self.capacity:
             self.words[DROPPED_AT] = number + 1 - self.capacity
             return self.unread
         return number
 
-    def make_room(self, number: int) -> bool:
-        """Allocate room for the records up to this number. Returns whether there is room."""
-        with self.growing:
-            while self.capacity < min(number + 1, self.max_capacity) and self.grow(self.files[0], self.capacity):
-                self.capacity = min(self.max_capacity, self.allocated_records)
-        return number < self.capacity
-
-    @property
-    def allocated_records(self) -> int:
-        return (self.files[0].allocated - HEADER.size) // RECORD.size
-
-    def grow(self, file: MappedFile, end: int | None = None) -> bool:
-        """Allocate the next piece of a file. If there is no room, give up, with records before the number `end`."""
-        try:
-            file.allocate_next()
-        except OSError as error:
-            self.give_up(str(error.strerror), end)
-            return False
-        return True
-
     def use_reserve(self) -> int:
-        """Open the reserve. Other events find no room from here on. Returns the number of its first record."""
-        number = self.next_number()
-        first = min(number, self.max_capacity)
-        self.capacity = self.max_capacity = min(number + 1, self.capacity)
-        return first
+        """End the room of other events here, and return the number of the first record of the reserve."""
+        self.capacity = min(self.next_number(), self.capacity)
+        return self.capacity
 
-    def make_reserve_room(self, number: int) -> bool:
-        """Allocate room for a record in the reserve. Returns whether there is room."""
-        while not self.is_full and self.allocated_records <= number:
-            self.grow(self.files[0], number)
-        return not self.is_full
-
-    def make_value_room(self, count: int) -> bool:
-        """Allocate room for this many values. Returns whether there is room."""
-        while self.value_capacity < min(count, self.max_value_capacity) and self.grow(self.files[1]):
-            self.value_capacity = self.files[1].allocated // 8
-        return count <= self.value_capacity
-
-    def give_up(self, reason: str, end: int | None = None) -> None:
-        """Only count events from now on, as there is no room for more, and print a notice, once.
-
-        Records end before the number `end`; without it, after those that have a number already.
-        """
+    def give_up(self, reason: str) -> None:
+        """Only count events from now on, as there is no room for more, and print a notice, once."""
         if self.is_full:
             return
         self.is_full = True
-        self.max_value_capacity = self.value_capacity
-        if end is None:
-            end = min(self.capacity, self.next_number() + 1)
-        self.capacity = self.max_capacity = min(self.capacity, end)
-        self.words[CAPACITY_AT] = end
+        self.value_capacity = 0
+        self.words[CAPACITY_AT] = self.capacity = min(self.capacity, self.next_number() + 1)
         notice = f"--see: no more can be written to {self.folder} ({reason}): rank {self.rank} goes on unrecorded"
         with contextlib.suppress(OSError, ValueError):  # stderr is gone, too
             print(notice, file=sys.stderr, flush=True)
@@ -352,7 +263,7 @@ class Recorder:
         count = len(values)
         with self.values_lock:
             position = self.values_used
-            if position + count > self.value_capacity and not self.make_value_room(position + count):
+            if position + count > self.value_capacity:
                 return
             self.values_used = self.words[VALUES_USED_AT] = position + count
         FLOATS[count].pack_into(self.value_target, 8 * position, *values)
@@ -425,10 +336,10 @@ class Recorder:
 
     def let_go(self) -> None:
         """Close the files. Later events, of a late thread or in a process forked from this one, are lost."""
-        views = self.words, self.halves, self.octets
+        views, files = (self.words, self.halves, self.octets), (self.target, self.value_target)
         self.write_nowhere()
-        for view in views:
-            view.release()
-        for file in self.files:
+        for each in views:
+            each.release()
+        for file in files:
             file.close()
         self.tables.close()

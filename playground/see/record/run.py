@@ -11,12 +11,13 @@ import contextlib
 import json
 import platform
 import struct
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.launch import launch
@@ -32,8 +33,7 @@ DRIFT = 1e-4
 """Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
 
 
-@dataclass(frozen=True)
-class ClockSample:
+class ClockSample(NamedTuple):
     """One comparison with rank 0's clock, in nanoseconds."""
 
     at: int
@@ -46,15 +46,13 @@ class ClockSample:
 
 @dataclass(frozen=True)
 class Clock:
-    """A rank's clock."""
+    """A rank's clock. Without samples it is that of rank 0's host, and nothing is corrected."""
 
     samples: tuple[ClockSample, ...] = ()
-    is_shared: bool = True
-    """Whether it is the clock of rank 0's host: then nothing is corrected."""
 
     def to_rank_0(self, time: int) -> float:
         """Convert a time of this clock to rank 0's, in nanoseconds."""
-        if self.is_shared or not self.samples:
+        if not self.samples:
             return time
         first, last = self.samples[0], self.samples[-1]
         slope = (last.offset - first.offset) / (last.at - first.at) if last.at > first.at else 0.0
@@ -62,10 +60,8 @@ class Clock:
 
     def bound(self, end: int) -> float:
         """Maximum error of times, in nanoseconds, in a recording until `end` on this clock."""
-        bound = max((sample.bound for sample in self.samples), default=0)
-        if self.is_shared or len(self.samples) > 1:
-            return bound
-        return bound + DRIFT * max((end - sample.at for sample in self.samples), default=0)
+        drift = DRIFT * (end - self.samples[0].at) if len(self.samples) == 1 else 0
+        return max((sample.bound for sample in self.samples), default=0) + max(drift, 0)
 
 
 SECOND = 1e9
@@ -74,8 +70,6 @@ YEAR_10000 = 253_402_300_800
 """Seconds since 1970."""
 MAX_BYTES = 2**50
 """Maximum size of a tensor."""
-MAX_DEPTH = 100
-"""Maximum number of events nested in each other."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,6 @@ class RankAbout:
     host_id: str
     """Identifies the host, whatever its name."""
     device: str
-    cores: int
 
 
 @dataclass
@@ -131,75 +124,60 @@ def read_tables(content: bytes) -> RankTables:
             told = expect_dict(value)
             time, clock = expect_float(told["time"], 0, YEAR_10000 - 1), expect_int(told["clock"])
             host, host_id, device = (expect_text(told[name]) for name in ("host", "host_id", "device"))
-            read.about = RankAbout(time, clock, host, host_id, device, expect_int(told["cores"], 1))
+            read.about = RankAbout(time, clock, host, host_id, device)
         elif about == layout.ENDED:
             read.ended = expect_int(value)
     return read
 
 
-@dataclass(frozen=True)
-class EventReader:
-    """Reads a rank's events."""
+def read_events(
+    rank: int,
+    tables: RankTables,
+    sources: Mapping[Source, int],
+    seconds: Callable[[int], float],
+    records: Sequence[Record],
+    values: bytes,
+) -> Iterator[Event]:
+    """The complete events of a rank, in the order of their starts.
 
-    rank: int
-    tables: RankTables
-    sources: Sequence[int]
-    """Indices of its sources in the whole recording."""
-    clock: Clock
-    began: float
-    """Start of the recording in nanoseconds on rank 0's clock."""
-
-    def seconds(self, time: int) -> float:
-        """Seconds from the start of the recording to a time on the rank's own clock."""
-        return (self.clock.to_rank_0(time) - self.began) / SECOND
-
-    def events(self, records: Sequence[Record], values: bytes) -> Iterator[Event]:
-        """The complete events, in the order of their starts.
-
-        Raises `ValueError` or `IndexError` for what no rank writes.
-        """
-        found = [(place, record) for place, record in enumerate(records) if record.kind]
-        check_records(found)
-        found.sort(key=lambda each: (each[1].start, each[0]))
-        numbers = {place: number for number, (place, _) in enumerate(found)}
-        awaits = defaultdict(list)
-        for place, record in found:
-            awaits[record.wait].append(numbers[place])
-        for number, (place, record) in enumerate(found):
-            yield Event(
-                number=number,
-                rank=self.rank,
-                kind=KINDS[record.kind - 1],
-                name=self.tables.names[record.name],
-                start=self.seconds(record.start),
-                end=self.seconds(max(record.start, record.end)) if record.end else float("inf"),
-                lane=layout.LANES[record.lane],
-                parent=numbers.get(record.parent),
-                peer=optional(record.peer),
-                nbytes=record.nbytes,
-                shape=self.tables.shapes[record.shape],
-                group=self.tables.groups[record.group],
-                message=optional(record.message),
-                tag=record.tag,
-                offset=optional(record.offset),
-                awaits=tuple(awaits.get(place, ())),
-                source=None if record.source == NONE else self.sources[record.source],
-                values=read_values(record.values, values),
-            )
+    `sources` has their indices in the whole recording; `seconds` converts times of the rank's own clock. Raises
+    `ValueError` or `IndexError` for what no rank writes.
+    """
+    found = [(place, record) for place, record in enumerate(records) if record.kind]
+    check_records(found)
+    found.sort(key=lambda each: (each[1].start, each[0]))
+    numbers = {place: number for number, (place, _) in enumerate(found)}
+    awaits = defaultdict(list)
+    for place, record in found:
+        awaits[record.wait].append(numbers[place])
+    for number, (place, record) in enumerate(found):
+        yield Event(
+            number=number,
+            rank=rank,
+            kind=KINDS[record.kind - 1],
+            name=tables.names[record.name],
+            start=seconds(record.start),
+            end=seconds(max(record.start, record.end)) if record.end else float("inf"),
+            lane=layout.LANES[record.lane],
+            parent=numbers.get(record.parent),
+            peer=optional(record.peer),
+            nbytes=record.nbytes,
+            shape=tables.shapes[record.shape],
+            group=tables.groups[record.group],
+            message=optional(record.message),
+            tag=record.tag,
+            offset=optional(record.offset),
+            awaits=tuple(awaits.get(place, ())),
+            source=None if record.source == NONE else sources[tables.sources[record.source][0]],
+            values=read_values(record.values, values),
+        )
 
 
 def check_records(records: Sequence[tuple[int, Record]]) -> None:
     """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
-    depths: dict[int, int] = {}
     for place, record in records:
-        depth = 0
-        if record.parent != NONE:
-            if not 0 <= record.parent < place:
-                raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
-            depth = depths.get(record.parent, 0) + 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"event {place} lies in more than {MAX_DEPTH} others")
-        depths[place] = depth
+        if record.parent != NONE and not 0 <= record.parent < place:
+            raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
         least = min(record.peer, record.message, record.offset, record.source)
         if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")
@@ -229,7 +207,9 @@ def read_recording(path: str | Path) -> Recording:
     not a recording, is damaged or has another version, or if its ranks have different clocks that were never compared;
     `OSError` if it cannot be read.
     """
-    return merge(layout.read_members(Path(path)), path)
+    with refused_if_damaged(path):
+        members = layout.read_members(Path(path))
+    return merge(members, path)
 
 
 @contextlib.contextmanager
@@ -237,7 +217,7 @@ def refused_if_damaged(name: str | Path) -> Iterator[None]:
     """Raise `UsageError` for errors in this block that a damaged recording of this name causes."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, struct.error, zlib.error) as error:
         raise UsageError(f"{name} is a damaged recording ({error}): record the run again") from None
 
 
@@ -259,48 +239,49 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
             backend=expect_text(run.get("backend", "")),
             versions={expect_text(each): expect_text(version) for each, version in versions.items()},
             began=next(rank.about.time for rank in ranks if rank.about),
-            ranks=merge_ranks(ranks, sources, members),
+            ranks=tuple(merge_ranks(ranks, sources, members)),
             sources=tuple(sources),
             texts={each.removeprefix(TEXT): text for each, text in texts.items()},
         )
 
 
-def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> tuple[RankRecording, ...]:
+def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> Iterator[RankRecording]:
     """The ranks' recordings, with times from the moment at which the first of them began."""
     host = ranks[0].about.host_id if ranks[0].about else None
-    clocks = [Clock(tuple(rank.samples), bool(rank.about and rank.about.host_id == host)) for rank in ranks]
+    clocks = [Clock(tuple(rank.samples if rank.about and rank.about.host_id != host else ())) for rank in ranks]
     began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
     numbers = {source: number for number, source in enumerate(sources)}
-    readers = (
-        EventReader(number, rank, [numbers[source] for source, _ in rank.sources], clock, began)
-        for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True))
-    )
-    return tuple(read_rank(reader, members) for reader in readers)
+    for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
+        yield read_rank(number, rank, numbers, clock, began, members)
 
 
-def read_rank(reader: EventReader, members: Members) -> RankRecording:
+def read_rank(
+    rank: int, tables: RankTables, sources: Mapping[Source, int], clock: Clock, began: float, members: Members
+) -> RankRecording:
     """One rank's recording. Raises `UsageError`, and errors of damaged recordings, for what no rank writes."""
-    rank, about, ended = reader.rank, reader.tables.about, reader.tables.ended
+    about = tables.about
     if about is None:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
     content, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
-    magic, capacity, dropped, _ = (
-        HEADER.unpack_from(content) if len(content) >= HEADER.size else (layout.MAGIC, 0, 0, 0)
-    )
+    magic, capacity, dropped, _ = layout.read_header(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
     records = [Record._make(fields) for fields in RECORD.iter_unpack(whole)]
-    last = ended or max((record.start for record in records), default=0)
+    last = tables.ended or max((record.start for record in records), default=0)
+
+    def seconds(time: int) -> float:
+        return (clock.to_rank_0(time) - began) / SECOND
+
+    events = read_events(rank, tables, sources, seconds, records[: expect_int(capacity, 0)], values)
     return RankRecording(
         rank=rank,
         host=about.host,
         device=about.device,
-        events=tuple(reader.events(records[: expect_int(capacity, 0)], values)),
+        events=tuple(events),
         dropped=expect_int(dropped, 0),
-        is_cut_off=members.is_cut_off or ended is None,
-        clock_bound=reader.clock.bound(last) / SECOND,
-        cores=about.cores,
+        is_cut_off=members.is_cut_off or tables.ended is None,
+        clock_bound=clock.bound(last) / SECOND,
     )
 
 
@@ -367,10 +348,3 @@ def collect(folder: Path) -> Members:
     there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
     texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
     return Members({**members.files, **texts})
-
-
-def pack(folder: Path, file: Path) -> Recording:
-    """Make one file of the ranks' files in their folder. Returns the recording."""
-    members = collect(folder)
-    layout.write_file(file, members)
-    return merge(members, folder)

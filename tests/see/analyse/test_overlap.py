@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 from hypothesis import given, strategies as st
-from recordings import on_gpus, recording_of, ring, training
+from recordings import on_gpus, recording_of, training
 
 from playground.see.analyse import clip, subtract, total, union
 from playground.see.analyse.overlap import overlaps, passes_of
@@ -38,12 +38,7 @@ def test_both_definitions_of_a_step() -> None:
         assert each.communication == pytest.approx(3e-3, abs=1e-5)
         assert each.overlap == pytest.approx(2e-3, abs=1e-5)
         assert each.exposed == pytest.approx(1e-3, abs=1e-5)
-        assert each.hidden() == pytest.approx(2 / 3, abs=1e-2)
-        assert each.hidden(alone=2e-3) == pytest.approx(1 / 2, abs=1e-2)
-
-
-def test_without_a_backward_there_is_no_training_step() -> None:
-    assert overlaps(ring(4)) == []
+        assert each.hidden == pytest.approx(2 / 3, abs=1e-2)
 
 
 DEVICE_STEP = [

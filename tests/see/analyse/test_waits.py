@@ -19,7 +19,6 @@ from recordings import (
     Receive,
     Send,
     Wait,
-    on_gpus,
     play,
     recording_of,
     ring,
@@ -84,10 +83,6 @@ def test_a_straggler_is_found_from_every_wait_it_caused(size: int) -> None:
             assert line_of(waits, chain.busy.event) == 11
             assert abs(chain.busy.seconds - DELAY) < 1e-3
             assert abs(wait.late - DELAY) < 1e-3
-
-
-def test_a_rank_on_a_gpu_has_no_waits_to_be_told_of() -> None:
-    assert Waits(on_gpus(ring(4, straggler=1))).all == []
 
 
 def line_of(waits: Waits, event: Event) -> int | None:

@@ -5,25 +5,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given, settings, strategies as st
 from recordings import ring, training
 
-from playground.see.paint import (
-    ARROW,
-    BAR,
-    BOX,
-    KINDS,
-    LANE,
-    STYLES,
-    TEXT,
-    WIDTH,
-    Drawing,
-    Mark,
-    Scene,
-    TimeAxis,
-    shorten,
-)
+from playground.see.paint import ARROW, BAR, BOX, KINDS, LANE, STYLES, TEXT, Drawing, Mark, Scene
 from playground.see.paint.painters import to_svg, to_text
 from playground.see.paint.timeline import lay_out
 
@@ -83,11 +68,6 @@ def test_svg_is_for_light_and_dark_and_loads_nothing() -> None:
     assert re.findall(r"https?://[^\"]*", svg) == ["http://www.w3.org/2000/svg"]
 
 
-def test_the_same_recording_gives_the_same_bytes() -> None:
-    assert to_svg(lay_out(ring(3, straggler=1))) == to_svg(lay_out(ring(3, straggler=1)))
-    assert to_svg(lay_out(ring(3, straggler=1))) != to_svg(lay_out(ring(3)))
-
-
 def test_text_shows_boxes_bars_and_arrows() -> None:
     drawing = Drawing("A title")
     drawing.add(BOX, 0, 0, 80, 48, text="rank 0")
@@ -108,30 +88,6 @@ def test_text_shows_boxes_bars_and_arrows() -> None:
     ]  # fmt: skip
 
 
-def test_a_time_outside_of_the_axis_is_at_its_edge() -> None:
-    axis = TimeAxis(x=100, w=200, start=1.0, end=3.0)
-    assert [axis.at(seconds) for seconds in (0, 1, 2, 3, float("inf"))] == [100, 100, 200, 300, 300]
-    assert TimeAxis(x=0, w=10, start=0, end=0).at(0) == 0
-
-
-@pytest.mark.parametrize(
-    ("room", "expected"), [(80, "backward"), (64, "backward"), (48, "backw…"), (16, "b…"), (8, "")]
-)
-def test_text_is_shortened_to_its_room(room: float, expected: str) -> None:
-    assert shorten("backward", room) == expected
-
-
-def test_long_captions_are_broken() -> None:
-    scene = Drawing("").scene(" ".join(["word"] * 40))
-    assert len(scene.caption) == 3
-    assert all(len(line) < WIDTH / 8 for line in scene.caption)
-
-
 def test_pictures_of_long_runs_stay_small() -> None:
     recording = training(4, steps=300)
     assert len(to_svg(lay_out(recording))) < 100_000
-
-
-def test_a_mark_of_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="'circle': one of box"):
-        Mark(kind="circle", x=0, y=0)

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
+from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, recording_of, ring, training
 
-from playground.see.analyse import match_messages, to_logical_time
+from playground.see.analyse import to_logical_time
 from playground.see.paint import ARROW, BAR, LANE, Scene
-from playground.see.paint.timeline import MOST_ARROWS, ROW, format_values, group_short, lay_out
-from playground.see.record import BACKGROUND, COMPUTE, PHASE, WAIT, Event
+from playground.see.paint.timeline import MOST_ARROWS, ROW, group_short, lay_out
+from playground.see.record import BACKGROUND, COMPUTE, PHASE, Event
 
 
 def count(scene: Scene) -> Counter[str]:
@@ -27,25 +27,15 @@ def test_a_ring_has_a_lane_a_rank_and_an_arrow_a_message() -> None:
     assert {mark.title for mark in scene.marks if mark.kind == ARROW} >= {"rank 0 → rank 1, 4 B: [1]"}
 
 
-def test_no_arrow_goes_backwards_and_every_mark_is_inside() -> None:
-    scene = lay_out(ring(4, straggler=2))
-    for mark in scene.marks:
-        assert mark.kind != ARROW or mark.w >= 0
-        assert 0 <= mark.x <= scene.width
-        assert mark.kind not in (BAR, LANE) or mark.x + mark.w <= scene.width
-        assert 0 <= mark.y <= scene.height
-
-
-def test_bars_are_where_and_when_their_events_are() -> None:
+def test_bars_are_where_their_events_are() -> None:
     recording = training(2)
     scene = lay_out(recording)
     events = {(event.rank, event.number): event for event in recording.events()}
-    assert scene.axis is not None
+    lane = next(mark for mark in scene.marks if mark.kind == LANE)
     for mark in scene.marks:
         if mark.event and mark.kind == BAR:
-            event = events[mark.event]
-            assert (mark.start, mark.end) == (event.start, event.end)
-            assert mark.x == pytest.approx(scene.axis.at(event.start), abs=0.1)
+            at = events[mark.event].start / recording.end
+            assert mark.x == pytest.approx(lane.x + lane.w * at, abs=0.1)
 
 
 def test_overlapping_collectives_lie_in_rows_of_their_own() -> None:
@@ -57,24 +47,12 @@ def test_overlapping_collectives_lie_in_rows_of_their_own() -> None:
     assert len(rank_0) == 2
 
 
-def test_what_is_missing_is_said() -> None:
-    recording = ring(2)
-    first = replace(recording.ranks[0], dropped=7, is_cut_off=True)
-    scene = lay_out(replace(recording, ranks=(first, recording.ranks[1])))
-    assert "7 events were dropped: there was no room for them." in scene.caption
-    assert "Cut off before its end: rank 0." in scene.caption
-
-
 def test_of_too_many_messages_some_are_drawn_and_it_is_said() -> None:
     sends = [Send(1, 8) for _ in range(400)]
     receives = [Receive(0, 8) for _ in range(400)]
     scene = lay_out(play([[*sends, Wait()], [*receives, Wait()]]))
     assert count(scene)[ARROW] == MOST_ARROWS
     assert any(line.startswith(f"{MOST_ARROWS} of 400 messages are drawn") for line in scene.caption)
-
-
-def test_an_empty_recording_has_a_scene() -> None:
-    assert count(lay_out(play([[], []])))[LANE] == 2
 
 
 @given(st.integers(2, 6))
@@ -93,19 +71,19 @@ def test_logical_time_does_not_depend_on_speed() -> None:
     ]
 
 
-def test_in_logical_time_nothing_arrives_before_it_was_sent() -> None:
-    logical = to_logical_time(ring(4, straggler=2))
-    for message in match_messages(logical).matched:
-        assert message.receive.end >= message.send.start + 1
-    assert all(event.seconds == 1 for event in logical.events(COMPUTE))
-    assert any(event.seconds > 0 for event in logical.events(WAIT))
-
-
 def test_what_waits_for_ever_has_no_logical_end() -> None:
     logical = to_logical_time(play([[Compute(0.1), Receive(1, 8), Wait()], [Compute(0.1)]]))
     assert {event.name: event.end for event in logical.events() if event.rank == 0} == {
         "add": 1.0, "irecv": float("inf"),
     }  # fmt: skip
+
+
+def test_ends_that_came_before_what_they_waited_for_have_no_logical_time() -> None:
+    """By clocks that are wrong, or in a damaged recording: each rank sends after it has received the other's."""
+    events = [[Event(at, rank, kind, kind, at, at + 0.5, peer=1 - rank, message=0, group=(0, 1))
+               for at, kind in enumerate(("receive", "send"))] for rank in range(2)]  # fmt: skip
+    logical = to_logical_time(recording_of(events))
+    assert [(event.name, event.start, event.end) for event in logical.events()] == [("receive", 0, float("inf"))] * 2
 
 
 def test_of_values_that_are_too_large_the_shape_is_told() -> None:
@@ -114,21 +92,13 @@ def test_of_values_that_are_too_large_the_shape_is_told() -> None:
     assert arrow.title == "rank 0 → rank 1, 3.906 KiB of shape 1000"
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"), [((), "[]"), ((1.0, 2.5), "[1, 2.5]"), ((1.0,) * 9, "[1, 1, 1, 1, …]")]
-)
-def test_values_as_text(values: tuple[float, ...], expected: str) -> None:
-    assert format_values(values) == expected
-
-
 def test_short_events_are_drawn_together_where_they_are() -> None:
     """In a long run nothing is a pixel wide, and yet it is seen what ranks do, everywhere."""
     recording = training(2, steps=500)
     scene = lay_out(recording)
-    assert scene.axis is not None
     pieces = [mark for mark in scene.marks if mark.kind == BAR and mark.style in ("forward", "backward", "optimizer")]
     covered = sum(mark.w for mark in pieces if mark.y == min(each.y for each in pieces))
-    assert covered > 0.9 * scene.axis.w
+    assert covered > 0.9 * next(mark.w for mark in scene.marks if mark.kind == LANE)
     assert any("narrower than a pixel are drawn together" in line for line in scene.caption)
 
 

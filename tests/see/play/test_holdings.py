@@ -8,16 +8,12 @@ import zlib
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import inf, isnan, nan
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings, strategies as st
 from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, ring
 
-from playground.runtime import UsageError
 from playground.see.analyse import changes_of
-from playground.see.files import paint
 from playground.see.play import MAX_NUMBERS, render_page, to_columns, to_json, to_numbers
 from playground.see.record import COLLECTIVE, VALUES, Recording
 
@@ -90,8 +86,3 @@ def test_values_beyond_what_a_page_has_room_for_are_counted() -> None:
     assert sum(map(len, columns["vectors"])) == MAX_NUMBERS
     assert columns["leftOut"] == 3
     assert [change[2] for change in columns["holdings"][0]][-2:] == [MAX_NUMBERS // 1000 - 1, None]
-
-
-def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
-        paint(ring(2), tmp_path / "missing" / "page.html")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground.algorithms import load_all_reduce
 from playground.runtime import UsageError
 from playground.see.record import RECEIVE, SEND, VALUES
 from playground.see.record.layout import read_folder
-from playground.see.record.rank import compare_clocks, recorded
+from playground.see.record.rank import recorded
 from playground.see.record.run import SECOND, Clock, ClockSample, merge, read_recording
 from playground.testing import World
 
@@ -31,18 +29,18 @@ AHEAD, FASTER = 5_000_000, 50e-6
 )  # fmt: skip
 def test_a_steady_drift_is_followed(offset: int, drift: float, length: int, place: float) -> None:
     samples = [ClockSample(at, offset + round(drift * at), 10) for at in (0, length)]
-    clock, time_there = Clock(tuple(samples), is_shared=False), round(place * length)
+    clock, time_there = Clock(tuple(samples)), round(place * length)
     assert clock.to_rank_0(time_there) == pytest.approx(time_there + offset + drift * time_there, abs=2)
     assert clock.bound(length) == 10
 
 
 def test_one_comparison_bounds_what_follows_by_how_far_clocks_drift() -> None:
-    clock = Clock((ClockSample(0, 7, 10),), is_shared=False)
+    clock = Clock((ClockSample(0, 7, 10),))
     assert (clock.to_rank_0(100), clock.bound(10**9)) == (107, 10 + 10**5)
 
 
 def test_a_shared_clock_is_not_corrected() -> None:
-    assert Clock((ClockSample(0, 500, 10),)).to_rank_0(3) == 3
+    assert (Clock().to_rank_0(3), Clock().bound(3)) == (3, 0)
 
 
 def send_with_a_wrong_clock(rank: int, size: int, folder: Path) -> list[tuple[int, int]]:
@@ -78,38 +76,6 @@ def test_two_clocks_become_one_within_the_bound(world: Worlds, tmp_path: Path, m
     for event in recording.events(RECEIVE):
         assert event.peer is not None
         assert event.end > sent[event.peer, event.rank, event.message] - bound
-
-
-class ValuesRead(TorchDispatchMode):
-    """Notes in `order` each time a tensor's value is read: on a GPU, nothing else tells that it is there."""
-
-    def __init__(self, order: list[str]) -> None:
-        super().__init__()
-        self.order = order
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self.order.append("value")
-        return func(*args, **(kwargs or {}))
-
-
-def order_of_a_comparison(rank: int, size: int, rounds: int) -> list[str]:
-    order: list[str] = []
-
-    def clock() -> int:
-        order.append("clock")
-        return time.perf_counter_ns()
-
-    with ValuesRead(order):
-        compare_clocks(rank, [1], clock, rounds)
-    return order
-
-
-def test_a_clock_is_read_when_the_message_has_come(world: Worlds) -> None:
-    """Not when the call that receives it has returned."""
-    answers, asks = world(2).run(order_of_a_comparison, 3)
-    assert answers == ["value", "clock"] * 3
-    assert asks == ["clock", "value", "clock"] * 3
 
 
 def test_clocks_that_were_never_compared_are_not_merged(

@@ -10,21 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from playground.see.record import (
-    BACKGROUND,
-    BUCKET,
-    COLLECTIVE,
-    COMPUTE,
-    DEVICE,
-    GRADIENT,
-    MAIN,
-    PHASE,
-    Event,
-)
+from playground.see.record import BACKGROUND, BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, MAIN, PHASE, Event
 from playground.see.record.rank import PATIENCE, DeviceRecorder
 from playground.see.record.run import read_recording
 
-ABOUT = {"host": "here", "host_id": "here 1", "device": "cuda:0", "cores": 1}
+ABOUT = {"host": "here", "host_id": "here 1", "device": "cuda:0"}
 MILLISECOND = 1_000_000
 DEVICES = [torch.device("cuda", number) for number in range(2)]
 
@@ -125,18 +115,6 @@ def test_which_events_the_gpu_has(tmp_path: Path) -> None:
     assert [event.awaits for event in host if event.kind == "wait"] == [tuple(numbers[0] + k for k in range(3))]
 
 
-def test_a_call_that_goes_on_after_it_returned_ends_when_its_work_does(tmp_path: Path) -> None:
-    gpu = FakeGpu(HostClock())
-    recorder = new_recorder(tmp_path, gpu)
-    number = recorder.begin(COLLECTIVE, "all_reduce")
-    recorder.end(number)
-    recorder.resume(number)
-    gpu.clock.now += 3 * MILLISECOND
-    recorder.end_all([number])
-    recorder.stop()
-    assert lanes(tmp_path)[1][0].seconds == pytest.approx(3e-3, abs=1e-8)
-
-
 def test_what_the_gpu_does_not_get_to_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("playground.see.record.rank.PATIENCE", PATIENCE / 100)
     gpu = FakeGpu(HostClock())
@@ -174,9 +152,8 @@ def test_every_event_that_found_room_has_some_on_the_gpu(forwards: int, tmp_path
     assert (len(host), read_recording(tmp_path).ranks[0].dropped) == (min(forwards, 3), max(forwards - 3, 0))
 
 
-@pytest.mark.parametrize("speed", [1.0, 1.0001])
-def test_times_are_as_exact_after_an_hour_as_in_the_first_second(speed: float, tmp_path: Path) -> None:
-    gpu = FakeGpu(HostClock(), speed)
+def test_times_are_as_exact_after_an_hour_as_in_the_first_second(tmp_path: Path) -> None:
+    gpu = FakeGpu(HostClock(), speed=1.0001)
     recorder = new_recorder(tmp_path, gpu)
     for _ in range(3600):
         record_forward(recorder, gpu)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
+from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.runtime.backends import BACKENDS
 from playground.see.analyse import match_messages
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
-from playground.see.record.distributed import DistributedHooks, Groups
-from playground.see.record.recorder import Recorder
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
@@ -149,54 +144,6 @@ def test_messages_of_the_program(world: Worlds, tmp_path: Path) -> None:
     assert {recording.sources[event.source or 0].function for event in recording.events(SEND, WAIT)} == {"talk"}
 
 
-class AllOf:
-    """One work for several."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self.works = works
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-
-
-def swap_in_one_work(rank: int, size: int, folder: Path) -> list[str]:
-    """Both ranks swap in a batch that is one work: its messages have none of their own, as with ProcessGroupNCCL.
-    Returns what went wrong where nothing can be raised."""
-    recorder = Recorder(folder, rank, host="here", host_id="here", device="cpu", cores=1)
-    hooks, under_way, wrong = DistributedHooks(recorder, Groups()), list[Any](), list[str]()
-
-    def isend(*args: Any) -> None:
-        under_way.append(dist.isend(*args))
-
-    def irecv(*args: Any) -> None:
-        under_way.append(dist.irecv(*args))
-
-    def batch_isend_irecv(batch: list[Any]) -> list[AllOf]:
-        for op, tensor in batch:
-            op(tensor, 1 - rank)
-        return [AllOf(under_way)]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "unraisablehook", lambda what: wrong.append(str(what.exc_value)))
-        batch = [(hooks.wrap_receive(irecv), torch.zeros(2)), (hooks.wrap_send(isend), torch.ones(2))]
-        [work] = hooks.wrap_batch(batch_isend_irecv)(batch)
-        work.wait()
-        gc.collect()
-    recorder.stop()
-    return wrong
-
-
-def test_a_batch_that_is_one_work(world: Worlds, tmp_path: Path) -> None:
-    assert world(2).run(swap_in_one_work, tmp_path) == [[], []]
-    for rank in read_recording(tmp_path).ranks:
-        received, sent, wait = rank.events
-        assert [event.kind for event in rank.events] == [RECEIVE, SEND, WAIT]
-        assert wait.awaits == (received.number, sent.number)
-        assert wait.end <= received.end == sent.end < float("inf")
-        assert received.values == (1.0, 1.0)
-
-
 def call_collectives(rank: int, size: int) -> None:
     mine, rows = torch.full((2,), float(rank)), [torch.zeros(2) for _ in range(size)]
     dist.all_reduce(mine)
@@ -252,22 +199,6 @@ def test_a_sparse_tensor_is_reduced_as_ever(world: Worlds, tmp_path: Path) -> No
     assert [(event.name, event.nbytes, event.shape) for event in events] == [("all_reduce", 2 * (8 + 4), (4,))] * 2
 
 
-def fail_in_a_call(rank: int, size: int) -> None:
-    for call in (dist.recv, dist.isend):
-        with pytest.raises((ValueError, RuntimeError)):
-            call(torch.zeros(2, 2)[:, 0], 1 - rank)  # which is not contiguous
-    try:
-        dist.all_reduce(torch.zeros(1), group=3)
-    except Exception:
-        dist.all_reduce(torch.zeros(1))
-
-
-def test_a_call_that_fails_is_over_and_the_next_one_is_recorded(world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(2), tmp_path, fail_in_a_call)
-    assert [event.name for event in recording.events(COLLECTIVE)][-1] == "all_reduce"
-    assert all(event.end < float("inf") for event in recording.events())
-
-
 def functions_in_force(rank: int, size: int) -> list[int]:
     from playground.algorithms import collectives
     from playground.runtime.rank import steps
@@ -284,16 +215,3 @@ def in_force_before_during_and_after(rank: int, size: int, folder: Path) -> tupl
 
 def test_nothing_is_in_the_way_when_nothing_is_recorded(world: Worlds, tmp_path: Path) -> None:
     assert world(2).run(in_force_before_during_and_after, tmp_path) == [(False, True)] * 2
-
-
-def reduce_phases(rank: int, size: int) -> None:
-    whole, share = torch.zeros(8), torch.zeros(8 // size)
-    load_algorithm("reduce_scatter", "ring")(share, whole)
-    load_algorithm("all_gather", "ring")(whole, share)
-
-
-def test_phases_of_the_ring_as_collectives(world: Worlds, tmp_path: Path) -> None:
-    recording = record(world(2), tmp_path, reduce_phases)
-    assert [(event.name, event.nbytes) for event in recording.events(COLLECTIVE) if event.rank == 0] == [
-        ("reduce_scatter", 32), ("all_gather", 16)
-    ]  # fmt: skip

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -26,7 +24,7 @@ from playground.runtime.launcher.entry import World
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
-from playground.see.record.run import Recorded, describe_run, pack, read_recording, record_run
+from playground.see.record.run import Recorded, collect, describe_run, merge, read_recording
 
 RunCli = Callable[..., Any]
 
@@ -43,19 +41,12 @@ def reduce_and_die(rank: int, size: int) -> None:
     load_all_reduce("ring")(torch.ones(4))
 
 
-def test_a_run_and_its_recording() -> None:
-    results, recording = record_run(reduce_once, 2, command=("mine",))
-    assert (results, recording.size, recording.command) == ([0, 1], 2, ("mine",))
-    assert "playground/algorithms/ring.py" in recording.texts
-    assert recording.texts["playground/algorithms/ring.py"].startswith('"""The ring')
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of two ranks, as a file."""
     folder = tmp_path_factory.mktemp("recording")
     launch(Recorded(reduce_once, folder / "ranks", describe_run(["mine"], "gloo", 2)), 2)
-    pack(folder / "ranks" / "0", folder / "whole.playground")
+    write_file(folder / "whole.playground", collect(folder / "ranks" / "0"))
     return folder / "whole.playground"
 
 
@@ -122,14 +113,6 @@ def test_what_is_no_recording_is_refused(content: bytes, words: str, tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_of_another_version_is_refused(packed: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
-    run = folder / "run.json"
-    run.write_text(run.read_text().replace(f'"schema": {SCHEMA}', '"schema": 0'))
-    with pytest.raises(UsageError, match=f"of version 0 and this playground reads version {SCHEMA}"):
-        read_recording(folder)
-
-
 def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
     files = dict(read_file(packed).files)
     for name, content in (("rank-0.tables", b"[1\n"), ("rank-1.events", b"x" * 200), ("run.json", b"{")):
@@ -140,80 +123,34 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / f"with damaged {name}")
         (folder / name).write_bytes(content)
         with pytest.raises(UsageError, match=f"{folder} is a damaged recording"):
-            pack(folder, tmp_path / "packed.playground")
+            merge(collect(folder), folder)
         shutil.rmtree(folder)
     with pytest.raises(UsageError, match="a folder without a recording"):
         read_recording(tmp_path)
 
 
-def packed_members(*members: tuple[dict[str, object], bytes]) -> bytes:
-    """A file with these members, each after its head, as they are."""
-    content = b"".join(json.dumps(head).encode() + b"\n" + member for head, member in members)
-    return TITLE + b"%d\n" % SCHEMA + zlib.compress(content, 9)
+def test_an_event_that_lies_in_itself_is_refused(packed: Path, tmp_path: Path) -> None:
+    files = dict(read_file(packed).files)
+    events = bytearray(files["rank-0.events"])
+    record = Record(*RECORD.unpack_from(events, place_of(5)))
+    RECORD.pack_into(events, place_of(5), *record._replace(parent=5))
+    write_file(tmp_path / "crafted.playground", Members({**files, "rank-0.events": bytes(events)}))
+    with pytest.raises(UsageError, match="event 5 lies in event 5, which does not come before it"):
+        read_recording(tmp_path / "crafted.playground")
 
 
-# Made in its test: the largest takes a second, and every rank that runs a function of this module imports it.
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: packed_members(({"name": "run.json", "bytes": -30}, b"")), "-30 is no number from 0"),
-        (lambda: packed_members(({"name": "run.json", "bytes": "all"}, b"")), "'all' is no number"),
-        (lambda: packed_members(({"name": ["run.json"], "bytes": 0}, b"")), "a list is no text"),
-        (
-            lambda: packed_members(({"name": "rank-0.events", "bytes": 2**28}, bytes(2**28))),
-            "more than 100 times its size",
-        ),
-        (lambda: packed_members(({"name": "run.json", "bytes": 10**5}, b"[" * 10**5)), "nested too deeply"),
-        (lambda: packed_members(({"name": "run.json", "bytes": 15}, b'{"size": 10**9}')), "damaged recording"),
-        (
-            lambda: packed_members(({"name": "run.json", "bytes": 20}, b'{"size": 1000000000}')),
-            "1000000000 is no number",
-        ),
-        (lambda: packed_members(({"name": "run.json", "bytes": 14}, b'{"schema": []}')), "a list is no number"),
-        (lambda: TITLE + b"9" * 5000 + b"\n", "reads version"),
-    ],
-    ids=["negative", "no length", "no name", "bomb", "nested", "no JSON", "ranks", "no version", "a long version"],
-)
-def test_a_crafted_file_is_refused_in_one_line(make: Callable[[], bytes], words: str, tmp_path: Path) -> None:
+def test_a_file_that_inflates_to_far_more_than_a_recording_is_refused(tmp_path: Path) -> None:
     """At once, and without much memory."""
-    file = tmp_path / "crafted.playground"
-    file.write_bytes(make())
+    file = tmp_path / "bomb.playground"
+    head = json.dumps({"name": "rank-0.events", "bytes": 2**28}).encode() + b"\n"
+    file.write_bytes(TITLE + b"%d\n" % SCHEMA + zlib.compress(head + bytes(2**28), 9))
     tracemalloc.start()
     try:
-        with pytest.raises(UsageError, match=words) as caught:
+        with pytest.raises(UsageError, match="more than 100 times its size"):
             read_recording(file)
         assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     finally:
         tracemalloc.stop()
-    assert "\n" not in str(caught.value)
-
-
-def with_record(packed: Path, place: int, **changes: int) -> bytes:
-    """The events of rank 0, one of which is another."""
-    events = bytearray(read_file(packed).files["rank-0.events"])
-    record = Record(*RECORD.unpack_from(events, place_of(place)))
-    RECORD.pack_into(events, place_of(place), *record._replace(**changes))
-    return bytes(events)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"parent": 5}, "event 5 lies in event 5, which does not come before it"),
-        ({"parent": 6}, "event 5 lies in event 6"),
-        ({"parent": -2}, "event 5 lies in event -2"),
-        ({"nbytes": 2**60}, "event 5 has numbers that no event has"),
-        ({"offset": -5}, "event 5 has numbers"),
-        ({"shape": -1}, "event 5 has numbers"),
-        ({"shape": 10**6}, "damaged recording"),
-        ({"kind": 200}, "damaged recording"),
-    ],
-)
-def test_an_event_that_cannot_be_is_refused(changes: dict[str, int], words: str, packed: Path, tmp_path: Path) -> None:
-    files = {**read_file(packed).files, "rank-0.events": with_record(packed, 5, **changes)}
-    write_file(tmp_path / "crafted.playground", Members(files))
-    with pytest.raises(UsageError, match=words):
-        read_recording(tmp_path / "crafted.playground")
 
 
 def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -304,7 +241,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, run_cli: RunCli
     assert [file.name for file in tmp_path.iterdir()] == ["ring.playground"]
 
 
-@pytest.mark.parametrize("ending", [".playground", *PAINTED])
+@pytest.mark.parametrize("ending", [".playground", ".html"])
 def test_bytes_that_are_not_utf_8_in_the_command(ending: str, tmp_path: Path, run_cli: RunCli) -> None:
     file = tmp_path / f"ring\udcff{ending}"
     outcome = run_cli("bench", "-b", "64", "-e", "64", "--iterations", "1", "--see", file)
@@ -341,27 +278,12 @@ def test_where_nothing_was_recorded_it_is_said(tmp_path: Path, capfd: pytest.Cap
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_launcher_that_is_killed_early_leaves_nothing(
-    tmp_path: Path, start_cli: Callable[..., subprocess.Popen[str]]
-) -> None:
-    """Wherever it is by then: a folder that is there can be seen."""
-    for delay in (0.05, 0.2, 0.4, 0.8):
-        process = start_cli("p2p", "-n", "2", "--see", tmp_path / "p2p.playground")
-        time.sleep(delay)
-        process.kill()
-        process.communicate(timeout=60)
-        folder = tmp_path / "p2p.playground.ranks"
-        if folder.exists():
-            assert [*folder.rglob("*.tables")]
-
-
 @pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
 def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> None:
     assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder")])
-def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
-    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
+def test_see_refuses_before_the_run(run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.gif")
     assert (outcome.code, outcome.out) == (2, "")
-    assert words in outcome.err
+    assert "choose an ending" in outcome.err
