@@ -70,7 +70,7 @@ def first_epoch(process: ForkedProgram) -> None:
     raise AssertionError("it ended before its first epoch")
 
 
-@pytest.mark.parametrize("moment", [0.3, pytest.param(1.5, marks=pytest.mark.stress), "training"])
+@pytest.mark.parametrize("moment", [0.3, "training"])
 def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, fork_program: Fork, data_dir: Path) -> None:
     process: Any
     if isinstance(moment, float):
@@ -120,8 +120,7 @@ except KeyboardInterrupt:
 SEND = "os.kill(os.getpid(), {}), [None for _ in range(10**6)]"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize("where", ["import", "destructor"])
+@pytest.mark.parametrize(("where", "number"), [("import", signal.SIGTERM), ("destructor", signal.SIGINT)])
 def test_a_signal_is_heard_where_exceptions_get_lost(where: str, number: signal.Signals, tmp_path: Path) -> None:
     send = SEND.format(number.value)
     (tmp_path / "dropping.py").write_text(f"import os\ntry: {send}\nexcept BaseException: pass")
@@ -136,41 +135,28 @@ import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "{module}" and signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
+        if name == "numpy.linalg" and signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), {number})
+            os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "number"),
-    [
-        ("numpy.linalg", signal.SIGTERM),
-        pytest.param("numpy.linalg", signal.SIGHUP, marks=pytest.mark.stress),
-        pytest.param("numpy._core", signal.SIGINT, marks=pytest.mark.stress),
-    ],
-)
-def test_a_signal_while_torch_is_imported(
-    module: str, number: signal.Signals, start_cli: Start, tmp_path: Path
-) -> None:
-    """Its C++ imports numpy, and goes on without it if that raises something."""
-    (tmp_path / "sitecustomize.py").write_text(SEND_WHEN_IMPORTED.format(module=module, number=number.value))
+def test_a_signal_while_torch_is_imported(start_cli: Start, tmp_path: Path) -> None:
+    """Its C++ imports numpy, and continues without it if that raises an exception."""
+    (tmp_path / "sitecustomize.py").write_text(SEND_WHEN_IMPORTED)
     process = start_cli("data-parallel", PYTHONPATH=str(tmp_path))
-    _, err = process.communicate(timeout=ENOUGH)
-    assert (process.returncode, err) == (128 + number, "playground: interrupted\n" if number == signal.SIGINT else "")
+    assert process.communicate(timeout=ENOUGH)[1] == ""
+    assert process.returncode == 128 + signal.SIGTERM
     assert session_ends(process.pid)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.stress), (signal.SIGKILL, -9)]
-)
-def test_the_death_of_the_parent_takes_all_along(number: int, code: int, fork_program: Fork) -> None:
+def test_the_death_of_the_parent_takes_all_along(fork_program: Fork) -> None:
     process = fork_program("playground", *MEASURING)
     wait_for_ranks(process, 3)
-    process.send_signal(number)
-    assert process.wait(timeout=ENOUGH) == code
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=ENOUGH) == -signal.SIGKILL
     assert session_ends(process.pid)
 
 
@@ -192,11 +178,3 @@ def test_a_killed_fork_server_ends_the_run(fork_program: Fork) -> None:
     assert process.returncode == 1
     assert "is out of reach: the fork server it came from was killed" in err
     assert session_ends(process.pid)
-
-
-@pytest.mark.stress
-def test_twenty_at_once(start_cli: Start) -> None:
-    runs = [start_cli("hello", "-n", "2", "--json") for _ in range(20)]
-    for run in runs:
-        _, err = run.communicate(timeout=300)
-        assert (run.returncode, err) == (0, "")
