@@ -79,7 +79,7 @@ def test_a_level_that_cannot_be_measured_is_named() -> None:
     asked = plan_of(4, 1)
     result = plan.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
     assert (result.parameters.alpha, result.parameters.beta) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.01)
-    assert result.predictions.host is None
+    assert result.predictions["host"] is None
     text = " ".join(render(page.result_texts(result), 80).split())
     assert "inside a host nothing could be measured, with one rank on each" in text
     assert "within a node of" not in text

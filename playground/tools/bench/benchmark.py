@@ -24,7 +24,7 @@ from playground.runtime import UsageError, device, report
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
-from playground.tools.bench.results import BenchStart, Row, SizeResult
+from playground.tools.bench.results import Row, SizeResult
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
@@ -301,7 +301,7 @@ class Point:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports a `BenchStart`, then in every pass a `SizeResult` per size.
+    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass a `SizeResult` per size.
     Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
@@ -314,7 +314,7 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     for collective in settings.collectives:
         call_once(settings, collective, rank, size)
     if rank == 0:
-        report(start=BenchStart(environment=environment.describe()))
+        report(start=environment.describe())
     what = product(settings.collectives, settings.sizes)
     points = [Point(settings, collective, nbytes, rank, size) for collective, nbytes in what]
     passes = split_into_passes(settings.iterations)
