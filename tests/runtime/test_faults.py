@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ENOUGH, is_first_epoch, session_ends, session_members, wait_until_begun
+from processes import ENOUGH, is_first_epoch, listening, session_ends, session_members, wait_until_begun
 from programs import ForkedProgram
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -41,26 +40,6 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
-
-
-def listening(pids: Iterable[int]) -> set[str]:
-    """The local addresses on which these processes listen."""
-    sockets = {link for pid in pids for link in links(Path(f"/proc/{pid}/fd"))}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].split(":")[0])
-    return found
-
-
-def links(folder: Path) -> Iterator[str]:
-    """What the links in a folder point to, of those that are not deleted meanwhile."""
-    with contextlib.suppress(OSError):
-        for link in folder.iterdir():
-            with contextlib.suppress(OSError):
-                yield os.readlink(link)
 
 
 def first_epoch(process: ForkedProgram) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import is_alive
+from processes import is_alive, listening
 from ranks import go_wrong
 
 import playground
@@ -45,30 +45,13 @@ def test_results_come_in_rank_order(size: int) -> None:
     assert launch(add_up, size) == [sum(range(size))] * size
 
 
-def listening_addresses() -> list[str]:
-    """Local addresses, in the kernel's hexadecimal, of this process's listening TCP sockets."""
-    mine = set()
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            mine.add(os.readlink(f"/proc/self/fd/{entry}"))
-        except OSError:
-            continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                found.append(fields[1].split(":")[0])
-    return found
-
-
 def surroundings(rank: int, size: int) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "policy": os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None,
         "backend": dist.get_backend(),
         "local_rank": dist.get_node_local_rank(),
-        "listening": listening_addresses(),
+        "listening": listening([os.getpid()]),
     }
 
 
