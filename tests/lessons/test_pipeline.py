@@ -32,6 +32,7 @@ from playground.lessons.pipeline.page import (
     StageRun,
     bubble,
     draw,
+    summarize,
 )
 from playground.lessons.pipeline.stages import cut, make_grid, new_model
 from playground.runtime import PlaygroundError, RankFailed, device
@@ -301,16 +302,18 @@ def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
         assert 0 < schedule["bubble"] < 1
 
 
-def a_run(**changes: Any) -> ScheduleRun:
-    rank = StageRun(gradient_difference=0.0, held=1, held_bytes=1, losses=[1.0], steps=[])
-    return ScheduleRun(name="gpipe", stages=1, microbatches=1, ranks=[replace(rank, **changes)])
+def a_run(folder: Path, **changes: Any) -> ScheduleRun:
+    slot = Slot(kind="F", microbatch=0, start=0.0, end=1.0)
+    rank = StageRun(gradient_difference=0.0, held=1, held_bytes=1, losses=[1.0], steps=[[slot]])
+    settings = PipelineSettings(size=1, folder=folder, microbatches=1)
+    return summarize(SCHEDULES["gpipe"], [replace(rank, **changes)], settings)
 
 
 @pytest.mark.parametrize("changes", [{"gradient_difference": 1e-9}, {"gradient_difference": float("nan")}, {"held": 2}])
-def test_what_is_not_as_promised_is_an_error(changes: dict[str, Any]) -> None:
-    a_run().check()
+def test_what_is_not_as_promised_is_an_error(changes: dict[str, Any], tmp_path: Path) -> None:
+    a_run(tmp_path).check()
     with pytest.raises(PlaygroundError, match="must not be"):
-        a_run(**changes).check()
+        a_run(tmp_path, **changes).check()
 
 
 class DyingStage(Stage):

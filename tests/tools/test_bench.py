@@ -23,7 +23,6 @@ from playground.runtime.remote import Remote
 from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.page import ReportPrinter
-from playground.tools.bench.results import SizeResult
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
 Run = Callable[..., Any]
@@ -135,8 +134,7 @@ def test_a_wrong_all_gather_or_reduce_scatter_of_ours_is_found() -> None:
 
 def count_wrong(settings: BenchSettings) -> dict[str, int]:
     """Wrong elements by algorithm, where our ring is broken."""
-    measured = last_report(run_with_a_wrong_ring, settings)["measured"]
-    return {row.algorithm: row.wrong for row in measured.rows}
+    return {row.algorithm: row.wrong for row in last_report(run_with_a_wrong_ring, settings)["measured"]}
 
 
 def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> None:
@@ -144,10 +142,9 @@ def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> N
     [start] = [event["start"] for event in events if "start" in event]
     assert isinstance(start, Environment)
     assert start.cores >= 1
-    sizes = [event["measured"] for event in events if "measured" in event]
-    assert [type(size) for size in sizes] == [SizeResult] * 4
-    assert [size.complete for size in sizes] == [False, False, True, True]
-    assert [row.trials for size in sizes for row in size.rows] == [1] * 6 + [2] * 6
+    sizes = [event for event in events if "measured" in event]
+    assert [size["complete"] for size in sizes] == [False, False, True, True]
+    assert [row.trials for size in sizes for row in size["measured"]] == [1] * 6 + [2] * 6
     steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
     assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
     assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)

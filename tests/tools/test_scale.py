@@ -230,12 +230,18 @@ def test_a_measured_host_as_text() -> None:
     ]  # fmt: skip
     result = plan.evaluate(samples, measured)
     assert result.fit is not None
-    assert result.fit.worst_error < 1e-6
-    assert {(point.size, point.fitted) for point in result.fit.points} == {(2, True), (4, True), (3, False), (8, False)}
+    assert result.fit["worst_error"] < 1e-6
+    assert {(point.size, point.fitted) for point in result.fit["points"]} == {
+        (2, True),
+        (4, True),
+        (3, False),
+        (8, False),
+    }
+    unseen = [point for point in result.fit["points"] if not point.fitted]
     text = render(page.result_texts(result), 80)
     assert max(map(len, text.splitlines())) <= 80
     for part in (
-        render(page.machine_lines(result.parameters), 80), render([page.errors_table(result.fit.unseen)], 80),
+        render(page.machine_lines(result.parameters), 80), render([page.errors_table(unseen)], 80),
         "all ranks on its 2 cores", render(page.winners_texts(result.predictions["host"] or [])[1:], 80),
         render(page.winners_texts(result.predictions["cluster"] or [])[1:], 80), "predictions are off by 0% (median)",
     ):  # fmt: skip

@@ -57,8 +57,14 @@ def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float,
     assert (found.alpha, found.beta) == pytest.approx((alpha, beta), rel=0.01)
     assert (found.inner_alpha, found.inner_beta) == pytest.approx((inner_alpha, inner_beta), rel=0.01)
     assert result.fit
-    assert result.fit.worst_error < 0.01
-    assert {(point.size, point.node) for point in result.fit.unseen} == {(2, 1), (3, 1), (2, 2), (4, 4), (12, 4)}
+    assert result.fit["worst_error"] < 0.01
+    assert {(point.size, point.node) for point in result.fit["points"] if not point.fitted} == {
+        (2, 1),
+        (3, 1),
+        (2, 2),
+        (4, 4),
+        (12, 4),
+    }
 
 
 def test_which_figure_is_of_which_link() -> None:

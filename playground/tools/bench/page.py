@@ -36,7 +36,7 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
-from playground.tools.bench.results import BenchResult, ComparedRow, Row, SavedResult, SizeResult, compare, load
+from playground.tools.bench.results import BenchResult, ComparedRow, Row, SavedResult, compare, load
 from playground.tools.bench.settings import (
     ALGORITHMS,
     COLLECTIVES,
@@ -153,20 +153,21 @@ class ReportPrinter:
     def __init__(self, session: Session, settings: BenchSettings, bar: Bar) -> None:
         self.session, self.settings, self.bar = session, settings, bar
         self.environment: Environment | None = None
-        self.measured: dict[tuple[str, int], SizeResult] = {}
-        self.shown: list[SizeResult] = []
+        self.measured: dict[tuple[str, int], list[Row]] = {}
+        """By collective and size, a row per algorithm."""
+        self.shown: list[list[Row]] = []
         self.columns: list[RowColumn] = []
         self.rows: Rows | None = None
 
-    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
+    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         self.bar(rank, dict(event))
         match event:
             case {"start": Environment() as environment}:
                 self.begin(environment)
-            case {"measured": SizeResult() as measured}:
-                self.measured[measured.collective, measured.size] = measured
-                if measured.complete:
-                    self.show(measured)
+            case {"measured": rows, "complete": complete}:
+                self.measured[rows[0].collective, rows[0].size] = rows
+                if complete:
+                    self.show(rows)
 
     def begin(self, environment: Environment) -> None:
         """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
@@ -177,25 +178,26 @@ class ReportPrinter:
         about = str(environment), f"{trials}, spread over the run; the columns:"
         self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
 
-    def show(self, measured: SizeResult) -> None:
+    def show(self, rows: list[Row]) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
-        if not self.shown or self.shown[-1].collective != measured.collective:
-            op = f"{self.settings.op} of " * COLLECTIVES[measured.collective].reduces
-            self.session.say("", prose(heading(measured.collective), f": {op}{self.settings.dtype}"))
-        for row in measured.rows:
+        collective = rows[0].collective
+        if not self.shown or self.shown[-1][0].collective != collective:
+            op = f"{self.settings.op} of " * COLLECTIVES[collective].reduces
+            self.session.say("", prose(heading(collective), f": {op}{self.settings.dtype}"))
+        for row in rows:
             if self.rows:
                 self.rows.say(*(each.cell(row) for each in self.columns))
-        self.shown.append(measured)
+        self.shown.append(rows)
 
     def show_rest(self) -> None:
         """Print the rows that have some of their trials, when no more will come."""
-        for measured in self.measured.values():
-            if measured not in self.shown:
-                self.show(measured)
+        for rows in self.measured.values():
+            if rows not in self.shown:
+                self.show(rows)
 
     def result(self, error: str | None) -> BenchResult:
         """The result so far; `error` is the cause if the run ended early."""
-        rows = [row for measured in self.measured.values() for row in measured.rows]
+        rows = [row for rows in self.measured.values() for row in rows]
         return BenchResult(settings=self.settings, environment=self.environment, rows=rows, error=error)
 
 

@@ -59,19 +59,6 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeResult:
-    """The report of rank 0 about a collective at one size, in each pass: all its trials so far."""
-
-    collective: str
-    size: int
-    """Bytes."""
-    rows: list[Row]
-    """One per algorithm."""
-    complete: bool
-    """Whether there are no more trials to come."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchResult:
     """All measurements, until the end of the run or its interruption."""
 

@@ -56,7 +56,7 @@ def result_texts(result: ScaleResult) -> Texts:
         texts.append(f"  alpha and beta are of the link between hosts, {found}; {inner}")
     if result.fit:
         about = "The error of predictions, relative to measurements that the model was not fitted to:"
-        texts += ["", about, errors_table(result.fit.unseen)]
+        texts += ["", about, errors_table([point for point in result.fit["points"] if not point.fitted])]
     if plan and host:
         which, cores = "One host" if plan.hosts > 1 else "This host", plan.cores
         texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
@@ -137,7 +137,7 @@ def summary_text(result: ScaleResult) -> str:
     if result.fit is None:
         return f"{what}, from parameters as given."
     where = "these hosts" if result.plan and result.plan.hosts > 1 else "this host"
-    return f"{what}; on {where} predictions are off by {result.fit.median_error:.0%} (median)."
+    return f"{what}; on {where} predictions are off by {result.fit['median_error']:.0%} (median)."
 
 
 def per_byte(seconds: float) -> str:

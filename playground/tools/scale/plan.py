@@ -205,22 +205,6 @@ class Point(Sample):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How well the model describes what was measured."""
-
-    points: list[Point]
-    median_error: float
-    """Median of the absolute errors of the points that were not fitted to."""
-    worst_error: float
-    """Largest of these errors."""
-
-    @property
-    def unseen(self) -> list[Point]:
-        """The points that were not fitted to."""
-        return [point for point in self.points if not point.fitted]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Every algorithm's time for one size of tensor and one number of ranks."""
 
@@ -238,8 +222,9 @@ class ScaleResult:
     """The machine, how well the model describes it, and what it predicts."""
 
     parameters: Machine
-    fit: Fit | None
-    """None if the machine was given, and not measured."""
+    fit: dict[str, Any] | None
+    """How well the model describes what was measured: all `points`, and of the absolute errors of those that it was not
+    fitted to, `median_error` and `worst_error`. None if the machine was given, and not measured."""
     plan: Plan | None
     """The measurements taken; None if the machine was given."""
     predictions: dict[str, list[Prediction] | None]
@@ -292,7 +277,7 @@ def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
     of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
     found = {"host": of_host, "cluster": predictions(replace(machine, cores=None), CLUSTER)}
     unseen = [abs(point.error) for point in points if not point.fitted]
-    quality = Fit(points=points, median_error=median(unseen), worst_error=max(unseen))
+    quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
     return ScaleResult(parameters=machine, fit=quality, plan=plan, predictions=found)
 
 
