@@ -64,40 +64,30 @@ def test_word_of_the_next_kill_may_come_first() -> None:
     assert [(each["killed_after"], each["resumed_after"]) for each in witness.recoveries] == [(3, 0), (4, 2)]
 
 
-@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize(
+    ("may_differ", "trained", "code"),
+    [("", ["undisturbed", "killed"], 0), ("it may be the weather", ["undisturbed", "repeated"], 1)],
+)
 def test_a_device_that_may_not_repeat_itself_is_tried_first(
-    repeats: bool, elastic: Run, monkeypatch: pytest.MonkeyPatch
+    may_differ: str, trained: list[str], code: int, elastic: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The undisturbed training runs twice: if that differs already, kills prove nothing. (Another seed stands for the
-    device.)"""
-    trained, train = [], Experiment.train
+    """There the undisturbed training runs twice: if that differs already, kills prove nothing. (Another seed stands for
+    the device.)"""
+    names, train = [], Experiment.train
 
     def train_in(experiment: Experiment, name: str, kills: tuple[Kill, ...] = ()) -> Any:
-        trained.append(name)
-        if name == "repeated" and not repeats:
+        names.append(name)
+        if name == "repeated":
             experiment = replace(experiment, settings=replace(experiment.settings, seed=7))
         return train(experiment, name, kills)
 
     monkeypatch.setattr(Experiment, "train", train_in)
-    monkeypatch.setattr(BACKENDS["gloo"], "may_differ", "it may be the weather")
+    monkeypatch.setattr(BACKENDS["gloo"], "may_differ", may_differ)
     shown = elastic("-n", 2, "--kills", 1)
-    if repeats:
-        assert (shown.code, trained) == (0, ["undisturbed", "repeated", "killed"])
-    else:
-        assert (shown.code, trained) == (1, ["undisturbed", "repeated"])
+    assert (shown.code, names) == (code, trained)
+    if may_differ:
         assert re.search(r"two undisturbed trainings already end with different bits: [\d,]+ of", shown.err)
-        assert "it may be the weather" in shown.err
-
-
-def test_a_device_that_repeats_itself_trains_undisturbed_once(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained, train = [], Experiment.train
-
-    def train_in(experiment: Experiment, name: str, kills: tuple[Kill, ...] = ()) -> Any:
-        trained.append(name)
-        return train(experiment, name, kills)
-
-    monkeypatch.setattr(Experiment, "train", train_in)
-    assert (elastic("-n", 1, "--kills", 1).code, trained) == (0, ["undisturbed", "killed"])
+        assert may_differ in shown.err
 
 
 def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,6 @@ class Terminal(io.StringIO):
     [
         ({"TERM": "xterm"}, "\033[2m[rank 3] \033[0mone\n\033[2m[rank 3] \033[0mtwo\n"),
         ({"TERM": "xterm", "NO_COLOR": "1"}, "[rank 3] one\n[rank 3] two\n"),
-        ({"TERM": "dumb"}, "[rank 3] one\n[rank 3] two\n"),
     ],
 )
 def test_on_a_terminal_each_line_says_which_rank(

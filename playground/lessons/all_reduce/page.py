@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import click
 
@@ -14,6 +13,7 @@ from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice
 
@@ -71,7 +71,7 @@ class AllReduceSettings:
         return self.size if self.elements is None else self.elements
 
 
-Message = dict[str, Any]
+Message = Fields
 """A message that is sent: `to`, the receiving rank, `values` and `where`, a `Span`; one that is received: `from`, the
 sending rank, and `where`."""
 
@@ -104,7 +104,7 @@ class Trace:
     """Messages, start by start."""
 
 
-def load_of(traces: Sequence[Trace]) -> dict[str, Any]:
+def load_of(traces: Sequence[Trace]) -> Fields:
     """The cost of an algorithm, from the recordings of all ranks: its steps, the messages and bytes sent by each rank,
     the bytes that the busiest rank sends and receives, and those that all ranks send together."""
     sent, messages = [trace.sent for trace in traces], [trace.messages for trace in traces]

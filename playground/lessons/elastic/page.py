@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from playground.console.options import pack_options
 from playground.console.session import Session
@@ -17,6 +16,7 @@ from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
@@ -50,7 +50,7 @@ def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]
     return tuple(Kill(random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
 
 
-Recovery = dict[str, Any]
+Recovery = Fields
 """A `failure`, in words; the number of steps done when the rank was `killed_after` them, and of those in the snapshot
 that the training `resumed_after`, 0 for none; `seconds` from the kill until the next step was completed."""
 

@@ -18,6 +18,7 @@ from playground.console.text import Prose, good, heading, prose
 from playground.console.training import echo_loss, on_data
 from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
@@ -113,7 +114,7 @@ class ModeResult:
         return sum(steps * count for steps, count in self.staleness.items()) / sum(self.staleness.values())
 
 
-MistakeResult = dict[str, Any]
+MistakeResult = Fields
 """What a `worker` of the published parameter server met: the version of the server's parameters that its forward pass
 read (`version_read`), the one that its backward pass found (`version_found`), and the `error` of that, or nothing."""
 

@@ -19,7 +19,7 @@ from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.measurement import format_seconds
+from playground.measurement import Fields, format_seconds
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
@@ -187,7 +187,7 @@ class ScheduleRun:
     """Replica by replica, and within each stage by stage."""
     typical: list[list[Slot]]
     """The slots of every rank in the step whose bubble is the median."""
-    summary: dict[str, Any]
+    summary: Fields
     """As JSON shows it. Of what is held, a number for each stage, in the replica that held most; losses are those of
     the whole batch, step by step."""
 

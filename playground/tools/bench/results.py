@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Any
 
+from playground.measurement import Fields
 from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
@@ -137,7 +137,7 @@ class SavedResult:
     """Per call, in µs, trial by trial."""
 
 
-ComparedRow = dict[str, Any]
+ComparedRow = Fields
 """`collective`, `algorithm` and `size` in bytes. Of a row that both results have also, in µs, the medians `before_us`
 and `after_us`, the ranges of the middle 95 % of the trials, `before_range_us` and `after_range_us`, the `ratio` after /
 before, and the `verdict`: faster, slower, no difference, or too few trials."""

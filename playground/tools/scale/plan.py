@@ -17,6 +17,7 @@ from typing import Any
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.algorithms.hosts import Hosts
+from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 
@@ -222,7 +223,7 @@ class ScaleResult:
     """The machine, how well the model describes it, and what it predicts."""
 
     parameters: Machine
-    fit: dict[str, Any] | None
+    fit: Fields | None
     """How well the model describes what was measured: all `points`, and of the absolute errors of those that it was not
     fitted to, `median_error` and `worst_error`. None if the machine was given, and not measured."""
     plan: Plan | None
