@@ -26,6 +26,9 @@ from playground.runtime.meeting.store import await_everyone, choose_interface, c
 from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.temporary_folder import remove_empty_cache
 
+Arguments = dict[str, Any]
+"""Those of a call, by name."""
+
 
 class Member:
     """This process as a member of a world: it comes to the store once, and forms one process group after the other."""
@@ -110,7 +113,7 @@ class Member:
         where = self.rendezvous
         return {} if where.path else {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
 
-    def make_way(self, call: dict[str, Any]) -> dict[str, Any]:
+    def make_way(self, call: Arguments) -> Arguments:
         """Before a group that the function forms itself: destroy ours, if it still stands.
 
         `call` is what the function passes to `init_process_group`. If it looks for the others where the environment
