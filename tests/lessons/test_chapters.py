@@ -218,7 +218,7 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         and max(row[3] for row in tables[1].values()) < 1e-14
     ),
     ("ddp", "Without the optimizer the training ends elsewhere"): lambda tables: (
-        tables[2]["model"][0] > tables[2]["model, optimizer"][0] == 0
+        tables[2]["model"][1] > tables[2]["model, optimizer"][1] == 0
     ),
     ("prove", "after five steps no rank has one that is further than 1.1e-16 from one process"): lambda tables: (
         max(tables[0][name][2] for name in ("per-parameter", "parameters", "ddp")) == 1.1e-16
@@ -270,10 +270,6 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ),
     ("pipeline", "so they train to the same bits"): lambda tables: (
         tables[1]["naive"][3:] == tables[1]["gpipe"][3:] == tables[1]["1f1b"][3:]
-    ),
-    ("bench", "From 4 KiB to 64 KiB the backend's time hardly grows"): lambda tables: (
-        tables[0]["backend"][6] < 1.2 * tables[0]["backend"][1]
-        and tables[0]["backend"][11] > 2 * tables[0]["backend"][1]
     ),
 }
 """Sentences of chapters that compare, by chapter, and whether the tables of its runs, or its figures, say the same."""
