@@ -60,25 +60,20 @@ def test_only_picks_steps_in_the_lesson_s_order(run_cli: Run) -> None:
     assert shown["steps"][1]["ranks"] == [{"before": rank + 1.0, "after": 6.0} for rank in range(3)]
 
 
-@pytest.mark.parametrize("lesson", ["hello", "p2p", "collectives"])
-def test_json_is_one_document(lesson: str, run_cli: Run) -> None:
+def test_json_is_one_document(run_cli: Run) -> None:
     started = time.monotonic()
-    shown = run_cli(lesson, "--json", "-n", 2)
+    shown = run_cli("collectives", "--json", "-n", 2)
     took = time.monotonic() - started
     document = json.loads(shown.out)
-    assert document.keys() == {"lesson", "backend", "device", "world_size", "seconds", "steps"}
-    assert (document["lesson"], document["backend"], document["device"], document["world_size"]) == (
-        lesson,
-        "gloo",
-        "cpu",
-        2,
-    )
-    assert [step["name"] for step in document["steps"]] == list(LESSONS[lesson].steps)
+    about = {"lesson": "collectives", "backend": "gloo", "device": "cpu", "world_size": 2}
+    assert document.keys() == {*about, "seconds", "steps"}
+    assert document.items() >= about.items()
+    assert [step["name"] for step in document["steps"]] == list(LESSONS["collectives"].steps)
     assert all(len(step["ranks"]) == 2 for step in document["steps"])
     assert 0 < document["seconds"] <= round(took, 3)
 
 
-@pytest.mark.parametrize("words", [("sgd", "--sync", "per-parameter"), ("sgd",), ("ddp",)])
+@pytest.mark.parametrize("words", [("sgd", "--sync", "per-parameter"), ("ddp",)])
 def test_training_as_json(words: tuple[str, ...], run_cli: Run, data_dir: Path) -> None:
     shown = run_cli(
         *words, "-n", 3, "--epochs", 2, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir, "--json"
@@ -128,42 +123,24 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
     "words",
     [
         ("hello", "-n", "0"),
-        ("hello", "-n", "-1"),
         ("hello", "-n", "x"),
-        ("hello", "-n", "1000000"),
         ("p2p", "-n", "1"),
         ("hello", "--backend", "mpi"),
-        ("hello", "--timeout", "-1"),
         ("hello", "--timeout", "0"),
         ("hello", "--timeout", "nan"),
-        ("hello", "--timeout", "inf"),
-        ("hello", "--seed", "-1"),
         ("hello", "--init-method", "mpi://"),
         ("collectives", "--only", "teleport"),
         ("juggle",),
         ("--juggle",),
         ("sgd", "--dataset", "cifar"),
         ("sgd", "--batch-size", "3", "-n", "4"),
-        ("sgd", "--batch-size", "0"),
-        ("sgd", "--epochs", "0"),
-        *[
-            ("sgd", option, value)
-            for option in ("--lr", "--momentum", "--timeout")
-            for value in ("-1", "nan", "inf", "x")
-        ],
+        ("sgd", "--momentum", "-1"),
         ("ddp", "--sync", "flat"),
-        ("sgd", "--sync", "telepathy"),
         ("sgd", "--bucket-cap-mb", "0"),
-        ("sgd", "--bucket-cap-mb", "nan"),
-        ("sgd", "--sync", "parameters", "--every", "0"),
-        ("sgd", "--sync", "flat", "--every", "2"),
-        ("sgd", "--accumulate", "0"),
         ("sgd", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
-        ("sgd", "--loader", "by-hand"),
         ("sgd", "--dataset", "digits", "--data-dir", __file__),
         ("sgd", "--dataset", "digits", "--data-dir", "/proc/nowhere"),
         ("sgd", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
-        ("sgd", "--limit", "0"),
     ],
     ids=" ".join,
 )

@@ -181,7 +181,7 @@ def compare_results(folder: Path) -> None:
     before, after = load(folder / "before.json"), load(folder / "after.json")
     comparison = compare(before, after)
     render(difference_texts(comparison, before, after), 80)
-    to_document(vars(comparison))
+    to_document(comparison)
 
 
 def make_images() -> Files:

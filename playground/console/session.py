@@ -25,11 +25,11 @@ def to_document(content: Mapping[str, object]) -> str:
 
 
 def to_json_safe(value: object) -> object:
-    """`value` made of what JSON has: dataclasses as objects with the fields that `repr` shows (`from_` as "from",
-    which Python keeps for itself), tuples as lists, paths as text."""
+    """`value` made of what JSON has: dataclasses as objects with the fields that `repr` shows, tuples as lists, paths
+    as text."""
     if is_dataclass(value) and not isinstance(value, type):
         shown = (field.name for field in fields(value) if field.repr)
-        return {name.rstrip("_"): to_json_safe(getattr(value, name)) for name in shown}
+        return {name: to_json_safe(getattr(value, name)) for name in shown}
     if isinstance(value, Mapping):
         return {str(name): to_json_safe(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import floor, isfinite, log10
+from typing import Any
 
+Fields = dict[str, Any]
+"""A row of results, or several figures, as JSON prints them: values by name."""
 SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,7 +16,7 @@ from playground.runtime.errors import UsageError
 
 CHECKSUMS = "SHA256SUMS"
 """A file that lists the checksums of those beside it, as `sha256sum` does."""
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+NO_LINK = os.O_NOFOLLOW
 """For `os.open`: refuse a symbolic link. In a folder that others can write to, it may lead to a file of ours."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a file that cannot grow: the disk is full, or the user's quota is used up."""
@@ -37,7 +38,7 @@ def belongs_to_another(folder: Path, own: int) -> bool:
 
 @contextlib.contextmanager
 def lock_directory(data_dir: Path) -> Iterator[None]:
-    """Make `data_dir` and keep other processes out of it (without file locks they would repeat our work)."""
+    """Make `data_dir` and keep other processes out of it."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR | NO_LINK, 0o644)
@@ -45,10 +46,7 @@ def lock_directory(data_dir: Path) -> Iterator[None]:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise NoData(f"data directory {data_dir}: {why}; choose another with --data-dir") from None
     with open(lock):
-        with contextlib.suppress(ImportError):
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

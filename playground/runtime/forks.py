@@ -41,5 +41,4 @@ def leave_behind() -> None:
         forget()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=leave_behind)
+os.register_at_fork(after_in_child=leave_behind)

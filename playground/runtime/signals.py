@@ -17,7 +17,7 @@ from typing import NoReturn
 from playground.runtime.forks import call_in_children
 from playground.runtime.temporary_folder import remove_empty_cache
 
-TERMINATING = (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,)
+TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 """Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in the background.)"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import os
 import re
@@ -19,10 +20,9 @@ MARK = ".temporary"
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """A new folder, removed at the end of the block. Those of processes that were killed are removed before."""
-    if hasattr(os, "O_NOFOLLOW"):  # a Unix
-        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
-            with contextlib.suppress(OSError):  # another process was faster, or there are no locks
-                remove_if_free(left)
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
+        with contextlib.suppress(OSError):  # another process was faster, or there are no locks
+            remove_if_free(left)
     folder, descriptor = make_folder(purpose)
     try:
         yield folder
@@ -59,10 +59,6 @@ def remove_if_free(mark: Path) -> None:
 
 def lock(descriptor: int, mark: Path) -> bool:
     """Whether this process now holds the lock, and the mark is still there. Raises `OSError` where there are none."""
-    try:
-        import fcntl
-    except ImportError:
-        raise OSError("no file locks") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), mark.stat())

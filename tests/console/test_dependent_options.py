@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -66,11 +65,3 @@ def test_the_commands_say_what_has_no_effect(words: tuple[str, ...], option: str
     assert (shown.code, shown.out) == (2, "")
     assert shown.err.startswith(f"playground: {option} has no effect with")
     assert shown.err.count("\n") == 1
-
-
-def test_a_mirror_from_the_environment_may_go_unused(
-    run_cli: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLAYGROUND_MNIST_MIRROR", "/nowhere")
-    words = ["--dataset", "digits", "--data-dir", data_dir, "--limit", 64, "--epochs", 1]
-    assert run_cli("sgd", *words).code == 0

@@ -39,12 +39,6 @@ def test_a_chapter_is_shown_whole(name: str, run_cli: Run, monkeypatch: pytest.M
     assert {line for line in code if len(line) <= WIDEST and line == line.lstrip()} <= {*shown.out.splitlines()}
 
 
-@pytest.mark.parametrize("cell", ["`bucket_size_mb=25`", "straggler"])
-def test_no_cell_of_a_wide_table_is_cut(cell: str, run_cli: Run) -> None:
-    shown = "".join(run_cli("read", name).out for name in ("tutorials", "glossary"))
-    assert cell.strip("`") in shown
-
-
 def test_an_unknown_name_is_one_line(run_cli: Run) -> None:
     shown = run_cli("read", "juggling")
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)

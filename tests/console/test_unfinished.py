@@ -24,8 +24,7 @@ EPOCH = Epoch(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["sgd", "ddp"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("command", "number"), [("sgd", signal.SIGINT), ("ddp", signal.SIGTERM)])
 def test_a_signal_after_two_epochs(
     number: signal.Signals, command: str, run_cli: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,13 +44,6 @@ def test_a_signal_after_two_epochs(
     assert [epoch["epoch"] for epoch in document["epochs"]] == [1, 2]
     assert document["best"] in document["epochs"]
     assert document["dataset"]["train"] == 64
-
-
-def test_training_that_comes_to_its_end_is_complete(run_cli: Run, data_dir: Path) -> None:
-    words = ["--dataset", "digits", "--data-dir", data_dir, "--limit", 64, "--epochs", 1]
-    document = json.loads(run_cli("sgd", *words, "--json").out)
-    assert document["complete"] is True
-    assert "stopped_by" not in document
 
 
 @pytest.mark.parametrize("epochs", [0, 1])

@@ -56,7 +56,3 @@ def test_wide_without_tables_is_refused(run_cli: Callable[..., Any]) -> None:
     shown = run_cli("p2p", "--wide", "--json")
     assert (shown.code, shown.out) == (2, "")
     assert shown.err == "playground: --wide is for tables and --json prints none: leave one of them out\n"
-
-
-def test_the_last_line_is_about_the_steps_that_were_run(run_cli: Callable[..., Any]) -> None:
-    assert run_cli("p2p", "--only", "ring", "--only", "blocking").out.splitlines()[-1] == "Shown: blocking, ring."

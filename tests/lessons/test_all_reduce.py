@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 from test_lessons import docstring_table
 
-from playground.algorithms import ALGORITHMS, ALL_REDUCES, BACKEND, OURS, AllReduceSpec
+from playground.algorithms import ALGORITHMS, OURS
 from playground.algorithms.messages import Messages, observed
 from playground.algorithms.transports import transport_of
 from playground.lessons import LESSONS
@@ -31,7 +30,7 @@ from playground.lessons.all_reduce.page import (
     steps_of,
     summary_of,
 )
-from playground.runtime import PlaygroundError, UsageError
+from playground.runtime import PlaygroundError
 from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 from playground.training.results import replicas_verdict
@@ -54,17 +53,6 @@ def test_the_lesson_has_every_algorithm() -> None:
     assert all(summary_of(name) for name in TRACEABLE)
     assert {algorithm for collective, algorithm in PHASES.values()} == {"ring"}
     assert {collective for collective, _ in TRACEABLE.values()} == set(OURS)
-
-
-def test_an_algorithm_without_a_step_is_described_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours: Any = OURS["all_reduce"]
-    spec = AllReduceSpec("another", "S", "1", "this test", place="auto:auto")
-    monkeypatch.setitem(ours, "another", spec)
-    monkeypatch.setitem(TRACEABLE, "another", ("all_reduce", "another"))
-    assert summary_of("another").startswith(
-        "Memory that the ranks share, if they do; else the algorithm that is fastest"
-    )
-    assert summary_of("ring").startswith("In N chunks: a reduce-scatter")
 
 
 def test_steps_do_what_their_tables_say(world: Worlds) -> None:
@@ -156,8 +144,7 @@ def test_the_tutorials_function_by_its_signature(world: Worlds) -> None:
     assert world(4).run(tutorials_call) == [[10.0] * 6] * 4
 
 
-@pytest.mark.parametrize("name", ["ring", "pipelined-ring"])
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(("size", "name"), [(5, "ring"), (3, "pipelined-ring")])
 def test_every_message_recorded_is_one_that_made_the_difference(size: int, name: str, world: Worlds) -> None:
     """Replay the notes: what a rank holds after a step comes from what it held and what was sent to it."""
     by_rank = world(size).run(TRACE, AllReduceSettings(size=size, names=(name,), elements=2 * size))
@@ -168,20 +155,21 @@ def test_every_message_recorded_is_one_that_made_the_difference(size: int, name:
         for rank in range(size):
             note: Note = ranks[rank].notes[step[rank]]
             [sent] = ranks[(rank - 1) % size].notes[step[(rank - 1) % size]].sends
-            first, stop = sent.where
+            first, stop = sent["where"]
             expected = list(note.holds)
             held = expected[first:stop] if number < size - 1 else [0] * (stop - first)
-            expected[first:stop] = [mine + theirs for mine, theirs in zip(held, sent.values, strict=True)]
+            expected[first:stop] = [mine + theirs for mine, theirs in zip(held, sent["values"], strict=True)]
             last = step[rank] + 1 == len(ranks[rank].notes)
             assert expected == (ranks[rank].after if last else ranks[rank].notes[step[rank] + 1].holds)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_ring_is_its_two_phases(size: int, world: Worlds) -> None:
+def test_the_ring_is_its_two_phases(world: Worlds) -> None:
     """The same messages at the same steps, first those of the one, then those of the other."""
+    size = 3
     names = ("ring", "reduce-scatter", "all-gather")
     for rank, traces in enumerate(world(size).run(TRACE, AllReduceSettings(size=size, names=names))):
-        ring, scatter, gather = ([(note.sends[0].to, note.sends[0].where) for note in each.notes] for each in traces)
+        messages = ([note.sends[0] for note in each.notes] for each in traces)
+        ring, scatter, gather = ([(message["to"], message["where"]) for message in each] for each in messages)
         assert ring == scatter + gather
         assert scatter == [((rank + 1) % size, ((rank - s) % size, (rank - s) % size + 1)) for s in range(1, size)]
         assert gather == [((rank + 1) % size, ((rank - s) % size, (rank - s) % size + 1)) for s in range(size - 1)]
@@ -191,9 +179,9 @@ def test_the_ring_is_its_two_phases(size: int, world: Worlds) -> None:
 def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
     settings = AllReduceSettings(size=5, names=("reduce-broadcast", "ring"), elements=10)
     star, ring = map(load_of, zip(*world(5).run(TRACE, settings), strict=True))
-    assert star.busiest == 2 * 4 * 80
-    assert ring.busiest == 2 * (2 * 4 * 80 // 5)
-    assert star.in_all == ring.in_all == 2 * 4 * 80
+    assert star["busiest"] == 2 * 4 * 80
+    assert ring["busiest"] == 2 * (2 * 4 * 80 // 5)
+    assert star["in_all"] == ring["in_all"] == 2 * 4 * 80
 
 
 def test_the_story(run_cli: Run) -> None:
@@ -237,7 +225,6 @@ def test_one_algorithm_as_json(run_cli: Run) -> None:
     ("words", "message"),
     [
         (["--algorithm", "bogus"], "'bogus' is not one of"),
-        (["--elements", "0"], "0 is not in the range"),
         (["--elements", "65"], "65 is not in the range"),
         (["-n", "1"], "at least 2 ranks"),
         (["-n", "65"], "choose --elements"),
@@ -249,27 +236,6 @@ def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert shown.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"names": ("bogus",)}, "'bogus' is unknown"), ({"elements": 65}, "choose 1 to 64"), ({"elements": 0}, "choose")],
-)
-def test_settings_check_themselves(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        AllReduceSettings(size=2, **wrong)
-
-
-def test_sgd_learns_the_same_on_every_algorithm(run_cli: Run, data_dir: Path) -> None:
-    losses = {}
-    for name in ALL_REDUCES:
-        words = ["--all-reduce", name, "--epochs", 1, "--limit", 128, "--batch-size", 32]
-        shown = run_cli("sgd", "-n", 3, *words, "--dataset", "digits", "--data-dir", data_dir, "--json")
-        assert shown.code == 0, shown.err
-        document = json.loads(shown.out)
-        losses[name] = document["epochs"][-1]["loss"]
-        assert document["replicas_max_difference"] == 0 or (name != BACKEND and not ALGORITHMS[name].same_bits)
-    assert losses == dict.fromkeys(ALL_REDUCES, pytest.approx(losses["backend"], rel=1e-5))
 
 
 def test_replicas_that_differ_are_an_error_unless_it_is_rounding() -> None:

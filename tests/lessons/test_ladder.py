@@ -23,7 +23,6 @@ from playground.lessons.ladder import lesson
 from playground.lessons.ladder.lesson import RUNGS, new_rung, run
 from playground.lessons.ladder.measure import (
     WARM_UP,
-    Messages,
     TimedReplica,
     collectives,
     count_messages,
@@ -56,7 +55,6 @@ from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.gradients import AllReduce
 from playground.training.net import Net
-from playground.training.settings import BUCKET_CAP
 from playground.training.step import training_step
 from playground.training.sync import AverageAfterBackward, new_grad_sync
 
@@ -116,15 +114,7 @@ def by_itself(rank: int, size: int, folder: Path, steps: int, samples: int, batc
     return loss.item()
 
 
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (1, ()),
-        pytest.param(2, (), marks=pytest.mark.stress),
-        (3, ("--all-reduce", "tutorial-ring")),
-        pytest.param(3, ("--all-reduce", "ring"), marks=pytest.mark.stress),
-    ],
-)
+@pytest.mark.parametrize(("size", "words"), [(1, ()), (3, ("--all-reduce", "tutorial-ring"))])
 def test_all_rungs_are_one_training(
     size: int, words: tuple[str, ...], ladder: Run, world: Worlds, digits_folder: Path
 ) -> None:
@@ -242,7 +232,6 @@ def test_what_distorts_ddp_s_figures_stands_beside_them(world: Worlds, digits_fo
         ((1e-8, 0.0), "ring", None),
         ((0.0, 1e-8), "tutorial-ring", None),
         ((math.nan, 0.0), "backend", None),
-        ((0.0, math.nan), "backend", None),
     ],
 )
 def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, verdict: str | None) -> None:
@@ -258,21 +247,13 @@ def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, 
     ("cap", "messages", "early"),
     [
         (0.05, {"bucketed": 2, "overlapped": 2, "ddp": 2}, FIRST),
-        (25, {"bucketed": 1, "overlapped": 1, "ddp": 1}, 0),
         (1e-6, {"bucketed": 8, "overlapped": 8, "ddp": 8}, None),
     ],
 )
 def test_messages_are_counted(cap: float, messages: dict[str, int], early: int | None, ladder: Run) -> None:
     document = ladder("--bucket-cap-mb", cap)
-    always = {
-        "per-parameter": 8,
-        "none-safe": 8,
-        "flat": 1,
-        "hierarchical": 3,
-        "parameters": 1,
-        "flat-step": 1,
-        "shared-step": 0,
-    }
+    always = {"per-parameter": 8, "none-safe": 8, "flat": 1, "hierarchical": 3}
+    always |= {"parameters": 1, "flat-step": 1, "shared-step": 0}
     assert by_name(document, "messages") == always | messages
     assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"hierarchical": 3 * NET, "shared-step": 0}
     left = by_name(document, "early_bytes")
@@ -328,18 +309,6 @@ def test_more_steps_than_an_epoch_has_and_only_whole_batches(ladder: Run, world:
     document = ladder("--limit", 63, "--steps", 1)  # the first epoch ends with the warm-up: 3 whole batches of 16
     assert document["dataset"]["train"] == 63
     assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
-
-
-def test_the_document(ladder: Run) -> None:
-    document = ladder("-n", 3, "--seed", 5)
-    assert (
-        document.items() >= {"lesson": "ladder", "world_size": 3, "model": "net", "batch_size": 16, "seed": 5}.items()
-    )
-    assert document.items() >= {"bucket_cap": 52_428, "all_reduce": "backend", "timed_steps": 2}.items()
-    assert document["environment"]["cores"] >= 1
-    assert [step["name"] for step in document["steps"]] == ["run"]
-    assert [list(rank) for rank in document["steps"][0]["ranks"]] == [NAMES] * 3
-    assert [rung["rung"] for rung in document["rungs"]] == NAMES
 
 
 def test_the_text_and_the_figure(run_cli: Run, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,21 +404,6 @@ RESNET18 = {
 """Messages per step, in buckets of 25 MB."""
 
 
-def messages_of_resnet18(rank: int, size: int, names: list[str]) -> list[Messages]:
-    start = MODELS["resnet18"].code()
-    syncs = [partial(new_rung, name, bucket_cap=BUCKET_CAP) for name in names]
-    return [count_messages(sync, start, dist.all_reduce, (torch.zeros(2, 1, 28, 28),)) for sync in syncs]
-
-
-@pytest.mark.stress
-def test_messages_of_resnet18(world: Worlds) -> None:
-    counted = world(2).run(messages_of_resnet18, ["overlapped", "ddp"])
-    assert counted[0] == counted[1]
-    for messages in counted[0]:
-        assert (len(messages.sizes), sum(messages.sizes)) == (2, 4 * MODELS["resnet18"].parameters)
-        assert messages.early == messages.sizes[0]
-
-
 @pytest.mark.stress
 def test_resnet18(ladder: Run) -> None:
     document = ladder("--model", "resnet18", "--batch-size", 8)
@@ -463,26 +417,12 @@ def test_resnet18(ladder: Run) -> None:
     assert max(distances.values()) < 1e-4
 
 
-def with_different_steps(rank: int, size: int, settings: LadderSettings) -> None:
-    run(rank, size, replace(settings, steps=settings.steps + rank))
-
-
-def test_ranks_that_were_given_different_settings_are_stopped(world: Worlds, digits_folder: Path) -> None:
-    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=2)
-    with pytest.raises(UsageError, match="steps is 2 on rank 0 and 3 on rank 1"):
-        world(2).run(with_different_steps, settings)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": "vgg"}, "model 'vgg' is unknown: choose one of net, resnet18, bert"),
-        ({"all_reduce": "telepathy"}, "all_reduce 'telepathy' is unknown"),
         ({"steps": 0}, "steps 0: it must be at least 1"),
-        ({"batch_size": 0}, "batch_size 0: it must be at least 1"),
-        ({"bucket_cap": 0}, "bucket_cap 0: it must be at least 1"),
         ({"lr": math.nan}, "lr nan: it must be a finite number"),
-        ({"momentum": -0.5}, "momentum -0.5: it must be a finite number, 0 or above"),
     ],
 )
 def test_settings_refuse_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
@@ -500,18 +440,11 @@ def test_more_models_than_the_memory_holds_are_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--model", "vgg"), "'vgg' is not one of"),
-        (("--steps", "0"), "0 is not in the range"),
         (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
         (("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 600 samples"),
-        (("--limit", "100", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 100 samples"),
         (("--model", "resnet18", "--batch-size", "3"), "BatchNorm needs two samples or more on each, so at least 4"),
-        (("--bucket-cap-mb", "0"), "0.0 is not in the range"),
         (("--bucket-cap-mb", "nan"), "not a finite number"),
-        (("--all-reduce", "telepathy"), "'telepathy' is not one of"),
-        (("--plot", "ladder.txt"), "ends in .svg or .png"),
         (("--model", "bert", "--limit", "100"), "--limit has no effect with --model bert: it is for --model net or"),
-        (("--model", "bert", "--batch-size", "5000"), "there are 4096 samples to train on"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,7 @@ from playground.lessons.parameter_server.page import (
 from playground.lessons.sgd.lesson import average_gradients
 from playground.remote import AGENTS
 from playground.remote.agent import agents
-from playground.runtime import PlaygroundError, RankFailed, UsageError, launch
+from playground.runtime import PlaygroundError, RankFailed, launch
 from playground.testing import World
 from playground.training.replicas import flat
 
@@ -98,18 +96,15 @@ def difference_to_sgd(workers: int, settings: ServerSettings, world: Worlds) -> 
     return (torch.tensor(ours).double() - torch.tensor(theirs).double()).abs().max().item()
 
 
-@pytest.mark.parametrize(
-    "workers", [3, *(pytest.param(many, marks=pytest.mark.stress) for many in (1, 2, 4, 5, 6, 7, 8))]
-)
+@pytest.mark.parametrize("workers", [3, *(pytest.param(many, marks=pytest.mark.stress) for many in (1, 8))])
 def test_synchronous_steps_are_those_of_sgd(workers: int, digits_folder: Path, world: Worlds) -> None:
     assert difference_to_sgd(workers, small(digits_folder, modes=("sync",), steps=8), world) <= 1e-12
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("workers", [1, 4])
-def test_over_rpc_they_are_the_same(workers: int, digits_folder: Path, world: Worlds) -> None:
+def test_over_rpc_they_are_the_same(digits_folder: Path, world: Worlds) -> None:
     settings = small(digits_folder, modes=("sync",), steps=20, over="rpc")
-    assert difference_to_sgd(workers, settings, world) <= 1e-12
+    assert difference_to_sgd(4, settings, world) <= 1e-12
 
 
 @pytest.mark.parametrize("mode", ["async", "stale-synchronous"])
@@ -119,42 +114,17 @@ def test_one_worker_alone_takes_plain_sgd_s_steps_to_the_bit(mode: str, digits_f
     assert ours == world(2).run(parameters_by_plain_sgd, settings)[1]
 
 
-@pytest.mark.parametrize("over", AGENTS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "over"), [(2, "send-recv"), (3, "rpc")])
 def test_the_published_server_fails_with_more_than_one_worker(
     size: int, over: str, digits_folder: Path, world: Worlds
 ) -> None:
     modes, *met = world(size).run(experiment.run, small(digits_folder, modes=("async",), steps=1, over=over))
     assert [each.mode for each in modes] == ["all-reduce", "async"]
-    assert [each.error for each in met if each.worker == 0] == [""]
+    assert [each["error"] for each in met if each["worker"] == 0] == [""]
     for each in met[1:]:
-        assert (each.version_read, each.version_found) == (1, 2)
-        assert "modified by an inplace operation" in each.error
-        assert "is at version 2; expected version 1 instead" in each.error
-
-
-def repeat_with_a_bug(rank: int, size: int) -> None:
-    """The published mistake, where something else than that goes wrong in the last worker's backward pass."""
-    workers = dist.new_group(list(range(1, size)))
-    with AGENTS["send-recv"]() as agent, pytest.MonkeyPatch.context() as patch:
-        if rank == size - 1:
-            patch.setattr(experiment, "own_graph", partial(with_a_bug, experiment.own_graph))
-        experiment.repeat_the_mistake(agent, workers)
-
-
-@contextlib.contextmanager
-def with_a_bug(own_graph: Callable[..., Any], agent: Any) -> Iterator[experiment.Graph]:
-    with own_graph(agent) as graph:
-        yield graph._replace(backward=fail_otherwise)
-
-
-def fail_otherwise(*_: Any) -> None:
-    raise RuntimeError("a bug")
-
-
-def test_another_error_is_not_taken_for_the_published_one(world: Worlds) -> None:
-    with pytest.raises(RankFailed, match="rank 2 of 3 failed: RuntimeError: a bug"):
-        world(3).run(repeat_with_a_bug)
+        assert (each["version_read"], each["version_found"]) == (1, 2)
+        assert "modified by an inplace operation" in each["error"]
+        assert "is at version 2; expected version 1 instead" in each["error"]
 
 
 def push_at_random(server: MeasuredServer, worker: int, seed: int, ahead: list[int]) -> None:
@@ -295,12 +265,7 @@ def train_all_modes(rank: int, size: int, settings: ServerSettings, culprit: int
     [
         ("sync", "send-recv", 2),
         ("async", "rpc", 0),
-        *(
-            pytest.param(mode, over, culprit, marks=pytest.mark.stress)
-            for mode in MODES
-            for over in AGENTS
-            for culprit in (0, 2)
-        ),
+        pytest.param("stale-synchronous", "rpc", 2, marks=pytest.mark.stress),
     ],
 )
 def test_a_killed_worker_or_server_is_named(
@@ -312,12 +277,8 @@ def test_a_killed_worker_or_server_is_named(
     assert str(caught.value).startswith(f"rank {culprit} of 3 was killed by SIGKILL")
 
 
-@pytest.mark.parametrize(
-    "modes",
-    [("async", "stale-synchronous"), pytest.param(("stale-synchronous", "async"), marks=pytest.mark.stress)],
-    ids=["async first", "stale-synchronous first"],
-)
-def test_the_others_go_on_without_a_killed_worker(modes: tuple[str, ...], digits_folder: Path) -> None:
+def test_the_others_go_on_without_a_killed_worker(digits_folder: Path) -> None:
+    modes = ("async", "stale-synchronous")
     settings, lost = small(digits_folder, modes=modes, steps=40), list[RankFailed]()
     results = launch(train_until_killed, 4, args=(settings, 2), expendable=range(1, 4), on_loss=lost.append)
     assert [str(failure) for failure in lost] == ["rank 2 of 4 was killed by SIGKILL"]
@@ -342,20 +303,6 @@ def test_without_those_it_needs_the_server_cannot_go_on(mode: str, size: int, di
     settings, lost = small(digits_folder, modes=(mode,), steps=100_000), list[RankFailed]()
     with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL$"):
         launch(train_until_killed, size, args=(settings, 1), expendable=range(1, size), on_loss=lost.append)
-
-
-def run_until_killed(rank: int, size: int, settings: ServerSettings) -> None:
-    if rank == 1:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    experiment.run(rank, size, settings)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_worker_killed_while_there_is_no_server_is_named(size: int, digits_folder: Path) -> None:
-    settings = small(digits_folder, modes=("async",), steps=100_000)
-    with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL"):
-        launch(run_until_killed, size, args=(settings,), expendable=range(1, size))
 
 
 def take_time(rank: int, size: int, settings: ServerSettings) -> float:
@@ -440,11 +387,8 @@ def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, mo
     [
         (("-n", 1), "2"),
         (("-n", 3, "--staleness", -1), "--staleness"),
-        (("-n", 3, "--slow-worker", 0.5), "--slow-worker"),
         (("-n", 3, "--slow-worker", 1e308), "--slow-worker"),
-        (("-n", 5, "--batch-size", 3), "--batch-size 3"),
         (("-n", 3, "--limit", 30), "--batch-size 40"),
-        (("-n", 3, "--mode", "eventually"), "--mode"),
     ],
 )
 def test_what_cannot_be_is_refused(words: tuple[Any, ...], said: str, parameter_server: Run) -> None:
@@ -452,12 +396,6 @@ def test_what_cannot_be_is_refused(words: tuple[Any, ...], said: str, parameter_
     assert (shown.code, shown.out) == (2, "")
     assert said in shown.err
     assert len(shown.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("wrong", [{"staleness": -1}, {"slow_worker": 0.5}, {"modes": ("never",)}, {"over": "air"}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        ServerSettings(folder=Path(), **wrong)
 
 
 def test_a_server_that_goes_elsewhere_is_no_success() -> None:

@@ -17,7 +17,7 @@ import torch
 from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
 from playground.runtime.launcher.entry import World as EntryWorld
-from playground.runtime.launcher.rank_handle import RankHandle, describe_exit
+from playground.runtime.launcher.rank_handle import describe_exit
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -36,23 +36,17 @@ def test_backends_by_name_and_by_device() -> None:
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        # torch 2.6 to 2.14, 2.15
+        # torch 2.11 to 2.14, 2.15
         ("nccl", "monitored_barrier is only implemented for GLOO backend."),
         ("nccl", "monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO)."),
         ("nccl", "ProcessGroupNCCL does not support recvAnysource"),
-        ("nccl", "Backend nccl does not support recvAnysource"),
-        ("nccl", "Cannot use ReduceOp.BAND with NCCL"),
         ("nccl", "Unhandled ReduceOp"),
         ("nccl", "Input tensor data type is not supported for NCCL process group: ComplexHalf"),
         ("nccl", "Unsupported Float8 type for NCCL reduction"),
         ("gloo", "Cannot use ReduceOp.AVG with Gloo"),
-        ("gloo", "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
-        ("gloo", "ProcessGroupGloo does not support reduce_scatter"),
-        ("gloo", "Backend gloo does not support alltoall"),
-        ("gloo", "Cannot use ReduceOp.BAND with non-integral dtype"),
     ],
 )
-def test_refusals_of_torch_2_6_to_2_15_are_recognised(backend: str, words: str) -> None:
+def test_refusals_are_recognised(backend: str, words: str) -> None:
     assert BACKENDS[backend].refusal(RuntimeError(f"{words}\nException raised from somewhere")) == words
 
 
@@ -96,13 +90,10 @@ def libraries(monkeypatch: pytest.MonkeyPatch, **found: Library) -> None:
     monkeypatch.setattr(ctypes, "CDLL", load)
 
 
-@pytest.mark.parametrize(("number", "version"), [(23007, (2, 30, 7)), (22809, (2, 28, 9)), (30100, (3, 1, 0))])
-def test_nccl_s_version_is_that_of_the_library_that_is_loaded(
-    number: int, version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    libraries(monkeypatch, libnccl=Library(ncclGetVersion=number))
+def test_nccl_s_version_is_that_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, libnccl=Library(ncclGetVersion=23007))
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 1, 0))  # what torch was compiled with
-    assert nccl.nccl_version() == version
+    assert nccl.nccl_version() == (2, 30, 7)
 
 
 def test_nccl_inside_torch_s_own_library_has_the_version_torch_was_compiled_with(
@@ -111,14 +102,6 @@ def test_nccl_inside_torch_s_own_library_has_the_version_torch_was_compiled_with
     libraries(monkeypatch)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 21, 5))
     assert nccl.nccl_version() == (2, 21, 5)
-
-
-def test_nccl_s_version_is_that_of_the_package_that_is_installed() -> None:
-    packages = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    installed = [version for name, version in packages.items() if (name or "").startswith("nvidia-nccl-")]
-    if "LD_PRELOAD" in os.environ or not installed:
-        pytest.skip("this torch has an NCCL that is no package")
-    assert nccl.format_version(nccl.nccl_version()) in installed
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ...] = (2, 28, 9)) -> None:
@@ -180,7 +163,7 @@ def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("driver", "built_for", "refused"),
-    [(12040, "13.2", True), (13000, "13.2", False), (13020, "12.8", False), (12080, "12.8", False), (0, None, False)],
+    [(12040, "13.2", True), (13020, "12.8", False), (0, None, False)],
 )
 def test_a_driver_too_old_for_this_torch(
     driver: int, built_for: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -230,38 +213,6 @@ def test_the_implementation_that_keeps_ddp_from_hiding_messages(
 ) -> None:
     monkeypatch.setattr(NCCL, "implementation", lambda: implementation)
     assert ("compare with TORCH_DIST_USE_NCCL2=0" in NCCL.describe_overlap()) is said
-
-
-def choose_kernels(rank: int, size: int) -> list[bool]:
-    NCCL.use_deterministic_kernels()
-    fused = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled")
-    cudnn = torch.backends.cudnn
-    return [cudnn.deterministic, cudnn.benchmark, *(getattr(torch.backends.cuda, each)() for each in fused)]
-
-
-def test_deterministic_kernels_are_cudnn_s_own_and_no_fused_attention(world: Worlds) -> None:
-    assert world(1, fresh=True).run(choose_kernels) == [[True, False, False, False, False]]
-
-
-class LateProcess:
-    """A process that takes some seconds to end: of a rank that was killed, and whose GPU is being released."""
-
-    exitcode: int | None = None
-
-    def join(self, seconds: float) -> None:
-        if seconds >= 5:
-            self.exitcode = -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    ("backend", "words"),
-    [("gloo", "hung up on its launcher but is still there"), ("nccl", "was killed by SIGKILL")],
-)
-def test_a_rank_on_a_gpu_may_take_longer_to_end(backend: str, words: str) -> None:
-    rank = RankHandle(1, 2, LateProcess(), line=None, outputs=[], backend=BACKENDS[backend])  # type: ignore[arg-type]
-    rank.vanish()
-    assert rank.failure
-    assert str(rank.failure) == f"rank 1 of 2 {words}"
 
 
 def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,6 @@ def test_variables_set_by_hand_on_one_host() -> None:
     assert env.rendezvous.served
 
 
-def test_an_agent_s_store_is_not_served_twice() -> None:
-    env = rank_env_from({**BY_HAND, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert env is not None
-    assert not env.rendezvous.served
-
-
 def test_tcp_needs_no_master() -> None:
     env = rank_env_from({"RANK": "0", "WORLD_SIZE": "2"}, "tcp://10.0.0.7:29500")
     assert env is not None
@@ -59,17 +53,12 @@ def test_ranks_that_are_started_one_by_one_need_a_port() -> None:
         ({"RANK": None}, "set without RANK"),
         ({"MASTER_PORT": None}, "set without MASTER_PORT"),
         ({"RANK": "8"}, r"RANK=8 is outside \[0, 8\)"),
-        ({"RANK": "-1"}, r"RANK=-1 is outside"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is outside"),
-        ({"WORLD_SIZE": "999999999"}, "WORLD_SIZE=999999999 is outside"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE='many' is not a whole number"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is outside"),
-        ({"LOCAL_RANK": "x"}, "LOCAL_RANK='x' is not a whole number"),
         ({"LOCAL_RANK": "4"}, r"LOCAL_RANK=4 is outside \[0, 4\)"),
         ({"LOCAL_RANK": "8", "LOCAL_WORLD_SIZE": None}, r"LOCAL_RANK=8 is outside \[0, 8\)"),
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR='' is not a host"),
         ({"MASTER_ADDR": "tcp://10.0.0.7"}, "MASTER_ADDR='tcp://10.0.0.7' is not a host"),
-        ({"MASTER_ADDR": "node 7"}, "MASTER_ADDR='node 7' is not a host"),
         ({"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE=9 is outside"),
     ],
 )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ENOUGH, is_first_epoch, session_ends, session_members, wait_until_begun
+from processes import ENOUGH, is_first_epoch, listening, session_ends, session_members, wait_until_begun
 from programs import ForkedProgram
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -43,26 +42,6 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def listening(pids: Iterable[int]) -> set[str]:
-    """The local addresses on which these processes listen."""
-    sockets = {link for pid in pids for link in links(Path(f"/proc/{pid}/fd"))}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].split(":")[0])
-    return found
-
-
-def links(folder: Path) -> Iterator[str]:
-    """What the links in a folder point to, of those that are not deleted meanwhile."""
-    with contextlib.suppress(OSError):
-        for link in folder.iterdir():
-            with contextlib.suppress(OSError):
-                yield os.readlink(link)
-
-
 def first_epoch(process: ForkedProgram) -> None:
     for line in process.stdout:
         if is_first_epoch(line):
@@ -70,7 +49,7 @@ def first_epoch(process: ForkedProgram) -> None:
     raise AssertionError("it ended before its first epoch")
 
 
-@pytest.mark.parametrize("moment", [0.3, pytest.param(1.5, marks=pytest.mark.stress), "training"])
+@pytest.mark.parametrize("moment", [0.3, "training"])
 def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, fork_program: Fork, data_dir: Path) -> None:
     process: Any
     if isinstance(moment, float):
@@ -120,8 +99,7 @@ except KeyboardInterrupt:
 SEND = "os.kill(os.getpid(), {}), [None for _ in range(10**6)]"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize("where", ["import", "destructor"])
+@pytest.mark.parametrize(("where", "number"), [("import", signal.SIGTERM), ("destructor", signal.SIGINT)])
 def test_a_signal_is_heard_where_exceptions_get_lost(where: str, number: signal.Signals, tmp_path: Path) -> None:
     send = SEND.format(number.value)
     (tmp_path / "dropping.py").write_text(f"import os\ntry: {send}\nexcept BaseException: pass")
@@ -136,41 +114,28 @@ import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "{module}" and signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
+        if name == "numpy.linalg" and signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), {number})
+            os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "number"),
-    [
-        ("numpy.linalg", signal.SIGTERM),
-        pytest.param("numpy.linalg", signal.SIGHUP, marks=pytest.mark.stress),
-        pytest.param("numpy._core", signal.SIGINT, marks=pytest.mark.stress),
-    ],
-)
-def test_a_signal_while_torch_is_imported(
-    module: str, number: signal.Signals, start_cli: Start, tmp_path: Path
-) -> None:
-    """Its C++ imports numpy, and goes on without it if that raises something."""
-    (tmp_path / "sitecustomize.py").write_text(SEND_WHEN_IMPORTED.format(module=module, number=number.value))
+def test_a_signal_while_torch_is_imported(start_cli: Start, tmp_path: Path) -> None:
+    """Its C++ imports numpy, and continues without it if that raises an exception."""
+    (tmp_path / "sitecustomize.py").write_text(SEND_WHEN_IMPORTED)
     process = start_cli("data-parallel", PYTHONPATH=str(tmp_path))
-    _, err = process.communicate(timeout=ENOUGH)
-    assert (process.returncode, err) == (128 + number, "playground: interrupted\n" if number == signal.SIGINT else "")
+    assert process.communicate(timeout=ENOUGH)[1] == ""
+    assert process.returncode == 128 + signal.SIGTERM
     assert session_ends(process.pid)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.stress), (signal.SIGKILL, -9)]
-)
-def test_the_death_of_the_parent_takes_all_along(number: int, code: int, fork_program: Fork) -> None:
+def test_the_death_of_the_parent_takes_all_along(fork_program: Fork) -> None:
     process = fork_program("playground", *MEASURING)
     wait_for_ranks(process, 3)
-    process.send_signal(number)
-    assert process.wait(timeout=ENOUGH) == code
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=ENOUGH) == -signal.SIGKILL
     assert session_ends(process.pid)
 
 
@@ -192,11 +157,3 @@ def test_a_killed_fork_server_ends_the_run(fork_program: Fork) -> None:
     assert process.returncode == 1
     assert "is out of reach: the fork server it came from was killed" in err
     assert session_ends(process.pid)
-
-
-@pytest.mark.stress
-def test_twenty_at_once(start_cli: Start) -> None:
-    runs = [start_cli("hello", "-n", "2", "--json") for _ in range(20)]
-    for run in runs:
-        _, err = run.communicate(timeout=300)
-        assert (run.returncode, err) == (0, "")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ENOUGH, is_alive
+from processes import ENOUGH
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.launcher import server
@@ -65,28 +65,6 @@ def stop(client: ForkServerClient) -> None:
 
 def state_of(pid: int | None) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_a_process_of_the_server_ends_with_its_own_code(begin: Begin) -> None:
-    begin()
-    process = server.ForkedProcess(target=os._exit, args=(7,))
-    process.start()
-    process.join(ENOUGH)
-    assert process.exitcode == 7
-
-
-def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
-    begin()
-    processes = [server.ForkedProcess(target=time.sleep, args=(60,)) for _ in range(3)]
-    numbers = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
-    for process in processes:
-        process.start()
-    for process, number in zip(processes, numbers, strict=True):
-        assert process.pid
-        os.kill(process.pid, number)
-    for process in processes:
-        process.join(ENOUGH)
-    assert [process.exitcode for process in processes] == [-number for number in numbers]
 
 
 @pytest.fixture
@@ -151,14 +129,6 @@ def test_a_process_that_is_given_nothing_to_run_ends_quietly(begin: Begin, capfd
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_process_is_to_run_may_be_large(begin: Begin) -> None:
-    begin()
-    process = server.ForkedProcess(target=len, args=(bytes(2**24),))
-    process.start()
-    process.join(ENOUGH)
-    assert process.exitcode == 0
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for a signal")
 @pytest.mark.parametrize("module", ["", "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 19)"])
 def test_the_server_dies_with_its_launcher_whatever_it_is_doing(begin: Begin, module: str) -> None:
@@ -207,19 +177,6 @@ def test_a_server_that_goes_on_in_time_is_not_replaced(begin: Begin) -> None:
     timer.start()
     assert server.running_server() is client
     timer.join()
-
-
-def test_a_stopped_process_ends_with_a_server_that_is_killed(begin: Begin) -> None:
-    client = begin()
-    process = server.ForkedProcess(target=signal.raise_signal, args=(signal.SIGSTOP,))
-    process.start()
-    while state_of(process.pid) != "T":
-        time.sleep(0.01)
-    os.kill(client.pid, signal.SIGKILL)
-    process.join(ENOUGH)
-    assert process.exitcode == server.LOST_BY_THE_SERVER
-    assert process.pid
-    assert not is_alive(process.pid) or state_of(process.pid) == "Z"
 
 
 def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(begin: Begin) -> None:

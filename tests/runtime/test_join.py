@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,6 @@ from processes import ENOUGH, by_hand, free_port, is_first_epoch
 from programs import ForkedProgram
 
 from playground.lessons import LESSONS
-from playground.runtime import PeerDisconnected
-from playground.runtime.backends import BACKENDS
-from playground.runtime.meeting import join
-from playground.runtime.meeting.environment import rank_env_from
-from playground.runtime.meeting.peers import PeerWatch
 from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 
@@ -39,40 +33,6 @@ def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program:
     assert program.returncode == 0, err
     theirs = {step["name"]: step["ranks"] for step in json.loads(out)["steps"]}
     assert theirs == {step: [ours[0][i], ours[1][i]] for i, step in enumerate(steps)}
-
-
-class Asked(threading.Event):
-    """Never set, and says at once how long it is waited for."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.limit = timeout
-        return False
-
-
-@pytest.mark.parametrize(("backend", "limit"), [("gloo", 3.0), ("nccl", 0.0)])
-def test_after_a_loss_only_threads_that_get_free_are_waited_for(
-    backend: str, limit: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank on a GPU waits in the driver: there connections that are shut down free nobody."""
-    watches: list[PeerWatch] = []
-
-    def never_enter(rank: int, size: int, run: Any, *args: object, **more: object) -> None:
-        watches.append(run.args[0])
-        raise PeerDisconnected(rank, size, "lost rank 0")
-
-    monkeypatch.setattr(join, "run_in_world", never_enter)
-    monkeypatch.setattr(BACKENDS["nccl"], "check", lambda local_ranks, joined: "")
-    env = rank_env_from(by_hand(1, 2, free_port()))
-    assert env
-    with pytest.raises(PeerDisconnected):
-        join.join(env, print, backend=backend)
-    [watch] = watches
-    ended: list[float | None] = []
-    watch.attended = attended = Asked()
-    monkeypatch.setattr(watch, "watch", watch.known.set)
-    watch.abandon = lambda: ended.append(attended.limit)
-    watch.run()
-    assert ended == [limit]
 
 
 def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork, data_dir: Path) -> None:

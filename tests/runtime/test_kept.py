@@ -37,7 +37,7 @@ def pid(rank: int, size: int) -> int:
     return os.getpid()
 
 
-@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 8))])
+@pytest.mark.parametrize("size", [1, 3])
 def test_the_next_launch_runs_in_the_same_processes(size: int) -> None:
     first = launch(pid, size)
     assert launch(pid, size) == first
@@ -80,10 +80,6 @@ def set_dtype(rank: int, size: int) -> None:
     torch.set_default_dtype(torch.float64)
 
 
-def disable_gradients(rank: int, size: int) -> None:
-    torch.set_grad_enabled(False)
-
-
 def set_handler(rank: int, size: int) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
@@ -108,11 +104,8 @@ def close_stdout(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize(
     "fn",
-    [
-        set_environment, set_dtype, disable_gradients, set_handler, start_thread, change_folder, close_stdout,
-        start_child,
-    ],
-)  # fmt: skip
+    [set_environment, set_dtype, set_handler, start_thread, change_folder, close_stdout, start_child],
+)
 def test_a_process_that_was_changed_is_not_kept(fn: Callable[[int, int], None]) -> None:
     before = launch(pid, 2)
     launch(fn, 2)
@@ -130,15 +123,7 @@ def test_a_world_that_failed_is_not_kept() -> None:
     assert set(launch(pid, 2)).isdisjoint(before)
 
 
-def test_a_world_that_died_while_it_waited_is_replaced() -> None:
-    before = launch(pid, 2)
-    os.kill(before[1], signal.SIGKILL)
-    while is_alive(before[1]):
-        time.sleep(0.01)
-    assert set(launch(pid, 2)).isdisjoint(before)
-
-
-def test_a_world_that_died_while_it_waited_is_ended_without_signalling_a_stranger() -> None:
+def test_a_world_that_died_while_it_waited_is_replaced_without_signalling_a_stranger() -> None:
     before = launch(pid, 2)
     os.kill(before[1], signal.SIGKILL)
     while is_alive(before[1]):

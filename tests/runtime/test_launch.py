@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import is_alive
+from processes import is_alive, listening
 from ranks import go_wrong
 
 import playground
@@ -41,26 +41,9 @@ def add_up(rank: int, size: int) -> float:
     return tensor.item()
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4, 8))])
+@pytest.mark.parametrize("size", [1, 5])
 def test_results_come_in_rank_order(size: int) -> None:
     assert launch(add_up, size) == [sum(range(size))] * size
-
-
-def listening_addresses() -> list[str]:
-    """Local addresses, in the kernel's hexadecimal, of this process's listening TCP sockets."""
-    mine = set()
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            mine.add(os.readlink(f"/proc/self/fd/{entry}"))
-        except OSError:
-            continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                found.append(fields[1].split(":")[0])
-    return found
 
 
 def surroundings(rank: int, size: int) -> dict[str, Any]:
@@ -69,7 +52,7 @@ def surroundings(rank: int, size: int) -> dict[str, Any]:
         "policy": os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None,
         "backend": dist.get_backend(),
         "local_rank": dist.get_node_local_rank(),
-        "listening": listening_addresses(),
+        "listening": listening([os.getpid()]),
     }
 
 
@@ -131,17 +114,17 @@ def test_ranks_meet_by_every_method(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("how", "culprit", "reason"),
     [
-        ("raise", "failed: ValueError: this rank has had enough"),
-        ("exit", "failed: SystemExit: 3"),
-        ("vanish", "exited with code 7 without a result"),
-        ("kill", "was killed by SIGKILL"),
-        ("segfault", "was killed by SIGSEGV"),
+        ("raise", 0, "failed: ValueError: this rank has had enough"),
+        ("exit", 2, "failed: SystemExit: 3"),
+        ("vanish", 0, "exited with code 7 without a result"),
+        ("kill", 0, "was killed by SIGKILL"),
+        ("kill", 2, "was killed by SIGKILL"),
+        ("segfault", 2, "was killed by SIGSEGV"),
     ],
 )
-@pytest.mark.parametrize("culprit", [0, 2])
-def test_the_rank_that_failed_is_named(how: str, reason: str, culprit: int) -> None:
+def test_the_rank_that_failed_is_named(how: str, culprit: int, reason: str) -> None:
     pids: dict[int, int] = {}
     with pytest.raises(RankFailed) as caught:
         launch(go_wrong, 3, args=(how, culprit), on_report=lambda rank, event: pids.update({rank: event["pid"]}))
@@ -240,7 +223,7 @@ def report_odd(rank: int, size: int, error: type[Exception]) -> None:
     time.sleep(1000)
 
 
-@pytest.mark.parametrize("error", [EOFError, ConnectionResetError, ValueError])
+@pytest.mark.parametrize("error", [EOFError, ValueError])
 def test_a_report_that_cannot_be_read_is_not_taken_for_a_lost_rank(error: type[Exception]) -> None:
     with pytest.raises(RankFailed, match=rf"^rank 0 of 1 sent what cannot be read here \({error.__name__}: only there"):
         launch(report_odd, 1, args=(error,))
@@ -321,13 +304,6 @@ def test_what_a_listener_raises_is_not_taken_for_a_rank_s_failure() -> None:
         launch(slow_but_alive, 2, on_report=stdout_is_gone)
 
 
-def test_the_next_world_works_after_a_failure() -> None:
-    for how in ("raise", "kill"):
-        with pytest.raises(RankFailed):
-            launch(go_wrong, 2, args=(how, 1))
-        assert launch(add_up, 2) == [1, 1]
-
-
 def nothing_to_send(rank: int, size: int) -> Any:
     return lambda: None
 
@@ -341,17 +317,12 @@ def test_a_result_that_does_not_pickle_is_explained() -> None:
     ("arguments", "message"),
     [
         ({"size": 0}, "one host takes 1 to"),
-        ({"size": -1}, "one host takes 1 to"),
         ({"size": 1_000_000}, "one host takes 1 to"),
         ({"size": 2, "timeout": float("nan")}, "timeout"),
-        ({"size": 2, "timeout": -1.0}, "timeout"),
         ({"size": 2, "backend": "smoke signals"}, "unknown"),
         ({"size": 2, "args": (lambda: None,)}, "cannot be sent to another process"),
-        ({"size": 2, "init_method": "tcp://127.0.0.1"}, "tcp://HOST:PORT"),
-        ({"size": 2, "init_method": "mpi://"}, "use env://"),
         ({"size": 2, "init_method": "tcp://192.0.2.1:29500"}, "loopback"),
         ({"size": 2, "init_method": f"file://{__file__}"}, "is there already"),
-        ({"size": 2, "init_method": "file:///no/such/folder/file"}, "folder"),
     ],
 )
 def test_the_impossible_is_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:

@@ -67,8 +67,6 @@ def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tu
         ("kill", 0, KILLED),
         ("kill", 2, KILLED),
         ("raise", 1, "failed: ValueError: this rank has had enough"),
-        ("vanish", 0, "exited with code 7 without a result"),
-        pytest.param("segfault", 1, "was killed by SIGSEGV", marks=pytest.mark.stress),
     ],
 )
 def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) -> None:
@@ -82,27 +80,15 @@ def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) ->
     assert not any(map(is_alive, seen.pids))
 
 
-@pytest.mark.parametrize(
-    ("how", "named"), [("hang", "ranks 0, 1"), pytest.param("stop", "rank 1", marks=pytest.mark.stress)]
-)
-def test_a_world_that_hangs_is_replaced(how: str, named: str) -> None:
+def test_a_world_that_hangs_is_replaced() -> None:
     seen = Restarts()
     results = launch(
-        go_wrong_at_first, 2, args=(how, [1]), timeout=2, restarts=3,
+        go_wrong_at_first, 2, args=("hang", [1]), timeout=2, restarts=3,
         on_restart=seen.on_restart, on_report=seen.on_report,
     )  # fmt: skip
     assert results == [(0, 1), (1, 1)]
-    assert [line.partition(":")[0] for line in seen.headlines] == [f"no sign of life for 2 s from {named} of 2"]
+    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 2 s from ranks 0, 1 of 2"]
     assert not any(map(is_alive, seen.pids))
-
-
-def test_it_is_replaced_again_and_again() -> None:
-    seen = Restarts()
-    culprits = [1, 0, 0]
-    results = launch(go_wrong_at_first, 2, args=("kill", culprits), restarts=3, on_restart=seen.on_restart)
-    assert results == [(0, 3), (1, 3)]
-    assert seen.headlines == [f"rank {culprit} of 2 {KILLED}" for culprit in culprits]
-    assert seen.counts == [1, 2, 3]
 
 
 def test_after_the_last_restart_the_last_failure_is_raised() -> None:
@@ -175,14 +161,6 @@ def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) ->
         World(None, restarts=3)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert restart_count() == 2
-
-
-def test_a_world_object_passes_it_on() -> None:
-    seen = Restarts()
-    world = World(2, restarts=1)
-    assert world.run(go_wrong_at_first, "kill", [1], on_restart=seen.on_restart) == [(0, 1), (1, 1)]
-    assert world.run(go_wrong_at_first, "kill", [0], on_restart=seen.on_restart) == [(0, 1), (1, 1)]
-    assert seen.counts == [1, 1]
 
 
 def test_unless_asked_otherwise_a_restart_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -349,7 +327,7 @@ def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_rank_may_be_killed_while_it_leaves(seed: int) -> None:
     seen = Restarts()
 
@@ -375,9 +353,7 @@ def fail_once_then_wait(rank: int, size: int) -> None:
     time.sleep(1000)
 
 
-@pytest.mark.parametrize(
-    "delay", [0.001, 0.04, *(pytest.param(i / 100, marks=pytest.mark.stress) for i in range(1, 40, 2))]
-)
+@pytest.mark.parametrize("delay", [0.001, 0.04, *(pytest.param(i / 100, marks=pytest.mark.stress) for i in (10, 30))])
 def test_ctrl_c_ends_a_restart(delay: float) -> None:
     """While a world that failed is being ended, while another starts, and when it has begun to work."""
     before = children_of_the_server()
@@ -392,25 +368,6 @@ def test_ctrl_c_ends_a_restart(delay: float) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert soon(lambda: children_of_the_server() <= before)
-
-
-def kill_the_server_once(rank: int, size: int) -> int:
-    dist.barrier()
-    if rank == 0 and restart_count() == 0:
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(1000)
-    return restart_count()
-
-
-@pytest.mark.stress
-def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
-    seen = Restarts()
-    end_worlds()  # those that are kept come from this server, too
-    try:
-        assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
-    finally:
-        keep_worlds()
-    assert "the fork server it came from was killed" in seen.headlines[0]
 
 
 def stop_the_server(rank: int, size: int, fails: bool) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import ENOUGH
@@ -60,21 +57,6 @@ def test_a_mark_that_is_a_link_removes_nothing(place: Path) -> None:
     with temporary_folder("test"):
         pass
     assert {each.name for each in place.iterdir()} == {"playground-evil", "diary"}
-
-
-def test_a_killed_command_leaves_nothing_for_longer_than_until_the_next(
-    place: Path, fork_program: Callable[..., Any], data_dir: Path
-) -> None:
-    words = ("elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600)
-    killed = fork_program("playground", *words, "--epochs", 1000)
-    assert any("elastic" in line for line in killed.stdout)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=ENOUGH)
-    assert [each.name[:19] for each in place.iterdir()] == ["playground-elastic-"]
-    following = fork_program("playground", *words, "--kills", 1)
-    following.communicate(timeout=ENOUGH)
-    assert following.returncode == 0
-    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -43,7 +43,7 @@ def main() -> tuple[int, int, int, float]:
     return *place, total
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_a_script_for_torchrun_runs_unchanged(size: int) -> None:
     total = size * (size + 1) / 2
     for _ in range(2):

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from playground.survival.folder import find_snapshots
@@ -40,6 +41,26 @@ def session_members(session: int) -> list[str]:
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(entry)
     return found
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """The local addresses on which these processes listen."""
+    sockets = {link for pid in pids for link in links(Path(f"/proc/{pid}/fd"))}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].split(":")[0])
+    return found
+
+
+def links(folder: Path) -> Iterator[str]:
+    """What the links in a folder point to, of those that are not deleted meanwhile."""
+    with contextlib.suppress(OSError):
+        for link in folder.iterdir():
+            with contextlib.suppress(OSError):
+                yield os.readlink(link)
 
 
 def is_alive(pid: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import ENOUGH
 
 from playground.algorithms import ALGORITHMS, OURS, load_algorithm
 from playground.measurement.environment import Environment
@@ -26,8 +23,7 @@ from playground.runtime.remote import Remote
 from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.page import ReportPrinter
-from playground.tools.bench.results import BenchStart, SizeResult
-from playground.tools.bench.settings import COLLECTIVES, DEFAULT_ALGORITHMS, BenchSettings, available_algorithms
+from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -82,7 +78,6 @@ WRONG_RING = Remote("test_bench", "run_with_a_wrong_ring")
         (3, ("--collective", "all", "--algorithm", "all", "-b", 16, "-e", 64)),
         (2, ("--dtype", "bfloat16", "--op", "avg", "--algorithm", "ring,auto", "-b", "64K", "-e", "64K")),
         (3, ("--dtype", "int8", "--op", "prod", "--algorithm", "all", "-b", 64, "-e", 64)),
-        # Not reduce_scatter: that of torch 2.6's gloo always adds, as this very column says there.
         (3, ("--dtype", "uint8", "--op", "bxor", "--collective", "all_reduce,reduce", "-b", 64, "-e", 64)),
     ],
     ids=str,
@@ -126,28 +121,6 @@ def test_all_means_every_algorithm_that_a_collective_has(run_cli: Run) -> None:
     assert {collective for collective, names in found.items() if len(names) > 1} == set(OURS)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_what_is_measured_by_default(collective: str) -> None:
-    settings = BenchSettings(collectives=(collective,), sizes=(64,))
-    assert settings.algorithms_of(collective) == (("backend", "auto") if collective == "all_reduce" else ("backend",))
-
-
-def test_our_defaults_are_algorithms_of_ours() -> None:
-    for collective, names in DEFAULT_ALGORITHMS.items():
-        assert set(names) <= set(available_algorithms(collective))
-
-
-@pytest.mark.parametrize("op", ["sum", "max", "avg"])
-def test_our_reduce_scatter_and_all_gather_are_right(op: str, run_cli: Run) -> None:
-    words = ("--collective", "reduce_scatter,all_gather", "--algorithm", "ring", "--op", op, "-b", 60, "-e", 240)
-    document = json.loads(run_cli("bench", "-n", 3, *QUICK, *words, "--json").out)
-    assert [(row["collective"], row["algorithm"], row["wrong"]) for row in document["rows"][::2]] == [
-        ("all_gather", "ring", 0), ("reduce_scatter", "ring", 0),
-    ]  # fmt: skip
-    assert [row["wrong"] for row in document["rows"]] == [0] * 4
-    assert document["settings"]["algorithms"] == ["ring"]
-
-
 def test_a_wrong_algorithm_is_found() -> None:
     assert count_wrong(SETTINGS) == {"backend": 0, "ring": 2}
 
@@ -161,20 +134,17 @@ def test_a_wrong_all_gather_or_reduce_scatter_of_ours_is_found() -> None:
 
 def count_wrong(settings: BenchSettings) -> dict[str, int]:
     """Wrong elements by algorithm, where our ring is broken."""
-    measured = last_report(run_with_a_wrong_ring, settings)["measured"]
-    return {row.algorithm: row.wrong for row in measured.rows}
+    return {row.algorithm: row.wrong for row in last_report(run_with_a_wrong_ring, settings)["measured"]}
 
 
 def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> None:
     events = reports(benchmark.run, replace(SETTINGS, sizes=(64, 128), iterations=2, limit=True))
     [start] = [event["start"] for event in events if "start" in event]
-    assert isinstance(start, BenchStart)
-    assert isinstance(start.environment, Environment)
-    assert start.environment.cores >= 1
-    sizes = [event["measured"] for event in events if "measured" in event]
-    assert [type(size) for size in sizes] == [SizeResult] * 4
-    assert [size.complete for size in sizes] == [False, False, True, True]
-    assert [row.trials for size in sizes for row in size.rows] == [1] * 6 + [2] * 6
+    assert isinstance(start, Environment)
+    assert start.cores >= 1
+    sizes = [event for event in events if "measured" in event]
+    assert [size["complete"] for size in sizes] == [False, False, True, True]
+    assert [row.trials for size in sizes for row in size["measured"]] == [1] * 6 + [2] * 6
     steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
     assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
     assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)
@@ -187,18 +157,11 @@ def test_results_are_read_without_importing_torch(torch_is_imported: Callable[..
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"collectives": ("barrier",)}, "collective 'barrier' is unknown"),
-        ({"algorithms": ("rung",)}, "algorithm 'rung' is unknown"),
-        ({"dtype": "float8"}, "dtype 'float8' is unknown"),
         ({"op": "mean"}, "op 'mean' is unknown"),
         ({"sizes": ()}, "give at least one"),
         ({"sizes": (128, 64)}, "from small to large"),
-        ({"sizes": (6,)}, "not a multiple of 4"),
         ({"sizes": (4, 6)}, "size 6 is not a multiple of 4"),
-        ({"iterations": 0}, "0 iterations"),
-        ({"iterations": 10**9}, "0 to 100,000 are possible"),
-        ({"collectives": ("broadcast",), "algorithms": (), "op": "max"}, "--op max has no effect"),
-        ({"warmup": -1}, "-1 warm-up calls"),
+        ({"iterations": 0}, "iterations 0: it must be between 1 and 100000"),
         ({"collectives": ("gather",)}, "--algorithm ring for gather: ours are algorithms for all_reduce"),
     ],
     ids=str,
@@ -281,43 +244,23 @@ def test_json_with_the_limit(run_cli: Run) -> None:
     assert (document["lesson"], document["world_size"], document["steps"]) == ("bench", 3, [])
 
 
-def test_hosts_that_cannot_be_simulated(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAYGROUND_HOSTS", "3")
-    shown = run_cli("bench", "-n", 2, *QUICK, "-b", 64, "-e", 64)
-    assert (shown.code, shown.out) == (2, "")
-    assert "PLAYGROUND_HOSTS=3 is outside [1, 3)" in shown.err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--algorithm", "rung"), "'rung' is none of"),
-        (("--collective", "barrier"), "'barrier' is none of"),
-        (("--collective", ""), "'' is none of"),
-        (("--dtype", "float8"), "float8"),
-        (("--op", "mean"), "mean"),
         (("--op", "band"), "BAND is defined for integers"),
         (("--op", "avg", "--dtype", "int32", "--algorithm", "backend"), "AVG is defined for floating point"),
         (("--collective", "broadcast", "--algorithm", "ring"), "--algorithm ring for broadcast"),
-        (("--collective", "all", "--algorithm", "ring"), "--algorithm ring for broadcast"),
-        (("--collective", "all_gather", "--algorithm", "auto"), "--algorithm auto for all_gather"),
         (("-b", "2K", "-e", "1K"), "--begin 2K is beyond --end 1K"),
-        (("-b", "6"), "not a multiple of 4"),
         (("-b", "4", "--collective", "all_gather"), "at least 8 bytes"),
-        (("-b", "0"), "is no size"),
         (("-e", "1.5M"), "is no size"),
-        (("--iterations", "0"), "--iterations"),
-        (("--warmup", "-1"), "--warmup"),
         (("-e", "900000G"), "bytes of memory"),
         (("--plot", "plot.pdf"), ".svg or .png"),
-        (("--plot", "/nowhere/plot.svg"), "no such folder"),
         (("--diff", __file__, __file__), "not a result"),
         (("--plot", "plot.svg", "-n", "1"), "all_reduce moves nothing"),
-        (("--iterations", "1000000000"), "--iterations"),
         (("--collective", "all_gather", "--op", "max"), "--op max has no effect"),
         (("--diff", "/nowhere.json", __file__), "No such file"),
         (("--diff", "a", "b", "-n", "2"), "-n has no effect with --diff"),
-        (("--seed", "1234", "--diff", "a", "b"), "--seed has no effect with --diff"),
     ],
     ids=str,
 )
@@ -332,20 +275,6 @@ def test_without_matplotlib_it_says_how_to_get_it(run_cli: Run, monkeypatch: pyt
     shown = run_cli("bench", "--plot", "plot.svg")
     assert (shown.code, shown.out) == (2, "")
     assert shown.err == "playground: --plot needs matplotlib: pip install 'playground[plot]'\n"
-
-
-@pytest.mark.stress
-def test_ctrl_c_prints_what_there_is(start_cli: Start) -> None:
-    process = start_cli("bench", "-b", 32, "-e", "32M", "--iterations", 2, "--warmup", 0)
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("  backend"):
-            break
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=ENOUGH)
-    assert (process.returncode, err.strip()) == (130, "playground: interrupted")
-    last = " ".join(out.split("Measured")[1].split())
-    assert last == "in part: all_reduce from 32 B to 32 MiB, 1 or more of 2 trials per row."
 
 
 ENDS: list[tuple[BaseException, int, str]] = [
@@ -387,14 +316,6 @@ def test_whatever_ends_a_run_what_was_measured_is_shown(
         [algorithm, size] for size in ("64", "256") for algorithm in ("backend", "auto")
     ]
     assert lines[-1] == "Measured in part: all_reduce from 64 B to 256 B, 1 or more of 2 trials per row."
-
-
-def test_a_figure_of_an_interrupted_run_is_drawn(run_cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(page, "ReportPrinter", EndedPrinter)
-    monkeypatch.setattr(EndedPrinter, "error", KeyboardInterrupt(), raising=False)
-    assert run_cli("bench", *QUICK, "-b", 64, "-e", 256, "--plot", tmp_path / "plot.png").code == 130
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_memory_of_several_hosts_is_no_limit(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,17 +106,6 @@ def test_ticks_are_sizes_that_were_measured() -> None:
     assert len({larger / smaller for smaller, larger in itertools.pairwise(ticks)}) == 1
 
 
-def test_the_figure_is_logarithmic_and_its_ticks_are_sizes(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [replace(ROW, size=size, busbw=size / 1e6) for size in (1024, 65536, 2**22)]
-    result = BenchResult(settings=EVERYTHING, environment=None, rows=rows, error=None)
-    page.bandwidth_plot("title", result, tmp_path / "plot.svg")
-    svg = (tmp_path / "plot.svg").read_text()
-    # matplotlib draws text as outlines, and leaves the text itself in comments
-    for label in ("1 KiB", "64 KiB", "4 MiB", "0.001", "0.01", "0.1", "1", "size", "bus bandwidth (GB/s)"):
-        assert f"<!-- {label} -->" in svg
-
-
 def test_a_file_that_can_be_written_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "rows.svg"
     check_writable("-o", file)

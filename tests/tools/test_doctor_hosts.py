@@ -11,8 +11,6 @@ import pytest
 from hosts import BURST, SEGMENTS, Host, Network, ip, run
 from processes import ENOUGH
 
-from playground.runtime.host import cores
-
 pytestmark = pytest.mark.stress
 
 Hosts = Callable[..., Network]
@@ -63,15 +61,6 @@ def test_healthy_hosts_are_fit(hosts: Hosts) -> None:
     assert len(document["hosts"]["links"]) == 12
 
 
-def test_a_busy_machine_is_fit(hosts: Hosts) -> None:
-    """Twice as many programs that never sleep as there are cores blame no host and no link."""
-    network = hosts(3)
-    for _ in range(2 * cores()):
-        network.hosts[0].start(sys.executable, "-SE", "-c", "while True: pass")
-    codes, document = examine(network, "--check", "loopback,firewall,hosts")
-    assert (codes, told(document)) == ([0] * 3, [])
-
-
 def test_torchrun_s_hosts_are_fit(hosts: Hosts) -> None:
     """One process of each host examines it, and rank 0 reports."""
     network = hosts(3)
@@ -100,12 +89,11 @@ def test_a_slow_link_is_named(hosts: Hosts) -> None:
     assert finding.startswith("bandwidth: the link between 10.77.0.2 and 10.77.0.4 has a bandwidth ")
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_host_is_named_and_the_others_go_on(missing: int, hosts: Hosts) -> None:
+def test_a_missing_host_is_named_and_the_others_go_on(hosts: Hosts) -> None:
     network = hosts(3)
-    codes, document = examine(network, absent=(network.hosts[missing],))
+    codes, document = examine(network, absent=(network.hosts[0],))
     assert (codes, told(document)) == (
-        [1, 1], [f"answers: {network.hosts[missing].address} does not answer: Connection refused"]
+        [1, 1], [f"answers: {network.hosts[0].address} does not answer: Connection refused"]
     )  # fmt: skip
     assert len(document["hosts"]["links"]) == 2
 

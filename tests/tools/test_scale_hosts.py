@@ -57,8 +57,14 @@ def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float,
     assert (found.alpha, found.beta) == pytest.approx((alpha, beta), rel=0.01)
     assert (found.inner_alpha, found.inner_beta) == pytest.approx((inner_alpha, inner_beta), rel=0.01)
     assert result.fit
-    assert result.fit.worst_error < 0.01
-    assert {(point.size, point.node) for point in result.fit.unseen} == {(2, 1), (3, 1), (2, 2), (4, 4), (12, 4)}
+    assert result.fit["worst_error"] < 0.01
+    assert {(point.size, point.node) for point in result.fit["points"] if not point.fitted} == {
+        (2, 1),
+        (3, 1),
+        (2, 2),
+        (4, 4),
+        (12, 4),
+    }
 
 
 def test_which_figure_is_of_which_link() -> None:
@@ -79,7 +85,7 @@ def test_a_level_that_cannot_be_measured_is_named() -> None:
     asked = plan_of(4, 1)
     result = plan.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
     assert (result.parameters.alpha, result.parameters.beta) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.01)
-    assert result.predictions.host is None
+    assert result.predictions["host"] is None
     text = " ".join(render(page.result_texts(result), 80).split())
     assert "inside a host nothing could be measured, with one rank on each" in text
     assert "within a node of" not in text

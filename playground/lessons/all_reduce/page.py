@@ -13,6 +13,7 @@ from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice
 
@@ -70,23 +71,9 @@ class AllReduceSettings:
         return self.size if self.elements is None else self.elements
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outgoing:
-    """A message that a rank sends."""
-
-    to: int
-    """Receiving rank."""
-    values: list[int]
-    where: Span
-
-
-@dataclass(frozen=True, kw_only=True)
-class Incoming:
-    """A message that a rank is to receive."""
-
-    from_: int
-    """Sending rank."""
-    where: Span
+Message = Fields
+"""A message that is sent: `to`, the receiving rank, `values` and `where`, a `Span`; one that is received: `from`, the
+sending rank, and `where`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +84,8 @@ class Note:
     """Phase of the algorithm; empty where its phases have no names."""
     holds: list[int]
     """The tensor when the messages were started."""
-    sends: list[Outgoing]
-    receives: list[Incoming]
+    sends: list[Message]
+    receives: list[Message]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,29 +104,15 @@ class Trace:
     """Messages, start by start."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """The cost of an algorithm, on all its ranks."""
-
-    steps: int
-    """Number of steps, one after the other."""
-    messages: list[int]
-    """Number of messages sent, by rank."""
-    sent: list[int]
-    """Bytes sent, by rank."""
-    busiest: int
-    """Bytes that the busiest rank sends and receives."""
-    in_all: int
-    """Bytes sent by all ranks together."""
-
-
-def load_of(traces: Sequence[Trace]) -> Load:
-    """The cost of an algorithm, from the recordings of all ranks."""
+def load_of(traces: Sequence[Trace]) -> Fields:
+    """The cost of an algorithm, from the recordings of all ranks: its steps, the messages and bytes sent by each rank,
+    the bytes that the busiest rank sends and receives, and those that all ranks send together."""
     sent, messages = [trace.sent for trace in traces], [trace.messages for trace in traces]
     passed = list(sent)
     for message in (message for trace in traces for note in trace.notes for message in note.sends):
-        passed[message.to] += ELEMENT * len(message.values)
-    return Load(steps=len(steps_of(traces)), messages=messages, sent=sent, busiest=max(passed), in_all=sum(sent))
+        passed[message["to"]] += ELEMENT * len(message["values"])
+    steps = len(steps_of(traces))
+    return {"steps": steps, "messages": messages, "sent": sent, "busiest": max(passed), "in_all": sum(sent)}
 
 
 def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
@@ -161,8 +134,8 @@ def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
             if not has_sent[rank]:
                 has_sent[rank] = True
                 for outgoing in note.sends:
-                    left_at[rank, outgoing.to].append(clock[rank])
-            lines = [left_at[incoming.from_, rank] for incoming in note.receives]
+                    left_at[rank, outgoing["to"]].append(clock[rank])
+            lines = [left_at[incoming["from"], rank] for incoming in note.receives]
             if all(lines):
                 step = max([clock[rank], *(line.popleft() for line in lines)])
                 steps[step][rank] = position
@@ -181,8 +154,8 @@ def story(name: str, traces: Sequence[Trace]) -> Texts:
         named = "".join(f", {phase}" for phase in sorted(phases))
         texts += [prose("  ", heading(f"step {number}"), f"{named}:"), step_table(traces, step, holds)]
     load = load_of(traces)
-    sent = ", ".join(map(str, load.sent))
-    return [*texts, f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load.busiest}"]
+    sent = ", ".join(map(str, load["sent"]))
+    return [*texts, f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load['busiest']}"]
 
 
 def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[list[int]]) -> Table:
@@ -200,9 +173,9 @@ def sends_text(note: Note) -> str:
     """Values, and the ranks they are sent to: "all = [1, 1] to 1, 2", or for a part, "[2:3] = [110] to 1"."""
     receivers: dict[str, list[str]] = defaultdict(list)
     for message in note.sends:
-        whole = message.where is None or len(message.values) == len(note.holds)
-        part = "all" if whole else "[{}:{}]".format(*message.where or ())
-        receivers[f"{part} = {message.values}"].append(str(message.to))
+        whole = message["where"] is None or len(message["values"]) == len(note.holds)
+        part = "all" if whole else "[{}:{}]".format(*message["where"])
+        receivers[f"{part} = {message['values']}"].append(str(message["to"]))
     return ", ".join(f"{what} to {', '.join(ranks)}" for what, ranks in receivers.items())
 
 
@@ -211,7 +184,7 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
     of_bytes = ((name, "bytes") for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
     table = Table("algorithm", *numbers("steps", "messages", *of_bytes))
     for name, load in zip(by_name, map(load_of, by_name.values()), strict=True):
-        table.add(name, load.steps, max(load.messages), max(load.sent), load.busiest, load.in_all)
+        table.add(name, load["steps"], max(load["messages"]), max(load["sent"]), load["busiest"], load["in_all"])
     return table
 
 

@@ -21,16 +21,7 @@ from playground.algorithms.collectives import AllGather, AllReduce, ReduceScatte
 from playground.algorithms.messages import Messages, observed
 from playground.algorithms.operation import Add
 from playground.algorithms.transport import Addressed
-from playground.lessons.all_reduce.page import (
-    PHASES,
-    TRACEABLE,
-    AllReduceSettings,
-    Incoming,
-    Note,
-    Outgoing,
-    Span,
-    Trace,
-)
+from playground.lessons.all_reduce.page import PHASES, TRACEABLE, AllReduceSettings, Note, Span, Trace
 from playground.runtime import device, report
 
 COLLECTIVES = {"all_reduce": AllReduce, "reduce_scatter": ReduceScatter, "all_gather": AllGather}
@@ -158,13 +149,13 @@ def record(call: Callable[[], object], before: torch.Tensor, after: torch.Tensor
     def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
         if send or receive:
             flat = messages.flat
-            sends = [Outgoing(to=to, values=part.tolist(), where=span(part, flat)) for part, to in send]
-            receives = [Incoming(from_=source, where=span(part, flat)) for part, source in receive]
+            sends = [{"to": to, "values": part.tolist(), "where": span(part, flat)} for part, to in send]
+            receives = [{"from": source, "where": span(part, flat)} for part, source in receive]
             notes.append(Note(phase=messages.phase, holds=flat.tolist(), sends=sends, receives=receives))
 
     with observed(note):
         call()
-    parts = [len(message.values) for each in notes for message in each.sends]
+    parts = [len(message["values"]) for each in notes for message in each.sends]
     sent = sum(parts) * before.element_size()
     return Trace(before=given, after=after.tolist(), messages=len(parts), sent=sent, notes=notes)
 

@@ -16,6 +16,7 @@ from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
@@ -49,18 +50,9 @@ def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]
     return tuple(Kill(random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """One failure, and how the training resumed."""
-
-    failure: str
-    """The rank that failed, and why."""
-    killed_after: int
-    """Number of steps done when it failed."""
-    resumed_after: int
-    """Number of steps in the newest whole snapshot; 0 if there was none yet."""
-    seconds: float
-    """Seconds from the kill until the next step was completed."""
+Recovery = Fields
+"""A `failure`, in words; the number of steps done when the rank was `killed_after` them, and of those in the snapshot
+that the training `resumed_after`, 0 for none; `seconds` from the kill until the next step was completed."""
 
 
 class Witness:
@@ -84,7 +76,7 @@ class Witness:
                 raise PlaygroundError(f"{self.failure}: that was none of the kills drawn here")
             killed_at, killed_after = self.kills[len(self.recoveries)]
             steps = {"killed_after": killed_after, "resumed_after": self.resumed_after}
-            self.recoveries.append(Recovery(failure=self.failure, seconds=time.monotonic() - killed_at, **steps))
+            self.recoveries.append({"failure": self.failure, **steps, "seconds": time.monotonic() - killed_at})
             self.failure = ""
 
     def note_failure(self, failure: PlaygroundError, count: int) -> None:
@@ -96,8 +88,8 @@ def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
     counts = ("after\nstep", "goes on\nafter step", "steps\nredone", ("until the\nnext step", "s", ".2f"))
     table = Table(Column("failure", wraps=True), *numbers(*counts))
     for each in recoveries:
-        redone = each.killed_after - each.resumed_after
-        table.add(each.failure, each.killed_after, each.resumed_after, redone, each.seconds)
+        failure, killed_after, resumed_after, seconds = each.values()
+        table.add(failure, killed_after, resumed_after, killed_after - resumed_after, seconds)
     return table
 
 

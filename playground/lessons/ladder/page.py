@@ -226,7 +226,7 @@ BY_MODEL = {
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
     data_options,
     plot_option("a bar for each rung"),
-    only_with("dataset", "data_dir", "mirror", "limit", model=tuple(models.MODELS)),
+    only_with("dataset", "data_dir", "limit", model=tuple(models.MODELS)),
 )
 def command(session: Session, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
     world, spec = session.world, MODELS[model]

@@ -276,7 +276,7 @@ def meet(agent: Any, workers: Any) -> MistakeResult:
                 if not told:
                     raise
                 error = told[0]
-    return MistakeResult(worker=worker, version_read=read, version_found=found, error=error)
+    return {"worker": worker, "version_read": read, "version_found": found, "error": error}
 
 
 class Graph(NamedTuple):

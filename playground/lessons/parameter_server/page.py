@@ -18,6 +18,7 @@ from playground.console.text import Prose, good, heading, prose
 from playground.console.training import echo_loss, on_data
 from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
@@ -113,17 +114,9 @@ class ModeResult:
         return sum(steps * count for steps, count in self.staleness.items()) / sum(self.staleness.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class MistakeResult:
-    """The experience of a worker of the published parameter server."""
-
-    worker: int
-    version_read: int
-    """Version of the server's parameters when its forward pass used them."""
-    version_found: int
-    """Their version when its backward pass needed them."""
-    error: str
-    """The error of backward; empty if there was none."""
+MistakeResult = Fields
+"""What a `worker` of the published parameter server met: the version of the server's parameters that its forward pass
+read (`version_read`), the one that its backward pass found (`version_found`), and the `error` of that, or nothing."""
 
 
 def steps_verdict(modes: Sequence[ModeResult]) -> str:
@@ -152,9 +145,9 @@ def mistake_texts(met: Sequence[MistakeResult]) -> Texts:
     )
     table = Table(*numbers("worker", "version\nread", "version\nfound"), Column("backward", wraps=True))
     for each in met:
-        outcome = f"fails: … {each.error[-SHOWN:]}" if each.error else "goes well"
-        table.add(each.worker, each.version_read, each.version_found, outcome)
-    errors = [f"In full: {each.error}." for each in met if each.error]
+        worker, read, found, error = each.values()
+        table.add(worker, read, found, f"fails: … {error[-SHOWN:]}" if error else "goes well")
+    errors = [f"In full: {each['error']}." for each in met if each["error"]]
     return [prose(heading("the mistake"), about), table, *errors[:1]]
 
 

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
@@ -179,26 +179,19 @@ class MeasuredStage(Stage):
             super().compute_gradients(m, output, gradient)
 
 
-@dataclass(eq=False)
-class Saved:
-    """A tensor that autograd holds for a backward pass. It lives as long as the graph wants it."""
-
-    tensor: torch.Tensor
-
-
 class ActivationCounter(saved_tensors_hooks):
     """As a context manager: counts the bytes of what forward passes save for backward, parameters left out. Several
     operations may save the same memory: it counts once, and until the last of them lets go of it."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(self.pack, lambda saved: saved.tensor)
+        super().__init__(self.pack, lambda saved: saved)
         self.parameters = {param.data_ptr() for param in model.parameters()}
         self.holders: Counter[int] = Counter()
         self.nbytes = self.peak = 0
 
-    def pack(self, tensor: torch.Tensor) -> Saved:
-        """Called by autograd for each tensor it saves."""
-        saved = Saved(tensor.detach())
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Called by autograd for each tensor it saves. What it returns lives as long as the graph needs it."""
+        saved = tensor.detach()
         place = tensor.data_ptr()
         if place not in self.parameters:
             self.nbytes += 0 if self.holders[place] else tensor.nbytes

@@ -19,7 +19,7 @@ from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.measurement import format_seconds
+from playground.measurement import Fields, format_seconds
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
@@ -182,69 +182,25 @@ class StageRun:
 class ScheduleRun:
     """Measurements of one schedule on all ranks."""
 
-    name: str
-    stages: int
-    microbatches: int
-    ranks: list[StageRun]
+    spec: ScheduleSpec
+    ranks: Sequence[StageRun]
     """Replica by replica, and within each stage by stage."""
-
-    @property
-    def spec(self) -> ScheduleSpec:
-        return SCHEDULES[self.name]
-
-    @property
-    def typical(self) -> list[list[Slot]]:
-        """The slots of every rank in the step whose bubble is the median."""
-        steps = [list(step) for step in zip(*(rank.steps for rank in self.ranks), strict=True)]
-        return sorted(steps, key=bubble)[len(steps) // 2]
-
-    @property
-    def bubble(self) -> float:
-        """The median of all steps."""
-        return bubble(self.typical)
-
-    @property
-    def expected_bubble(self) -> float:
-        return self.spec.bubble(self.stages, self.microbatches)
-
-    @property
-    def gradient_difference(self) -> float:
-        """The largest on any rank."""
-        return max(rank.gradient_difference for rank in self.ranks)
-
-    @property
-    def losses(self) -> list[float]:
-        """Losses of the whole batch, step by step."""
-        return [mean(parts) for parts in zip(*(rank.losses for rank in self.ranks if rank.losses), strict=True)]
-
-    def held(self, stage: int) -> int:
-        """Microbatches held by that stage, in the replica that held most."""
-        return max(rank.held for rank in self.ranks[stage :: self.stages])
-
-    def held_bytes(self, stage: int) -> int:
-        return max(rank.held_bytes for rank in self.ranks[stage :: self.stages])
-
-    def expected_held(self, stage: int) -> int:
-        return self.spec.held(stage, self.stages, self.microbatches)
-
-    @property
-    def summary(self) -> dict[str, object]:
-        """As JSON shows it."""
-        stages, held = range(self.stages), ("held", "expected_held", "held_bytes")
-        names = ("bubble", "expected_bubble", "gradient_difference", "losses")
-        by_stage = {name: [getattr(self, name)(stage) for stage in stages] for name in held}
-        return {**{name: getattr(self, name) for name in names}, "step_seconds": span(self.typical), **by_stage}
+    typical: list[list[Slot]]
+    """The slots of every rank in the step whose bubble is the median."""
+    summary: Fields
+    """As JSON shows it. Of what is held, a number for each stage, in the replica that held most; losses are those of
+    the whole batch, step by step."""
 
     def check(self) -> None:
         """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
-        if not (found := self.gradient_difference) <= EXACT:
+        if not (found := self.summary["gradient_difference"]) <= EXACT:
             differ = f"gradients differ from one process's by {found:.1e}, more than rounding ({EXACT:.0e})"
-            raise PlaygroundError(f"{self.name}: {differ}: this must not be")
-        for stage in range(self.stages):
-            if self.held(stage) != self.expected_held(stage):
-                rule = f"{self.spec.held_rule} is {self.expected_held(stage)}"
-                held = f"stage {stage} held {self.held(stage)} microbatches"
-                raise PlaygroundError(f"{self.name}: {held}, and {rule}: this must not be")
+            raise PlaygroundError(f"{self.spec.name}: {differ}: this must not be")
+        pairs = zip(self.summary["held"], self.summary["expected_held"], strict=True)
+        for stage, (held, expected) in enumerate(pairs):
+            if held != expected:
+                what = f"stage {stage} held {held} microbatches, and {self.spec.held_rule} is {expected}"
+                raise PlaygroundError(f"{self.spec.name}: {what}: this must not be")
 
 
 def span(step: Sequence[Sequence[Slot]]) -> float:
@@ -259,14 +215,29 @@ def bubble(step: Sequence[Sequence[Slot]]) -> float:
     return 1 - busy / (len(step) * span(step))
 
 
-def collect(
-    by_rank: Sequence[Sequence[StageRun]], names: Sequence[str], stages: int, microbatches: int
-) -> list[ScheduleRun]:
+def collect(by_rank: Sequence[Sequence[StageRun]], settings: PipelineSettings) -> list[ScheduleRun]:
     """The results of all ranks, schedule by schedule."""
-    return [
-        ScheduleRun(name=name, stages=stages, microbatches=microbatches, ranks=list(ranks))
-        for name, ranks in zip(names, zip(*by_rank, strict=True), strict=True)
-    ]
+    specs = (SCHEDULES[name] for name in settings.schedules)
+    return [summarize(spec, ranks, settings) for spec, ranks in zip(specs, zip(*by_rank, strict=True), strict=True)]
+
+
+def summarize(spec: ScheduleSpec, ranks: Sequence[StageRun], settings: PipelineSettings) -> ScheduleRun:
+    stages, microbatches = settings.stages, settings.microbatches
+    steps = [list(step) for step in zip(*(rank.steps for rank in ranks), strict=True)]
+    typical = sorted(steps, key=bubble)[len(steps) // 2]
+    replicas = [ranks[stage::stages] for stage in range(stages)]
+    losses = zip(*(rank.losses for rank in ranks if rank.losses), strict=True)
+    summary = {
+        "bubble": bubble(typical),
+        "expected_bubble": spec.bubble(stages, microbatches),
+        "gradient_difference": max(rank.gradient_difference for rank in ranks),
+        "losses": [mean(parts) for parts in losses],
+        "step_seconds": span(typical),
+        "held": [max(rank.held for rank in each) for each in replicas],
+        "expected_held": [spec.held(stage, stages, microbatches) for stage in range(stages)],
+        "held_bytes": [max(rank.held_bytes for rank in each) for each in replicas],
+    }
+    return ScheduleRun(spec=spec, ranks=ranks, typical=typical, summary=summary)
 
 
 FILL = {"F": "-", "B": "="}
@@ -313,24 +284,24 @@ def crowded_text(ranks: int, cores: int) -> str:
     )
 
 
-def timeline_texts(run: ScheduleRun, summary: str, width: int) -> Texts:
+def timeline_texts(run: ScheduleRun, stages: int, width: int) -> Texts:
     """One step, a row for each rank. `width`: characters that the text may take."""
-    several = len(run.ranks) > run.stages
+    several = len(run.ranks) > stages
     columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
     taken = sum(GAP + len(column.heading) for column in columns) + GAP
     about = f"one step of {format_seconds(span(run.typical))}: F forward, B backward, . idle"
     table = Table(*columns, Column(about))
     for rank, line in enumerate(draw(run.typical, max(len(about), width - taken))):
-        table.add(*[str(rank), str(rank % run.stages)][: 1 + several], line)
-    return [prose(heading(run.name), f": {summary}"), table]
+        table.add(*[str(rank), str(rank % stages)][: 1 + several], line)
+    return [prose(heading(run.spec.name), f": {run.spec.code.summary}"), table]
 
 
 def held_texts(runs: Sequence[ScheduleRun]) -> Texts:
     """Microbatches held by every stage with each schedule, against the rule."""
-    table = Table(*numbers("stage", *(f"{run.name}\n{run.spec.held_rule}" for run in runs)))
-    for stage in range(runs[0].stages):
-        cells = (f"{run.held(stage)} = {run.held_bytes(stage) / 2**20:.3g} MiB" for run in runs)
-        table.add(str(stage), *cells)
+    table = Table(*numbers("stage", *(f"{run.spec.name}\n{run.spec.held_rule}" for run in runs)))
+    held = [zip(run.summary["held"], run.summary["held_bytes"], strict=True) for run in runs]
+    for stage, row in enumerate(zip(*held, strict=True)):
+        table.add(str(stage), *(f"{microbatches} = {nbytes / 2**20:.3g} MiB" for microbatches, nbytes in row))
     return [prose(heading("activations"), ": microbatches held at once, at most, and what they take"), table]
 
 
@@ -339,10 +310,12 @@ def cost_texts(runs: Sequence[ScheduleRun]) -> Texts:
     times = ("bubble", "%"), ("formula", "%"), ("step", "ms")
     table = Table("schedule", *numbers(*times, "first\nloss", "last\nloss", "difference from\none process"))
     for run in runs:
-        bubbles = f"{100 * run.bubble:.1f}", f"{100 * run.expected_bubble:.1f}", f"{span(run.typical) * 1000:.1f}"
-        losses = f"{run.losses[0]:.4f}", f"{run.losses[-1]:.4f}"
-        table.add(run.name, *bubbles, *losses, f"{run.gradient_difference:.1e}")
-    rules = ", ".join(f"{run.name} {run.spec.bubble_rule}" for run in runs)
+        found = run.summary
+        bubbles = f"{100 * found['bubble']:.1f}", f"{100 * found['expected_bubble']:.1f}"
+        losses = f"{found['losses'][0]:.4f}", f"{found['losses'][-1]:.4f}"
+        figures = *bubbles, f"{found['step_seconds'] * 1000:.1f}", *losses, f"{found['gradient_difference']:.1e}"
+        table.add(run.spec.name, *figures)
+    rules = ", ".join(f"{run.spec.name} {run.spec.bubble_rule}" for run in runs)
     about = (
         f"bubble is the share of the time in which ranks idle, in the step that is the median; the formulas are "
         f"{rules}. Difference is the largest of any gradient, in float64"
@@ -352,8 +325,9 @@ def cost_texts(runs: Sequence[ScheduleRun]) -> Texts:
 
 def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
     """The conclusion from the losses."""
-    steps = len(runs[0].losses)
-    if all(run.losses == runs[0].losses for run in runs):
+    losses = [run.summary["losses"] for run in runs]
+    steps = len(losses[0])
+    if all(each == losses[0] for each in losses):
         return f"the losses of all {steps} steps have the same bits in every schedule"
     return f"the losses of {steps} steps differ by rounding"
 
@@ -381,13 +355,13 @@ def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) ->
             session.say(crowded_text(crowd, host.cores()))
         bar.show(f"starting {world.size} ranks")
         by_rank: list[list[StageRun]] = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=bar)
-    runs = collect(by_rank, settings.schedules, settings.stages, settings.microbatches)
+    runs = collect(by_rank, settings)
     for each in runs:
-        session.say("", *timeline_texts(each, each.spec.code.summary, terminal.width()))
+        session.say("", *timeline_texts(each, settings.stages, terminal.width()))
     session.say("", *held_texts(runs), "", *cost_texts(runs))
     grid = {name: getattr(settings, name) for name in ("stages", "microbatches", "data_parallel")}
-    summaries = {each.name: each.summary for each in runs}
-    ranks = {each.name: each.ranks for each in runs}
+    summaries = {each.spec.name: each.summary for each in runs}
+    ranks = {each.spec.name: each.ranks for each in runs}
     session.print_document(ranks, dataset=prepared.summary, **grid, schedules=summaries)
     for each in runs:
         each.check()

@@ -28,7 +28,6 @@ from playground.lessons.prove.page import (
     Comparison,
     MaxAbs,
     Proof,
-    ProveResult,
     ProveSettings,
 )
 from playground.measurement.interleave import slowest as max_over_ranks
@@ -46,10 +45,10 @@ Loss = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 """Called as `loss(output, labels, samples_per_rank)`, as `mean_loss_part` is."""
 
 
-def experiment(rank: int, size: int, settings: ProveSettings) -> ProveResult:
+def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, BreakResult]]:
     """The proof and, where there is another rank to differ from, each way to break it. Every rank returns the same."""
     proof = run(rank, size, settings)
-    return ProveResult(proof=proof, breaks=break_it(rank, size, settings) if size > 1 else {})
+    return proof, break_it(rank, size, settings) if size > 1 else {}
 
 
 def run(rank: int, size: int, settings: ProveSettings) -> Proof:

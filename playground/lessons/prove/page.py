@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,19 +117,12 @@ class BreakResult:
     """Differences that must be rounding, if the explanation of the failure mode is right."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProveResult:
-    proof: Proof
-    breaks: dict[str, BreakResult]
-    """By failure mode, in order; empty for one rank, which has no other to differ from."""
-
-
-def check(result: ProveResult) -> None:
+def check(proof: Proof, breaks: Mapping[str, BreakResult]) -> None:
     """Raise `PlaygroundError` if N ranks differ from one process by more than rounding, or if the explanation of a
     failure mode leaves more than rounding unexplained."""
-    if wrong := failure(result.proof):
+    if wrong := failure(proof):
         raise PlaygroundError(wrong)
-    for name, found in result.breaks.items():
+    for name, found in breaks.items():
         bound = max(EXACT, UNEXPLAINED * max(found.breaks.values()))
         for quantity, difference in found.holds.items():
             if not difference <= bound < math.inf:
@@ -215,13 +208,13 @@ def break_table(result: BreakResult) -> Table:
     return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)
 
 
-def ending(result: ProveResult) -> str:
+def ending(proof: Proof, breaks: Mapping[str, BreakResult]) -> str:
     """How far parameters are from one process's after the last step, and how many of the failure modes matter."""
-    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in result.proof.items()}
+    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in proof.items()}
     ends = (f"{number_text(max(each.parameters for each in found))} in {dtype}" for dtype, found in last.items())
     broken = "with one rank nothing can break it"
-    if result.breaks:
-        broken = f"broken in {sum(map(is_broken, result.breaks.values()))} of {len(result.breaks)} ways"
+    if breaks:
+        broken = f"broken in {sum(map(is_broken, breaks.values()))} of {len(breaks)} ways"
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
@@ -250,10 +243,10 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
                 session.say("", prose(heading(name), f": {summary}"), *texts)
             bar(rank, event)
 
-        result: ProveResult = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=on_report)[0]
+        proof, breaks = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=on_report)[0]
     samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
     recipe = {name: getattr(asked, name) for name in RECIPE}
-    found = {"recipe": recipe, "proof": result.proof, "breaks": result.breaks}
+    found = {"recipe": recipe, "proof": proof, "breaks": breaks}
     session.print_document({"equal": samples}, dataset=prepared.summary, **found)
-    check(result)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending(result)))
+    check(proof, breaks)
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending(proof, breaks)))

@@ -52,7 +52,7 @@ class Backend:
         "Unhandled ReduceOp",
         "Invalid data type",
     )
-    """Errors of torch 2.6 to 2.15 for an operation that this backend does not support (regular expressions)."""
+    """Errors of torch 2.11 to 2.15 for an operation that this backend does not support (regular expressions)."""
 
     def check(self, local_ranks: int, joined: bool = False) -> str:
         """A notice for the user about `local_ranks` ranks on this machine, usually empty.

@@ -130,7 +130,7 @@ class Examiner:
     def on_request(self) -> Iterator[None]:
         """In this block, SIGQUIT has it told on stderr who waits for whom, and all go on. (In the main thread, unless
         the program handles that signal itself.)"""
-        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGQUIT"):
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         with handle(signal.SIGQUIT, lambda number, frame: self.tell()):

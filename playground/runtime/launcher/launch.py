@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import resource
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -30,10 +31,6 @@ FILES, FILES_PER_RANK = 24, 5
 
 def check_open_files(size: int) -> None:
     """Raise `UsageError` if a world of `size` ranks needs more open files than a process may have."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES + FILES_PER_RANK * size
     if limit != resource.RLIM_INFINITY and limit < needed:

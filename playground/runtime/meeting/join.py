@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from playground.runtime import backends, signals
 from playground.runtime.black_box.diagnosis import Diagnosis
+from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.meeting.environment import RankEnv
@@ -27,7 +28,7 @@ from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, listen
 from playground.runtime.meeting.torchelastic import await_reaped, write_error_file
 from playground.runtime.rank.preemption import heed_sigterm, raise_if_preempted, run_until_preempted
 from playground.runtime.rank.rank import Progress, failure, report_to
-from playground.runtime.rank.world import run_in_world
+from playground.runtime.rank.world import Member
 
 EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""
@@ -62,11 +63,18 @@ def join(
         report_to(partial(on_report, env.rank))
     watch = PeerWatch(env, timeout, used.stuck_limit, lambda: abandon(watch))
     try:
-        results = run_in_world(
-            env.rank, env.size, partial(run_watched, watch, grace, fn), backend,
-            args=args, rendezvous=env.rendezvous, listener=bind_store(env), timeout=timeout,
-            local_rank=env.local_rank, local_size=env.local_size, joined=True, before_leaving=partial(share, watch),
+        member = Member(
+            env.rank, env.size, backend, rendezvous=env.rendezvous, listener=bind_store(env),
+            local_rank=env.local_rank, local_size=env.local_size, joined=True, timeout=timeout,
         )  # fmt: skip
+        member.form_group(timeout)
+        watch.start()
+        with heed_sigterm(grace):
+            result = run_until_preempted(fn, env.rank, env.size, *args)
+        hooks.end_program()
+        with hooks.paused():  # these calls are not the program's
+            results = share(watch, result)
+        member.leave()
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
             raise
@@ -82,15 +90,9 @@ def bind_store(env: RankEnv) -> socket.socket | None:
     return listen(env.rendezvous.host, env.rendezvous.port)
 
 
-def run_watched(watch: PeerWatch, grace: float | None, fn: Callable[..., Any], rank: int, size: int, *args: Any) -> Any:
-    """`fn(rank, size, *args)`, under watch."""
-    watch.start()
-    with heed_sigterm(grace):
-        return run_until_preempted(fn, rank, size, *args)
-
-
 def share(watch: PeerWatch, result: Any) -> list[Any]:
-    """The results of all ranks, on every rank. Returns once all ranks have arrived."""
+    """The results of all ranks, on every rank. Returns once all ranks have arrived: all leave together, since nccl's
+    communicators end only when their peers' do."""
     results = all_gather_object(result)
     dist.barrier()
     watch.close()

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from fcntl import ioctl
 from urllib.parse import urlsplit
 
 from playground.runtime.errors import UsageError
@@ -150,8 +151,6 @@ def interface_towards(host: str) -> str | None:
     """
     if sys.platform != "linux":
         return None
-    from fcntl import ioctl
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # a datagram socket: this asks for the route, and sends nothing

@@ -82,8 +82,7 @@ def leave_to_launcher(preemptible: bool) -> None:
     Some job managers send it to every process of a job.
     """
     signal.signal(signal.SIGTERM, signals.do_nothing if preemptible else signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,48 +21,13 @@ from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
 from playground.runtime.meeting.connections import socket_inodes
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous
+from playground.runtime.meeting.rendezvous import Rendezvous
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.temporary_folder import remove_empty_cache
 
-
-def run_in_world(
-    rank: int,
-    size: int,
-    fn: Callable[..., Any],
-    backend: str = "gloo",
-    *,
-    args: tuple[Any, ...] = (),
-    rendezvous: Rendezvous,
-    listener: socket.socket | None = None,
-    local_rank: int | None = None,
-    local_size: int | None = None,
-    joined: bool = False,
-    timeout: float = DEFAULT_TIMEOUT,
-    before_leaving: Callable[[Any], Any] = lambda result: result,
-) -> Any:
-    """Join the world as `rank` of `size`, run `fn(rank, size, *args)`, leave, return what `fn` returned.
-
-    `timeout` (seconds) holds for the meeting and for every operation of the group; `joined` says that the world is not
-    of our making. `before_leaving(result)` runs while the group still stands and decides what is returned: there the
-    ranks wait for each other, because all leave together. (A communicator of nccl ends only when its peers' do.) If
-    `fn` raises, the group is left as it is: destroying it beside a peer that is still waiting can itself hang
-    (pytorch/torchtitan#1342), so whoever started this process must end it.
-
-    Raises `RendezvousTimeout` if the ranks do not find each other in time, `RankFailed` if the backend then fails.
-    """
-    member = Member(
-        rank, size, backend, rendezvous=rendezvous, listener=listener, local_rank=local_rank, local_size=local_size,
-        joined=joined, timeout=timeout,
-    )  # fmt: skip
-    member.form_group(timeout)
-    result = fn(rank, size, *args)
-    hooks.end_program()
-    with hooks.paused():  # these calls are not the program's
-        result = before_leaving(result)
-    member.leave()
-    return result
+Arguments = dict[str, Any]
+"""Those of a call, by name."""
 
 
 class Member:
@@ -148,7 +113,7 @@ class Member:
         where = self.rendezvous
         return {} if where.path else {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
 
-    def make_way(self, call: dict[str, Any]) -> dict[str, Any]:
+    def make_way(self, call: Arguments) -> Arguments:
         """Before a group that the function forms itself: destroy ours, if it still stands.
 
         `call` is what the function passes to `init_process_group`. If it looks for the others where the environment

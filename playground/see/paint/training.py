@@ -239,14 +239,14 @@ def schedules(run: Evidence) -> Scene:
     """pipeline: a pipeline's stages at work, by three schedules."""
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.stages, settings.microbatches
-    runs = collect(run.results, settings.schedules, stages, microbatches)
+    runs = collect(run.results, settings)
     drawing = Drawing("A pipeline's stages at work, by three schedules")
     longest = max(span(each.typical) for each in runs)
     axis = paint.TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=0.0, end=longest)
     for each in runs:
         add_schedule(drawing, each, axis)
     add_key(drawing, {"forward": "forward", "backward": "backward of a microbatch"})
-    bubbles = ", ".join(f"{each.bubble:.0%} with {each.name}" for each in runs)
+    bubbles = ", ".join(f"{each.summary['bubble']:.0%} with {each.spec.name}" for each in runs)
     return drawing.scene(
         f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
         f"{bubbles}."
@@ -258,7 +258,9 @@ def add_schedule(drawing: Drawing, run: ScheduleRun, axis: paint.TimeAxis) -> No
     step = run.typical
     began = min(slot.start for rank in step for slot in rank)
     y = drawing.bottom + (CELL[1] if drawing.marks else 0)
-    drawing.add(paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.name}: {span(step) * 1e3:,.0f} ms", align="start")
+    drawing.add(
+        paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.spec.name}: {span(step) * 1e3:,.0f} ms", align="start"
+    )
     for stage, slots in enumerate(step):
         y += 1.5 * ROW
         drawing.add(paint.TEXT, CELL[0], y + ROW / 2, text=f"stage {stage}", align="start", style="muted")

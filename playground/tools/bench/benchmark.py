@@ -24,7 +24,7 @@ from playground.runtime import UsageError, device, report
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
-from playground.tools.bench.results import BenchStart, Row, SizeResult
+from playground.tools.bench.results import Row
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
@@ -263,12 +263,11 @@ class Point:
         for each, seconds in zip(self.trials, interleave(timers, range(iterations), order), strict=True):
             each.add(seconds)
 
-    def result(self, complete: bool) -> SizeResult:
-        """The figures of all trials so far."""
+    def rows(self) -> list[Row]:
+        """The figures of all trials so far, one row per algorithm."""
         trials = dict(zip(self.algorithms, self.trials, strict=True))
         limit = median(trials[MEMORY].slowest_us) if MEMORY in trials else None
-        rows = [self.row(algorithm, trials[algorithm], limit) for algorithm in self.algorithms]
-        return SizeResult(collective=self.spec.name, size=self.nbytes, rows=rows, complete=complete)
+        return [self.row(algorithm, trials[algorithm], limit) for algorithm in self.algorithms]
 
     def row(self, algorithm: str, trials: Trials, limit_us: float | None) -> Row:
         times_us = trials.slowest_us
@@ -301,8 +300,9 @@ class Point:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports a `BenchStart`, then in every pass a `SizeResult` per size.
-    Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings."""
+    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass, for each size, the rows
+    `measured`, with all trials so far, and whether they are `complete`. Raises `UsageError` if the backend cannot do
+    it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
@@ -314,7 +314,7 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     for collective in settings.collectives:
         call_once(settings, collective, rank, size)
     if rank == 0:
-        report(start=BenchStart(environment=environment.describe()))
+        report(start=environment.describe())
     what = product(settings.collectives, settings.sizes)
     points = [Point(settings, collective, nbytes, rank, size) for collective, nbytes in what]
     passes = split_into_passes(settings.iterations)
@@ -324,7 +324,7 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
                 report(phase=f"pass {number} of {len(passes)}: {point}", step=done, steps=len(passes) * len(points))
             point.measure(trials, order)
             if rank == 0:
-                report(measured=point.result(complete=number == len(passes)))
+                report(measured=point.rows(), complete=number == len(passes))
 
 
 def check_operation(settings: BenchSettings) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from playground.console.options import (
     flags,
     names_option,
     options,
-    pack_options,
+    plot_option,
     refuse_typed,
     run_options,
     select_names,
@@ -32,21 +33,10 @@ from playground.console.text import Prose, Styled, bad, good, heading, prose
 from playground.measurement import environment, format_bytes, format_digits
 from playground.measurement.environment import Environment
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import flag
 from playground.runtime.remote import remote
 from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
-from playground.tools.bench.results import (
-    BenchResult,
-    BenchStart,
-    Change,
-    Comparison,
-    Row,
-    SavedResult,
-    SizeResult,
-    compare,
-    load,
-)
+from playground.tools.bench.results import BenchResult, ComparedRow, Row, SavedResult, compare, load
 from playground.tools.bench.settings import (
     ALGORITHMS,
     COLLECTIVES,
@@ -163,49 +153,51 @@ class ReportPrinter:
     def __init__(self, session: Session, settings: BenchSettings, bar: Bar) -> None:
         self.session, self.settings, self.bar = session, settings, bar
         self.environment: Environment | None = None
-        self.measured: dict[tuple[str, int], SizeResult] = {}
-        self.shown: list[SizeResult] = []
+        self.measured: dict[tuple[str, int], list[Row]] = {}
+        """By collective and size, a row per algorithm."""
+        self.shown: list[list[Row]] = []
         self.columns: list[RowColumn] = []
         self.rows: Rows | None = None
 
-    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
+    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         self.bar(rank, dict(event))
         match event:
-            case {"start": BenchStart() as start}:
-                self.begin(start)
-            case {"measured": SizeResult() as measured}:
-                self.measured[measured.collective, measured.size] = measured
-                if measured.complete:
-                    self.show(measured)
+            case {"start": Environment() as environment}:
+                self.begin(environment)
+            case {"measured": rows, "complete": complete}:
+                self.measured[rows[0].collective, rows[0].size] = rows
+                if complete:
+                    self.show(rows)
 
-    def begin(self, start: BenchStart) -> None:
+    def begin(self, environment: Environment) -> None:
         """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
-        self.environment = start.environment
+        self.environment = environment
         self.columns = row_columns(self.settings)
         self.rows = self.session.rows(*(each.column for each in self.columns))
         trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-        about = str(start.environment), f"{trials}, spread over the run; the columns:"
+        about = str(environment), f"{trials}, spread over the run; the columns:"
         self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
 
-    def show(self, measured: SizeResult) -> None:
+    def show(self, rows: list[Row]) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
-        if not self.shown or self.shown[-1].collective != measured.collective:
-            op = f"{self.settings.op} of " * COLLECTIVES[measured.collective].reduces
-            self.session.say("", prose(heading(measured.collective), f": {op}{self.settings.dtype}"))
-        for row in measured.rows:
+        collective = rows[0].collective
+        if not self.shown or self.shown[-1][0].collective != collective:
+            op = f"{self.settings.op} of " * COLLECTIVES[collective].reduces
+            self.session.say("", prose(heading(collective), f": {op}{self.settings.dtype}"))
+        for row in rows:
             if self.rows:
                 self.rows.say(*(each.cell(row) for each in self.columns))
-        self.shown.append(measured)
+        self.shown.append(rows)
 
     def show_rest(self) -> None:
         """Print the rows that have some of their trials, when no more will come."""
-        for measured in self.measured.values():
-            if measured not in self.shown:
-                self.show(measured)
+        for rows in self.measured.values():
+            if rows not in self.shown:
+                self.show(rows)
 
     def result(self, error: str | None) -> BenchResult:
         """The result so far; `error` is the cause if the run ended early."""
-        rows = [row for measured in self.measured.values() for row in measured.rows]
+        rows = [row for rows in self.measured.values() for row in rows]
         return BenchResult(settings=self.settings, environment=self.environment, rows=rows, error=error)
 
 
@@ -225,7 +217,7 @@ def result_texts(result: BenchResult) -> list[str | Prose]:
     return ["", *averages, *result.suspicions, prose(f"Measured: {what}; of all results, ", verdict, ".")]
 
 
-def difference_texts(comparison: Comparison, before: SavedResult, after: SavedResult) -> Texts:
+def difference_texts(comparison: Mapping[str, Sequence[ComparedRow]], before: SavedResult, after: SavedResult) -> Texts:
     """Two results beside each other: what decides, a table per collective, what only one has, and a summary."""
     texts: Texts = []
     if before.environment != after.environment:
@@ -235,51 +227,39 @@ def difference_texts(comparison: Comparison, before: SavedResult, after: SavedRe
         "before, after: the median of the trials. A row is faster or slower if the ranges in which the middle 95 % of "
         "its trials lie, before and after, do not overlap; if they do, the trials show no difference."
     )
-    for collective, changes in groupby(comparison.rows, key=lambda row: row.collective):
+    for collective, changes in groupby(comparison["rows"], key=itemgetter("collective")):
         texts += ["", prose(heading(collective)), changes_table(changes)]
-    return [*texts, "", *missing_texts(comparison), summary_text(comparison)]
+    return [*texts, "", *missing_texts(comparison), summary_text(comparison["rows"])]
 
 
-def changes_table(changes: Iterable[Change]) -> Table:
+def changes_table(changes: Iterable[ComparedRow]) -> Table:
     """A row per algorithm and size."""
     figures = numbers(("size", "B"), ("before", "us"), ("after", "us"), "after /\nbefore")
     ranges = numbers(("range before", "us"), ("range after", "us"), wide=True)
     table = Table("algorithm", *figures, "verdict", *ranges)
-    for each in changes:
-        verdict = STYLES[each.verdict](each.verdict) if each.verdict in STYLES else each.verdict
-        cells = (str(each.size), f"{each.before_us:.1f}", f"{each.after_us:.1f}", f"{each.ratio:.2f}")
-        both = ("{:.1f} to {:.1f}".format(*limits) for limits in (each.before_range_us, each.after_range_us))
-        table.add(each.algorithm, *cells, verdict, *both)
+    for _, algorithm, size, before, after, before_range, after_range, ratio, verdict in map(dict.values, changes):
+        both = ("{:.1f} to {:.1f}".format(*limits) for limits in (before_range, after_range))
+        styled = STYLES[verdict](verdict) if verdict in STYLES else verdict
+        table.add(algorithm, str(size), f"{before:.1f}", f"{after:.1f}", f"{ratio:.2f}", styled, *both)
     return table
 
 
-def missing_texts(comparison: Comparison) -> list[str]:
+def missing_texts(comparison: Mapping[str, Sequence[ComparedRow]]) -> list[str]:
     """A line for each algorithm with rows that only one result has."""
     lines = []
-    for name, rows in (("before", comparison.only_before), ("after", comparison.only_after)):
-        for (collective, algorithm), missing in groupby(rows, key=lambda row: (row.collective, row.algorithm)):
-            sizes = ", ".join(str(row.size) for row in missing)
+    for name in ("before", "after"):
+        for (collective, algorithm), missing in groupby(
+            comparison[f"only_{name}"], key=itemgetter("collective", "algorithm")
+        ):
+            sizes = ", ".join(str(row["size"]) for row in missing)
             lines.append(f"Only {name}: {collective} by {algorithm} at {sizes} bytes.")
     return lines
 
 
-def summary_text(comparison: Comparison) -> str:
-    verdicts = [row.verdict for row in comparison.rows]
+def summary_text(rows: Sequence[ComparedRow]) -> str:
+    verdicts = [row["verdict"] for row in rows]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
     return f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
-    """Files to write the result to, and files to compare instead of measuring."""
-
-    plot: Path | None = flag(None, "Also draw bus bandwidth against size: .svg or .png.", metavar="FILE")
-    diff: tuple[Path, Path] | None = flag(
-        None,
-        "Compare two files that --json printed, instead of measuring.",
-        metavar="BEFORE AFTER",
-        click={"nargs": 2, "type": FilePath()},
-    )
 
 
 def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
@@ -304,14 +284,23 @@ bench_options = options(
     ),
     names_option("--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"], help=WHICH),
     flags(BenchSettings, "dtype", "op", "limit"),
+    plot_option("bus bandwidth against size"),
+    click.option(
+        "--diff",
+        type=FilePath(),
+        nargs=2,
+        metavar="BEFORE AFTER",
+        help="Compare two files that --json printed, instead of measuring.",
+    ),
 )
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose)
 @run_options(2)
 @bench_options
-@pack_options("output", OutputOptions)
-def command(run: RunOptions, output: OutputOptions, begin: int, end: int, **asked: Any) -> None:
+def command(
+    run: RunOptions, begin: int, end: int, plot: Path | None, diff: tuple[Path, Path] | None, **asked: Any
+) -> None:
     """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
     Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
@@ -322,15 +311,15 @@ def command(run: RunOptions, output: OutputOptions, begin: int, end: int, **aske
         python -m playground bench -n 4 --algorithm all -b 4 -e 64M
         python -m playground bench --collective all --json > before.json
     """
-    if output.diff:
+    if diff:
         ctx = click.get_current_context()
         why = "has no effect with --diff, which measures nothing: leave one of them out"
         refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
-        before, after = output.diff
+        before, after = diff
         one, other = load(before), load(after)
         comparison = compare(one, other)
         if run.as_json:
-            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **vars(comparison)}))
+            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **comparison}))
         else:
             terminal.say(*difference_texts(comparison, one, other), wide=run.wide)
         return
@@ -340,25 +329,25 @@ def command(run: RunOptions, output: OutputOptions, begin: int, end: int, **aske
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
     settings = BenchSettings(sizes=geometric_range(begin, end), seed=run.seed, **asked)
-    check_before_start(session, settings, output)
+    check_before_start(session, settings, plot)
     session.world.warm_up(RUN)
-    measure(session, settings, output)
+    measure(session, settings, plot)
 
 
-def check_before_start(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
+def check_before_start(session: Session, settings: BenchSettings, plot: Path | None) -> None:
     """Raise `UsageError` for what could not be measured, or not be written, before anything is started."""
     world = session.world
     settings.check_world(world.size)
     if world.device == "cpu":
         settings.check_memory(world.local_size, world.size, environment.memory("MemAvailable"))
-    if output.plot and world.is_main:
+    if plot and world.is_main:
         if still := [name for name in settings.collectives if COLLECTIVES[name].factor(world.size) == 0]:
             what = f"{still[0]} moves nothing, its bandwidth is 0"
             raise UsageError(f"--plot with {world.size} rank: {what}; use at least -n 2")
-        plots.check(output.plot)
+        plots.check(plot)
 
 
-def measure(session: Session, settings: BenchSettings, output: OutputOptions) -> None:
+def measure(session: Session, settings: BenchSettings, plot: Path | None) -> None:
     """Measure, and show what was measured, whatever ends the run."""
     with session.bar() as bar:
         bar.show("starting the ranks")
@@ -367,9 +356,9 @@ def measure(session: Session, settings: BenchSettings, output: OutputOptions) ->
             session.world.run(RUN, settings, on_report=printer)
         except BaseException as error:
             bar.clear()
-            list(finish(session, printer, describe(error), output))
+            list(finish(session, printer, describe(error), plot))
             raise
-    for failure in finish(session, printer, None, output):
+    for failure in finish(session, printer, None, plot):
         raise failure
     if wrong := printer.result(None).wrong:
         raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
@@ -383,7 +372,7 @@ def describe(error: BaseException) -> str:
 
 
 def finish(
-    session: Session, printer: ReportPrinter, error: str | None, output: OutputOptions
+    session: Session, printer: ReportPrinter, error: str | None, plot: Path | None
 ) -> Iterator[PlaygroundError | OSError]:
     """Show and write what there is, complete or not. Yields failures of outputs; the others are still written."""
     result, world = printer.result(error), session.world
@@ -391,9 +380,9 @@ def finish(
         return
     outputs: list[Callable[[], None]] = [printer.show_rest, lambda: session.say(*result_texts(result))]
     outputs += [lambda: session.print_document({}, **result.document)]
-    if output.plot:
+    if plot:
         title = f"{world.backend} on {world.device}, {world.size} ranks"
-        outputs.append(partial(bandwidth_plot, title, result, output.plot))
+        outputs.append(partial(bandwidth_plot, title, result, plot))
     for show in outputs:
         try:
             show()

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles
 
+from playground.measurement import Fields
 from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
@@ -55,26 +56,6 @@ class Row:
     """Per call, in µs: each rank's own median, in rank order."""
     limit_percent: float | None
     """Time of the memory, if that was measured, as a percentage of this row's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchStart:
-    """The report of rank 0 before anything is measured."""
-
-    environment: Environment
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeResult:
-    """The report of rank 0 about a collective at one size, in each pass: all its trials so far."""
-
-    collective: str
-    size: int
-    """Bytes."""
-    rows: list[Row]
-    """One per algorithm."""
-    complete: bool
-    """Whether there are no more trials to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,41 +137,10 @@ class SavedResult:
     """Per call, in µs, trial by trial."""
 
 
-@dataclass(frozen=True)
-class RowName:
-    """One algorithm of one collective at one size."""
-
-    collective: str
-    algorithm: str
-    size: int
-    """Bytes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change(RowName):
-    """A row that both results have."""
-
-    before_us: float
-    """The median of the trials, in µs."""
-    after_us: float
-    before_range_us: tuple[float, float]
-    """From where to where the middle 95 % of the trials lie, in µs."""
-    after_range_us: tuple[float, float]
-    ratio: float
-    """after / before."""
-    verdict: str
-    """faster, slower, no difference, or too few trials."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Two results, row by row."""
-
-    rows: list[Change]
-    only_before: list[RowName]
-    """Rows that the later result lacks."""
-    only_after: list[RowName]
-    """Rows that the earlier result lacks."""
+ComparedRow = Fields
+"""`collective`, `algorithm` and `size` in bytes. Of a row that both results have also, in µs, the medians `before_us`
+and `after_us`, the ranges of the middle 95 % of the trials, `before_range_us` and `after_range_us`, the `ratio` after /
+before, and the `verdict`: faster, slower, no difference, or too few trials."""
 
 
 def load(file: Path) -> SavedResult:
@@ -242,8 +192,9 @@ def parse_environment(document: dict[str, object]) -> Environment:
     )
 
 
-def compare(before: SavedResult, after: SavedResult) -> Comparison:
-    """Raises `UsageError` if they are not results of the same benchmark."""
+def compare(before: SavedResult, after: SavedResult) -> dict[str, list[ComparedRow]]:
+    """Two results row by row: `rows` that both have, those that the later one lacks (`only_before`) or the earlier one
+    (`only_after`). Raises `UsageError` if they are not results of the same benchmark."""
     for name in MUST_AGREE:
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
@@ -253,13 +204,17 @@ def compare(before: SavedResult, after: SavedResult) -> Comparison:
     if not changes:
         raise UsageError("--diff: no algorithm was measured at the same size in both, so there is nothing to compare")
     only_before, only_after = (
-        [RowName(*key) for key in one.times_us if key not in other.times_us]
+        [name_row(key) for key in one.times_us if key not in other.times_us]
         for one, other in ((before, after), (after, before))
     )
-    return Comparison(rows=changes, only_before=only_before, only_after=only_after)
+    return {"rows": changes, "only_before": only_before, "only_after": only_after}
 
 
-def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
+def name_row(key: Key) -> ComparedRow:
+    return dict(zip(("collective", "algorithm", "size"), key, strict=True))
+
+
+def compare_rows(key: Key, before: list[float], after: list[float]) -> ComparedRow:
     """The medians, their ratio, and whether they differ by more than noise does: whether the `spread`s lie apart."""
     verdict, before_range, after_range = "no difference", spread(before), spread(after)
     if min(len(before), len(after)) < MIN_TRIALS:
@@ -268,15 +223,10 @@ def compare_rows(key: Key, before: list[float], after: list[float]) -> Change:
         verdict = "faster"
     elif after_range[0] > before_range[1]:
         verdict = "slower"
-    return Change(
-        *key,
-        before_us=median(before),
-        after_us=median(after),
-        before_range_us=before_range,
-        after_range_us=after_range,
-        ratio=median(after) / median(before),
-        verdict=verdict,
-    )
+    medians = {"before_us": median(before), "after_us": median(after)}
+    ranges = {"before_range_us": before_range, "after_range_us": after_range}
+    ratio = medians["after_us"] / medians["before_us"]
+    return name_row(key) | medians | ranges | {"ratio": ratio, "verdict": verdict}
 
 
 def spread(times_us: list[float]) -> tuple[float, float]:

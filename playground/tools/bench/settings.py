@@ -145,11 +145,6 @@ class BenchSettings:
             check_choice("collective", collective, COLLECTIVES)
         for algorithm in self.algorithms:
             check_choice("algorithm", algorithm, ALGORITHMS)
-        if not 1 <= self.iterations <= MAX_TRIALS or not 0 <= self.warmup <= MAX_TRIALS:
-            raise UsageError(
-                f"{self.iterations} iterations, {self.warmup} warm-up calls: "
-                f"from 1 and from 0 to {MAX_TRIALS:,} are possible"
-            )
         check_flags(self)
         if self.op != BenchSettings.op and not any(COLLECTIVES[collective].reduces for collective in self.collectives):
             raise UsageError(

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import re
+import resource
 import shutil
 import socket
 import struct
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fcntl import ioctl
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,8 +84,6 @@ def find_interfaces() -> dict[str, str]:
     """The address of each network interface that is up and has one."""
     if sys.platform != "linux":
         return {}
-    from fcntl import ioctl
-
     sixes = {line.split()[-1]: bytes.fromhex(line.split()[0]) for line in read("/proc/net/if_inet6").splitlines()}
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -148,11 +148,7 @@ def read(path: str) -> str:
 
 
 def read_limit(name: str) -> int:
-    """A soft limit of this process: -1 for none, and where a system has no such limit."""
-    if sys.platform == "win32":
-        return -1
-    import resource
-
+    """A soft limit of this process; -1 for none."""
     return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
 
 

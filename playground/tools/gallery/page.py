@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from playground.console.options import ALL, RunOptions, flags
 from playground.console.session import Session, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
+from playground.measurement import Fields
 from playground.runtime.black_box import diagnosis as why, wait_graph
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.entry import World, run_as_it_is
@@ -131,26 +132,11 @@ def read_body(function: Remote) -> dict[int, str]:
     return dict(enumerate(text.splitlines()[first - 1 : node.end_lineno], first))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a program and its cure came to."""
-
-    name: str
-    symptom: str
-    error: str
-    """The class of what `launch` raised; empty if it returned."""
-    told: str
-    """What `launch` said, if anything."""
-    diagnosis: str
-    culprits: Sequence[int]
-    line: str
-    """The kind of the diagnosis, the ranks that it names, and the line: "calls.py:12 in other_order"."""
-    results: Sequence[object] | None
-    """What each rank returned; None if `launch` raised."""
-    cured: Sequence[object]
-    """What each rank of the cure returned."""
-    problem: str = ""
-    """What is not as expected; empty if the program went wrong as it must, and its cure is right."""
+Outcome = Fields
+"""What a program (`name`) and its cure came to. The `symptom`; the class of what `launch` raised (`error`, empty if it
+returned) and what it said (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
+"calls.py:12 in other_order". What each rank returned (`results`, None if `launch` raised), and each rank of the cure
+(`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is right."""
 
 
 def run(world: World, name: str) -> Outcome:
@@ -174,42 +160,44 @@ def run(world: World, name: str) -> Outcome:
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
         words, culprits = error.headline, (error.rank,)
-    outcome = Outcome(
-        name=name,
-        symptom=next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
-        error=type(error).__name__ if error else "",
-        told=words,
-        diagnosis=told.kind if told else "",
-        culprits=culprits,
-        line=told.line if told else "",
-        results=results,
-        cured=cured,
-    )
-    return replace(outcome, problem=find_problem(outcome))
+    outcome = {
+        "name": name,
+        "symptom": next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
+        "error": type(error).__name__ if error else "",
+        "told": words,
+        "diagnosis": told.kind if told else "",
+        "culprits": culprits,
+        "line": told.line if told else "",
+        "results": results,
+        "cured": cured,
+    }
+    return outcome | {"problem": find_problem(outcome)}
 
 
 def find_problem(found: Outcome) -> str:
     """What is not as expected, in words; empty if everything is."""
-    expected, size = PROGRAMS[found.name], len(found.cured)
+    expected, size = PROGRAMS[found["name"]], len(found["cured"])
     culprits, right = [*expected.culprits(size)], [*expected.right(size)]
     checks: list[tuple[str, bool, object]] = [
-        (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
-        (f"the cure to return {right}", found.cured == right, found.cured),
-        ("wrong values", found.results != right, found.results),
+        (expected.symptom, found["symptom"] == expected.symptom, found["told"] or found["results"]),
+        (f"the cure to return {right}", found["cured"] == right, found["cured"]),
+        ("wrong values", found["results"] != right, found["results"]),
     ]
     if expected.symptom == FAILURE:
-        checks.append((f"the words {expected.words}", expected.words in found.told, found.told))
-        checks.append((f"one of the ranks {culprits}", {*found.culprits} <= {*culprits}, found.culprits))
+        checks.append((f"the words {expected.words}", expected.words in found["told"], found["told"]))
+        checks.append((f"one of the ranks {culprits}", {*found["culprits"]} <= {*culprits}, found["culprits"]))
     else:
         kind = f"the diagnosis {expected.words or 'none'}"
-        checks.append((kind, found.diagnosis == expected.words, found.diagnosis))
-        checks.append((f"the ranks {culprits}", [*found.culprits] == culprits or not expected.words, found.culprits))
+        checks.append((kind, found["diagnosis"] == expected.words, found["diagnosis"]))
+        checks.append(
+            (f"the ranks {culprits}", [*found["culprits"]] == culprits or not expected.words, found["culprits"])
+        )
     if expected.at:
-        number = re.search(r":(\d+)", found.line)
-        code = read_body(find(found.name)).get(int(number[1]), "") if number else ""
-        checks.append((f"the line {expected.at}", code.strip().startswith(expected.at), found.line))
+        number = re.search(r":(\d+)", found["line"])
+        code = read_body(find(found["name"])).get(int(number[1]), "") if number else ""
+        checks.append((f"the line {expected.at}", code.strip().startswith(expected.at), found["line"]))
     problem = next((f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), "")
-    return problem and f"{found.name}: expected {problem}"
+    return problem and f"{found['name']}: expected {problem}"
 
 
 @click.command(TOOL.name, short_help=TOOL.purpose)
@@ -248,7 +236,7 @@ def command(name: str | None, size: int | None, wide: bool, as_json: bool, see: 
         outcomes.append(run(session.world, each))
         session.say(*outcome_texts(outcomes[-1]))
     session.print_document({}, programs=outcomes)
-    if problem := next((each.problem for each in outcomes if each.problem), ""):
+    if problem := next((each["problem"] for each in outcomes if each["problem"]), ""):
         raise PlaygroundError(problem)
     session.say("", prose("Shown: ", good(f"{name} went wrong as it must; cured, it returns the right values"), "."))
 
@@ -263,13 +251,17 @@ def board_texts(function: Remote) -> Texts:
 def outcome_texts(outcome: Outcome) -> Texts:
     """What is said about the program, the difference to its cure, and the values."""
     changes = {"-": bad, "+": good}
-    wrong, cured = ([*read_body(find(outcome.name, suffix)).values()] for suffix in ("", "_cured"))
+    wrong, cured = ([*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured"))
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
     cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
-    table = Table(RANK_COLUMN, *(Column(text, wraps=True) for text in ["wrong"] * (not outcome.error) + ["cured"]))
-    for rank, values in enumerate(zip(*filter(None, (outcome.results, outcome.cured)), strict=True)):
+    table = Table(RANK_COLUMN, *(Column(text, wraps=True) for text in ["wrong"] * (not outcome["error"]) + ["cured"]))
+    for rank, values in enumerate(zip(*filter(None, (outcome["results"], outcome["cured"])), strict=True)):
         table.add(rank, *values)
-    said = [prose(bad(f"{outcome.error or 'A warning'}:")), outcome.told] if outcome.told else ["No error is raised."]
+    said = (
+        [prose(bad((outcome["error"] or "A warning") + ":")), outcome["told"]]
+        if outcome["told"]
+        else ["No error is raised."]
+    )
     return [*said, "", "The cure:", *cure, "", table]
 
 

@@ -45,7 +45,7 @@ MAX_COLUMNS = 4
 
 def result_texts(result: ScaleResult) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
-    plan, host, node = result.plan, result.predictions.host, result.parameters.ranks_per_node
+    plan, host, node = result.plan, result.predictions["host"], result.parameters.ranks_per_node
     texts: Texts = [*machine_lines(result.parameters)]
     if plan and plan.hosts > 1:  # say which link is which
         between = next(group.ranks for group in plan.groups if group.node == 1)
@@ -56,7 +56,7 @@ def result_texts(result: ScaleResult) -> Texts:
         texts.append(f"  alpha and beta are of the link between hosts, {found}; {inner}")
     if result.fit:
         about = "The error of predictions, relative to measurements that the model was not fitted to:"
-        texts += ["", about, errors_table(result.fit.unseen)]
+        texts += ["", about, errors_table([point for point in result.fit["points"] if not point.fitted])]
     if plan and host:
         which, cores = "One host" if plan.hosts > 1 else "This host", plan.cores
         texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
@@ -64,7 +64,7 @@ def result_texts(result: ScaleResult) -> Texts:
     nodes = f"{node} ranks per node, " * (node > 1)
     about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
-    texts += winners_texts(result.predictions.cluster)
+    texts += winners_texts(result.predictions["cluster"] or [])
     return [*texts, "", summary_text(result)]
 
 
@@ -130,14 +130,14 @@ def winners_texts(predictions: Sequence[Prediction]) -> Texts:
 
 def summary_text(result: ScaleResult) -> str:
     """The last line: what was predicted, and how well."""
-    rows = result.predictions.cluster
+    rows = result.predictions["cluster"] or []
     sizes, ranks = [row.size for row in rows], [row.world_size for row in rows]
     moved = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     what = f"Predicted: all-reduce of {moved} on {min(ranks):,} to {max(ranks):,} ranks"
     if result.fit is None:
         return f"{what}, from parameters as given."
     where = "these hosts" if result.plan and result.plan.hosts > 1 else "this host"
-    return f"{what}; on {where} predictions are off by {result.fit.median_error:.0%} (median)."
+    return f"{what}; on {where} predictions are off by {result.fit['median_error']:.0%} (median)."
 
 
 def per_byte(seconds: float) -> str:
@@ -190,4 +190,4 @@ def measure(session: Session) -> ScaleResult:
 
         bar.show("starting the ranks")
         by_rank = world.run(MEASURE, EFFORT, on_report=on_report)
-    return evaluate(samples_of([measured.seconds for measured in by_rank]), by_rank[0].plan)
+    return evaluate(samples_of([seconds for _, seconds in by_rank]), by_rank[0][0])

@@ -17,6 +17,7 @@ from typing import Any
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.algorithms.hosts import Hosts
+from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 
@@ -205,22 +206,6 @@ class Point(Sample):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How well the model describes what was measured."""
-
-    points: list[Point]
-    median_error: float
-    """Median of the absolute errors of the points that were not fitted to."""
-    worst_error: float
-    """Largest of these errors."""
-
-    @property
-    def unseen(self) -> list[Point]:
-        """The points that were not fitted to."""
-        return [point for point in self.points if not point.fitted]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Every algorithm's time for one size of tensor and one number of ranks."""
 
@@ -234,25 +219,18 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """For all sizes and numbers of ranks."""
-
-    host: list[Prediction] | None
-    """With all ranks on one host's cores; None if none was measured."""
-    cluster: list[Prediction]
-    """With every rank on cores and a link of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScaleResult:
     """The machine, how well the model describes it, and what it predicts."""
 
     parameters: Machine
-    fit: Fit | None
-    """None if the machine was given, and not measured."""
+    fit: Fields | None
+    """How well the model describes what was measured: all `points`, and of the absolute errors of those that it was not
+    fitted to, `median_error` and `worst_error`. None if the machine was given, and not measured."""
     plan: Plan | None
     """The measurements taken; None if the machine was given."""
-    predictions: Predictions
+    predictions: dict[str, list[Prediction] | None]
+    """For all sizes and numbers of ranks: "host", with all ranks on one host's cores, None if none was measured, and
+    "cluster", with every rank on cores and a link of its own."""
 
 
 SIZES = [4 << 2 * step for step in range(15)]
@@ -280,7 +258,7 @@ def predictions(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
 def predict_cluster(machine: Machine) -> ScaleResult:
     """The predictions for a cluster that was not measured."""
     cluster = predictions(machine, CLUSTER)
-    return ScaleResult(parameters=machine, fit=None, plan=None, predictions=Predictions(host=None, cluster=cluster))
+    return ScaleResult(parameters=machine, fit=None, plan=None, predictions={"host": None, "cluster": cluster})
 
 
 SWEEPS = 2000
@@ -298,9 +276,9 @@ def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
     points = [Point(**vars(sample), error=error, fitted=plan.is_fitted(sample)) for sample, error in errors]
     host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
     of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
-    found = Predictions(host=of_host, cluster=predictions(replace(machine, cores=None), CLUSTER))
+    found = {"host": of_host, "cluster": predictions(replace(machine, cores=None), CLUSTER)}
     unseen = [abs(point.error) for point in points if not point.fitted]
-    quality = Fit(points=points, median_error=median(unseen), worst_error=max(unseen))
+    quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
     return ScaleResult(parameters=machine, fit=quality, plan=plan, predictions=found)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -31,19 +30,10 @@ BLOCK = 0.004
 MAX_CALLS = 50
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """The measurements of a rank."""
-
-    plan: Plan
-    seconds: dict[Key, list[float]]
-    """Seconds per call, round by round."""
-
-
-def measure(rank: int, size: int, effort: Effort) -> Measured:
-    """Seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of this world.
-    Rank 0 reports its `Plan`. Rounds begin until the effort's seconds have passed. The one before the first warms up,
-    and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
+def measure(rank: int, size: int, effort: Effort) -> tuple[Plan, dict[Key, list[float]]]:
+    """The plan, and seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of
+    this world. Rank 0 reports its `Plan`. Rounds begin until the effort's seconds have passed. The one before the first
+    warms up, and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
     hosts = Hosts.from_ids(all_gather_object(host_id()))
     plan = plan_for(hosts, effort, cores(), count_cores())
     if rank == 0:
@@ -58,7 +48,7 @@ def measure(rank: int, size: int, effort: Effort) -> Measured:
         for turn, by_round in zip(turns, outcomes, strict=True)
         for name in by_round[0]
     }
-    return Measured(plan=plan, seconds=seconds)
+    return plan, seconds
 
 
 def count_cores() -> int:
