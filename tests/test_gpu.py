@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,12 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Comparison
-from playground.lessons.ladder.page import PARTS
 from playground.lessons.parameter_server.lesson import paced
-from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.remote import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
@@ -117,16 +114,6 @@ def test_hello_names_what_runs(run_cli: Run, size: int) -> None:
         assert torch.cuda.get_device_name(rank % gpus) in told["hardware"]
         assert told["ranks_there"] == len(range(rank % gpus, size, gpus))
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
-
-
-def test_p2p(run_cli: Run, pair: int) -> None:
-    steps = steps_of(shown(run_cli, "p2p", "-n", pair))
-    for step in ("blocking", "immediate"):
-        assert [rank["after"] for rank in steps[step]] == [1.0, 1.0] + [0.0] * (pair - 2)
-    assert all("recv" in rank["refused"] for rank in steps["any_source"])
-    partners = [rank ^ 1 if rank ^ 1 < pair else rank for rank in range(pair)]
-    assert [rank["after"] for rank in steps["exchange"]] == partners
-    assert steps["ring"][0]["after"] == pair
 
 
 def test_collectives(run_cli: Run, size: int) -> None:
@@ -213,14 +200,6 @@ def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> 
 
 
 @pytest.mark.stress
-def test_the_allreduce_lesson(run_cli: Run, pair: int) -> None:
-    document = shown(run_cli, "allreduce", "-n", pair)
-    assert document["cost"]["reduce-broadcast"]["in_all"] == 2 * (pair - 1) * pair * 8
-    for steps in steps_of(document).values():
-        assert all(rank["after"] == steps[0]["after"] for rank in steps)
-
-
-@pytest.mark.stress
 def test_bench_of_everything(run_cli: Run, size: int) -> None:
     words = ("--collective", "all", "--algorithm", "all", "--limit", "-b", "4K", "-e", "1M", "--iterations", 3)
     document = shown(run_cli, "bench", "-n", size, *words)
@@ -229,14 +208,6 @@ def test_bench_of_everything(run_cli: Run, size: int) -> None:
     assert [row["wrong"] for row in rows] == [0] * len(rows)
     assert all(row["limit_percent"] > 0 for row in rows)
     assert document["environment"]["nccl"] == format_version(nccl_version())
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
-    words = ("--op", "avg", "--dtype", dtype, "-b", "64K", "-e", "64K", "--iterations", 2)
-    rows = shown(run_cli, "bench", "-n", size, *words)["rows"]
-    assert [row["wrong"] for row in rows] == [0] * len(rows)
 
 
 @pytest.mark.parametrize(
@@ -420,50 +391,6 @@ def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path
     assert replica.end < sent.start
 
 
-@pytest.mark.stress
-def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 5)
-    implementation = shown(run_cli, "hello", "-n", size)["steps"][0]["ranks"][0]["implementation"]
-    rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
-    hidden_by_torch = implementation == "ProcessGroupNCCL2"
-    assert [rung["rung"] for rung in rungs if rung["caveat"]] == ["ddp"] * hidden_by_torch
-    assert [rung["rung"] for rung in rungs] == [*GRAD_SYNCS, "ddp"]
-    assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
-    assert min(rung[part] for rung in rungs for part in PARTS) > 0
-
-
-@pytest.mark.stress
-def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
-    document = shown(run_cli, "ddp", "--lab", "-n", size, "--dataset", "digits", "--data-dir", data_dir)
-    parts = steps_of(document)
-    for rows in parts["buckets"]:
-        sent = Counter[tuple[float, str]]()
-        for row in rows:
-            sent[row["bucket_cap_mb"], row["backward"]] += row["bytes"]
-        assert {*sent.values()} == {NET}
-        assert len(rows) > len(sent)
-    for plain, half, *_ in parts["hooks"]:
-        assert (plain["hook"], plain["sends"], plain["sent"]) == ("none", "float32", NET)
-        assert plain["gradient_max"] < 1e-6
-        assert (half["hook"], half["sends"], half["sent"]) == ("fp16", "float16", NET // 2)
-        assert plain["gradient_max"] <= half["gradient_max"] < 1e-2
-    for rows in parts["accumulation"]:
-        assert [row["messages"] for row in rows] == [1, 4, 1]
-        assert max(row["rel_error"] for row in rows) < 1e-9
-    for rows in parts["checkpoint"]:
-        assert (rows[-1]["loaded"], rows[-1]["max_error"]) == ("model, optimizer", 0.0)
-
-
-@pytest.mark.stress
-def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 3)
-    outcome = run_cli("prove", "--backend", "nccl", "-n", size, *words)
-    assert outcome.code == 0, outcome.err
-    verdict = " ".join(outcome.out.rpartition("Shown:")[2].split())
-    assert verdict.startswith(f"{size} rank")
-    assert size == 1 or "broken in" in verdict
-
-
 def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
     stages = max(stages for stages in range(1, pair + 1) if BLOCKS % stages == 0)
     words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 1, "--batch-size", 32, "--microbatches", 4)
@@ -472,43 +399,10 @@ def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
     assert max(schedule["gradient_difference"] for schedule in schedules.values()) <= 1e-12
 
 
-def test_remote_calls(run_cli: Run, pair: int) -> None:
-    """They carry CPU tensors, over gloo; what is trained beside them is on the GPUs."""
-    document = shown(run_cli, "rpc", "-n", pair)
-    assert (document["backend"], document["device"]) == ("nccl", "cuda")
-    steps = steps_of(document)
-    for rank in range(pair):
-        right = (rank + 1) % pair
-        assert steps["remote_call"][rank]["after"] == steps["by_torch"][rank]["call"] == rank + 10.0 * right
-        assert steps["remote_reference"][rank].items() >= {"owner": right, "held": 1, "left": 0}.items()
-        autograd = steps["distributed_autograd"][rank]
-        assert (autograd["gradient_here"], autograd["gradient_there"]) == (autograd["there"], autograd["here"])
-        assert steps["beside_ddp"][rank]["as_one_process"]
-        assert steps["by_torch"][rank]["beside_ddp"]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("over", AGENTS)
-def test_parameter_server(over: str, run_cli: Run, pair: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 20, "--over", over)
-    modes = shown(run_cli, "parameter-server", "-n", pair, *words)["modes"]
-    assert [mode["mode"] for mode in modes] == [ALL_REDUCE, *MODES]
-    for mode in modes:
-        assert sum(mode["gradients_by_worker"]) == 20 * (pair - 1)
-
-
 @pytest.mark.stress
 def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
     for differences in nccl.run(beside_torch_s_own):
         assert max(differences.values()) <= 1e-10, differences
-
-
-@pytest.mark.stress
-def test_data_parallel_on_every_gpu(run_cli: Run) -> None:
-    gpus = torch.cuda.device_count()
-    outcome = run_cli("data-parallel", "--devices", ",".join(f"cuda:{number}" for number in range(gpus)), "--json")
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out)["devices"] == [f"cuda:{number}" for number in range(gpus)]
 
 
 def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, size: int) -> None:
@@ -545,24 +439,6 @@ def test_a_joined_world(start_cli: Start, pair: int) -> None:
     assert [run.returncode for run in runs] == [0] * pair, outcomes
     assert json.loads(outcomes[0][0])["world_size"] == pair
     assert [out for out, _ in outcomes[1:]] == [""] * (pair - 1)
-
-
-@pytest.mark.stress
-def test_a_joined_world_with_a_rank_missing(start_cli: Start) -> None:
-    environ = by_hand(0, 2, free_port()) | {"LOCAL_WORLD_SIZE": "1"}
-    alone = start_cli("hello", "--backend", "nccl", "--timeout", "3", **environ)
-    _, err = alone.communicate(timeout=ENOUGH)
-    assert alone.returncode == 1
-    assert "rank 0 of 2 waited 3 s at 127.0.0.1:" in err
-    assert err.endswith("rank 1 did not come\n")
-
-
-def test_more_ranks_than_an_old_nccl_allows(run_cli: Run) -> None:
-    if nccl_version() >= SHARES_A_GPU:
-        pytest.skip("this NCCL shares a GPU")
-    refused = run_cli("hello", "--backend", "nccl", "-n", torch.cuda.device_count() + 1)
-    assert (refused.code, refused.out) == (2, "")
-    assert "wants a GPU for each rank" in refused.err
 
 
 def wait_for_one_who_is_busy(rank: int, size: int) -> None:
@@ -711,17 +587,6 @@ def test_training_ends_with_the_same_bits(
     assert compare_ends(tmp_path / "first", tmp_path / "parts").differing == 0
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("way", ["sgd", "ddp"])
-def test_kills_leave_no_trace(way: str, run_cli: Run, size: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--snapshot-every", 1)
-    document = shown(run_cli, "elastic", "--way", way, "-n", size, "--kills", 2, *words)
-    assert document["comparison"]["differing"] == 0
-    failures = [recovery["failure"] for recovery in document["recoveries"]]
-    assert len(failures) == 2
-    assert all(failure.endswith(f"of {size} was killed by SIGKILL") for failure in failures)
-
-
 def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:
     train_by_hand(rank, size, settings)
     return torch.cuda.initial_seed()
@@ -739,14 +604,6 @@ def test_new_ranks_draw_masks_of_their_own(
     seeds = nccl.run(train_and_tell_seed, replace(settings, epochs=2))
     assert seeds[0] == first
     assert len({*seeds[1:]} - {*range(first, first + pair)}) == pair - 1
-
-
-def test_a_snapshot_of_the_cpu_is_refused(training: Any, run_cli: Run, tmp_path: Path) -> None:
-    words = ("sgd", "-n", 1, *training, "--epochs", 1, "--snapshots", tmp_path)
-    assert run_cli(*words).code == 0
-    refused = run_cli(*words, "--backend", "nccl")
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert "device is cpu in the snapshot and cuda here" in refused.err
 
 
 @pytest.fixture
