@@ -103,11 +103,11 @@ class StepParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragingCost:
-    """The cost of averaging gradients in a step, on all ranks together. Times in seconds."""
+class RungResult(StepParts):
+    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
+    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
+    for slower ranks."""
 
-    exposed: float
-    """From the last gradient until all are averaged; where parameters are averaged, the time that takes."""
     alone: float
     """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
     hidden: float
@@ -120,18 +120,7 @@ class AveragingCost:
     """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
     difference_to_ddp: float
     """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
-    caveat: str = ""
-    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RungResult(StepParts, AveragingCost):
-    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
-    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
-    for slower ranks."""
-
     rung: str
-    """Name of the rung."""
     p50: float
     """The median time of a step on its slowest rank."""
     p95: float
@@ -144,6 +133,8 @@ class RungResult(StepParts, AveragingCost):
     """How many times as fast as the first rung, by `p50`."""
     speed_to_ddp: float
     """How many times as fast as DistributedDataParallel, by `p50`."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
