@@ -85,7 +85,12 @@ def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(tmp_path: Path, mo
 
     def recording(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
-        return lambda *args: (calls.append(name), real(*args))[1]
+
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        return call
 
     for name in ("write", "fsync", "rename", "unlink"):
         monkeypatch.setattr(os, name, recording(name))
