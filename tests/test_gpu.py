@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import by_hand, free_port, session_ends, wait_for_a_snapshot
-from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
+from ranks import all_reduce_in_group, all_reduce_large, go_wrong, several_at_once
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
@@ -28,7 +28,6 @@ from playground.lessons.elastic.page import Comparison
 from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import Stopwatch
-from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
 from playground.runtime import RankFailed, RankTimeout, device, report
@@ -36,23 +35,19 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse import match_messages
 from playground.see.record import (
-    BACKGROUND,
     BUCKET,
     COLLECTIVE,
     DEVICE,
-    GRADIENT,
     RECEIVE,
     SEND,
-    Event,
     RankRecording,
 )
 from playground.see.record.rank import compare_clocks
-from playground.see.record.run import Recorded, read_recording
+from playground.see.record.run import read_recording
 from playground.survival.folder import find_snapshots
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
-from playground.tools.bench.settings import COLLECTIVES
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand
@@ -199,17 +194,6 @@ def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> 
     assert nccl.run(ours_and_then_torch_s) == [{float(pair)}] * pair
 
 
-@pytest.mark.stress
-def test_bench_of_everything(run_cli: Run, size: int) -> None:
-    words = ("--collective", "all", "--algorithm", "all", "--limit", "-b", "4K", "-e", "1M", "--iterations", 3)
-    document = shown(run_cli, "bench", "-n", size, *words)
-    rows = document["rows"]
-    assert {row["collective"] for row in rows} == set(COLLECTIVES)
-    assert [row["wrong"] for row in rows] == [0] * len(rows)
-    assert all(row["limit_percent"] > 0 for row in rows)
-    assert document["environment"]["nccl"] == format_version(nccl_version())
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -312,27 +296,6 @@ def test_a_recording_counts_each_message_once(
     assert messages.unmatched == ()
 
 
-@pytest.mark.parametrize("words", [("ddp",), ("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02")])
-def test_a_recording_has_the_buckets_of_every_backward(
-    words: tuple[str, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
-) -> None:
-    """Backward's hooks are called in a thread of autograd's own."""
-    file = tmp_path / "run.playground"
-    data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 1)
-    shown(run_cli, *words, "-n", pair, *data, "--see", file)
-    for rank in read_recording(file).ranks:
-        issued = [event for event in rank.events if event.lane != DEVICE]
-        inside = {event.number: list[Event]() for event in issued if event.name == "backward"}
-        for event in issued:
-            if event.kind in (BUCKET, GRADIENT):
-                assert event.parent is not None
-                inside[event.parent].append(event)
-        names = [[event.name for event in events if event.kind == BUCKET] for events in inside.values()]
-        assert names[-1] == [f"bucket {number}" for number in range(len(names[-1]))] != []
-        assert all(each == names[-1] for each in names[1:]), "DDP rebuilds its buckets after the first backward"
-        assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
-
-
 @pytest.mark.stress
 @pytest.mark.parametrize("newest", ["1", "0"])
 def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pair: int, tmp_path: Path) -> None:
@@ -356,53 +319,6 @@ def test_what_gpus_waited_for_is_not_told(run_cli: Run, size: int, data_dir: Pat
     document = json.loads(run_cli("see", file, "--json").out)
     assert [rank["waits"] for rank in document["ranks"]] == [None] * size
     assert document["overlap"]
-
-
-def replica_beside_a_gpu_that_waits(rank: int, size: int) -> None:
-    """Rank 0's own GPU waits for a message, which rank 1 sends once a replica of rank 0 is done on the second GPU."""
-    second, tensor, on_hosts = torch.device("cuda", 1), torch.ones(4, device=device()), dist.new_group(backend="gloo")
-    model, inputs = nn.Linear(4, 4).to(second), torch.ones(2, 4, device=second)
-    if rank == 0:
-        parallel_apply([model], [(inputs,)], None, [second])  # whose kernels are launched for the first time
-        torch.cuda.synchronize(second)
-        dist.recv(tensor, 1)
-    if rank == 1:
-        dist.send(tensor, 0)
-    torch.cuda.synchronize()  # the two are connected
-    if rank == 0:
-        dist.recv(tensor, 1)
-        parallel_apply([model], [(inputs,)], None, [second])
-        torch.cuda.synchronize(second)
-    dist.barrier(group=on_hosts)
-    if rank == 1:
-        dist.send(tensor, 0)
-    torch.cuda.synchronize()
-
-
-def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs in one process")
-    nccl.run(Recorded(replica_beside_a_gpu_that_waits, tmp_path))
-    recording = read_recording(tmp_path / "0")
-    _, sent = (event for event in recording.ranks[1].events if event.kind == SEND)
-    lanes = {event.number: event.lane for event in recording.ranks[0].events}
-    done = [event for event in recording.ranks[0].events if event.lane == DEVICE and event.name == "forward"]
-    [_, replica] = [event for event in done if lanes[event.parent or 0] == BACKGROUND]
-    assert replica.end < sent.start
-
-
-def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
-    stages = max(stages for stages in range(1, pair + 1) if BLOCKS % stages == 0)
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 1, "--batch-size", 32, "--microbatches", 4)
-    schedules = shown(run_cli, "pipeline", "-n", stages, *words)["schedules"]
-    assert schedules.keys() == SCHEDULES.keys()
-    assert max(schedule["gradient_difference"] for schedule in schedules.values()) <= 1e-12
-
-
-@pytest.mark.stress
-def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
-    for differences in nccl.run(beside_torch_s_own):
-        assert max(differences.values()) <= 1e-10, differences
 
 
 def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, size: int) -> None:
@@ -612,21 +528,6 @@ def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     monkeypatch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
     data = ("--data-dir", tmp_path_factory.getbasetemp() / "pairs")
     return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
-
-
-@pytest.mark.stress
-def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
-    """The losses of all are compared by the command itself."""
-    parts = ("train", "same-losses", "speed", "memory", "averaging")
-    found = bert("--steps", 4, *(word for part in parts for word in ("--only", part)))["parts"]
-    one_process = min(size, torch.cuda.device_count())
-    workers = {"data-parallel": one_process, "loss-in-forward": one_process, "ddp": size}
-    for part in ("train", "same-losses"):
-        assert {each["way"]: each["workers"] for each in found[part]} == workers
-    assert {way: len(devices) for way, devices in found["memory"].items()} == workers
-    assert found["train"][-1]["replicas_max_difference"] == 0.0
-    assert all(each["held"] for devices in found["memory"].values() for each in devices)
-    assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
 
 
 @pytest.fixture

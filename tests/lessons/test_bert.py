@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,8 +14,8 @@ from processes import by_hand
 
 from playground.lessons.bert import measure
 from playground.lessons.bert.lesson import train
-from playground.lessons.bert.page import averaging_texts
-from playground.lessons.bert.settings import DDP, EXACT, ONE_PROCESS, WAYS, BertSettings, Row, compare_losses
+from playground.lessons.bert.page import averaging_texts, left_out
+from playground.lessons.bert.settings import DDP, EXACT, WAYS, BertSettings, Row, compare_losses
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model
@@ -132,14 +131,6 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
     assert held[0]["held"]["parameters"] == of_the_model
 
 
-def test_every_way_has_its_speed(settings: BertSettings, world: Run) -> None:
-    for way in (ONE_PROCESS[0], DDP):
-        asked = settings.on(way)
-        measured = world(asked.ranks).run(measure.speed, asked)
-        assert all(each == measured[0] for each in measured)
-        assert measured[0]["samples_per_second"] == pytest.approx(asked.batch_size / measured[0]["seconds"])
-
-
 def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
     large = replace(settings, config=replace(settings.config, vocabulary=5_000))
     sparse, ddp = world(2).run(measure.averaging, large)[0]
@@ -223,12 +214,6 @@ def test_ways_of_one_process_take_the_devices_there_are(bert: Run, monkeypatch: 
     assert {way: len(devices) for way, devices in parts["memory"].items()} == of_way
 
 
-def test_what_ways_of_one_process_leave_out_is_said(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BACKENDS["gloo"], "count_devices", lambda: 1)
-    words = ("--only", "speed", "--way")
-    shown = bert("-n", 2, *words, "all")
-    assert shown.code == 0, shown.err
-    text = " ".join(shown.out.split())
-    assert "data-parallel and loss-in-forward: on 1 of 2 devices, since one process finds 1 GPU here" in text
-    assert re.search(r"data-parallel [\d,]+ - -", text)
-    assert "one process finds" not in bert("-n", 2, *words, DDP).out
+def test_what_ways_of_one_process_leave_out_is_said(settings: BertSettings) -> None:
+    driven = "on 1 of 2 devices, since one process finds 1 GPU here"
+    assert left_out(replace(settings, device_count=1), WAYS) == [f"data-parallel and loss-in-forward: {driven}"]

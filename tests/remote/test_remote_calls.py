@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from playground.remote import AGENTS
 from playground.remote.agent import Agent, current_agent
 from playground.remote.autograd import apply_remotely
-from playground.runtime import RankFailed, launch
+from playground.runtime import RankFailed
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -269,7 +268,7 @@ def await_the_last_first(rank: int, size: int, count: int, numel: int) -> bool:
         return doubled == [2 * number for number in reversed(range(count))]
 
 
-@pytest.mark.parametrize(("count", "numel"), [(40, 1), (500, 1), (100, 1000)])
+@pytest.mark.parametrize(("count", "numel"), [(500, 1), (100, 1000)])
 def test_replies_are_awaited_in_any_order(count: int, numel: int, world: Worlds) -> None:
     assert world(2).run(await_the_last_first, count, numel) == [True, True]
 
@@ -311,25 +310,3 @@ def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_call_to_oneself_copies_too(size: int, world: Worlds) -> None:
     assert world(size).run(call_oneself) == [([1], False, "here", "[]")] * size
-
-
-def drop_what_a_lost_rank_owns(rank: int, size: int) -> int:
-    """Rank 0 drops its reference to an object on rank 2 just after that one was killed, before it is known here."""
-    with Agent() as agent:
-        if rank != 0:
-            return 0
-        reference = agent.remote(2, list)
-        with pytest.raises(dist.DistNetworkError, match="rank 2 is lost"):
-            agent.call(2, end_or_wait, True)
-        lost: SimpleQueue[int] = SimpleQueue()
-        agent.on_loss(lost.put)
-        assert lost.get(timeout=60) == 2
-        agent.lost.clear()
-        del reference
-        found = agent.call(1, double, 4)
-        agent.lost.append(2)
-        return found
-
-
-def test_what_a_lost_rank_owned_stops_no_other_call() -> None:
-    assert launch(drop_what_a_lost_rank_owns, 3, expendable=[1, 2]) == [8, 0, None]

@@ -175,17 +175,6 @@ def test_a_folder_that_torch_cannot_name_is_refused(tmp_path: Path) -> None:
         prepare.prepare("digits", tmp_path / "\udcff")
 
 
-def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(number: int) -> None:
-        raise KeyError(number)
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(NoData, match=r"no home directory .* --data-dir"):
-        prepare.default_data_dir()
-
-
 def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     prepare.prepare("mnist", tmp_path / "data", str(mirror), said.append)

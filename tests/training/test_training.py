@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import device_behind, small_model
+from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +21,7 @@ from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.loop import train, train_by_hand
+from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference, largest_difference
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
@@ -123,23 +123,6 @@ def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder
     tested = [sample for result in results for sample in result["tested"]]
     assert sorted(tested) == list(range(200))
     assert sum(sum(result["test_lengths"]) for result in results) == 200
-
-
-def uneven_gradients(rank: int, size: int, sync: str) -> dict[str, Any]:
-    """Average where rank 0 has no gradient for one parameter, nobody for another, and one does not learn."""
-    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(2)) for name in ("all", "some", "nobody", "frozen")})
-    model["frozen"].requires_grad_(False)
-    model["all"].grad = torch.full((2,), float(rank))
-    if rank > 0:
-        model["some"].grad = torch.full((2,), 6.0)
-    new_grad_sync(sync, model, bucket_cap=16).after_backward()
-    return {name: None if param.grad is None else param.grad.tolist() for name, param in model.items()}
-
-
-@pytest.mark.parametrize("sync", list(RUNGS)[1:])
-def test_a_missing_gradient_counts_as_zero(sync: str, world: Worlds) -> None:
-    for result in world(3).run(uneven_gradients, sync):
-        assert result == {"all": [1.0, 1.0], "some": [4.0, 4.0], "nobody": [0.0, 0.0], "frozen": None}
 
 
 def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
@@ -286,17 +269,6 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
     losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
     for sync in runs:
         assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
-
-
-def train_behind(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
-    with device_behind(0.2):
-        return train_by_hand(rank, size, settings)
-
-
-def test_an_epoch_takes_until_the_device_has_done_it(world: Worlds, digits_folder: Path) -> None:
-    settings = TrainingSettings(folder=digits_folder, limit=128, epochs=2)
-    for result in world(2).run(train_behind, settings):
-        assert min(epoch.seconds for epoch in result.epochs) >= 0.2
 
 
 def without_times(epoch: Epoch) -> Epoch:

@@ -93,21 +93,15 @@ class LadderSettings(TrainingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepParts:
-    """Median seconds of the parts of a step, as the table in measure.py tells them apart."""
+class RungResult:
+    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
+    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
+    for slower ranks."""
 
     forward: float
     backward: float
     exposed: float
     step: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RungResult(StepParts):
-    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
-    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
-    for slower ranks."""
-
     alone: float
     """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
     hidden: float
@@ -141,7 +135,7 @@ class RungResult(StepParts):
 class LadderResult:
     rungs: list[RungResult]
     """Rungs in order; the last is DistributedDataParallel."""
-    parts: list[dict[str, StepParts]]
+    parts: list[dict[str, dict[str, float]]]
     """Parts of a step on each rank, by rung: medians on that rank alone."""
     environment: Environment
     """The machine and the software it was measured with."""
