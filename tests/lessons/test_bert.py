@@ -15,11 +15,12 @@ from processes import by_hand
 from playground.lessons.bert import measure
 from playground.lessons.bert.lesson import train
 from playground.lessons.bert.page import averaging_texts, left_out
-from playground.lessons.bert.settings import DDP, EXACT, WAYS, BertSettings, Row, compare_losses
+from playground.lessons.bert.settings import DDP, EXACT, WAYS, BertSettings, compare_losses
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model
 from playground.training.bert_config import BertConfig
+from playground.training.results import Row
 from playground.training.sentence_pairs import grammar
 from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 

@@ -10,10 +10,11 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Row
+from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import report, synchronize
 from playground.training.replicas import largest_difference
+from playground.training.results import Row
 
 
 class History:

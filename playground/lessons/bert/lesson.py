@@ -28,13 +28,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.bert.history import History
-from playground.lessons.bert.settings import BertSettings, Row
+from playground.lessons.bert.settings import BertSettings
 from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
 from playground.training.bert import Model, ParallelLossModel
 from playground.training.data import collate
 from playground.training.pretrained import SCRATCH, load_encoder
+from playground.training.results import Row
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 
 Loss = Callable[[PairBatch], torch.Tensor]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
-from playground.lessons.bert.settings import DDP, BertSettings, Row
+from playground.lessons.bert.settings import DDP, BertSettings
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
@@ -22,6 +22,7 @@ from playground.lessons.ladder.page import SPARSE
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
+from playground.training.results import Row
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 from playground.training.step import training_step
 from playground.training.sync import GradSync

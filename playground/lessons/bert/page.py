@@ -27,7 +27,6 @@ from playground.lessons.bert.settings import (
     LOSSES_TO_COMPARE,
     WAYS,
     BertSettings,
-    Row,
     compare_losses,
 )
 from playground.measurement import format_bytes
@@ -40,7 +39,7 @@ from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig, Tokenizer
 from playground.training.pretrained import BASE, SCRATCH, load_pretrained
-from playground.training.results import replicas_verdict
+from playground.training.results import Row, replicas_verdict
 from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
 
 TRAINING_LEGEND = (

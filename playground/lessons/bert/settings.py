@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.training.bert_config import BertConfig
 from playground.training.pretrained import SCRATCH
+from playground.training.results import Row
 from playground.training.settings import BUCKET_CAP
 
 ONE_PROCESS = ("data-parallel", "loss-in-forward")
@@ -117,10 +117,6 @@ class BertSettings:
 
 EXACT = 1e-12
 """How far losses in float64 may be apart: that much is rounding."""
-
-
-Row = dict[str, Any]
-"""A result, as the document has it: values by their names."""
 
 
 def compare_losses(alone: Row, others: Sequence[Row]) -> list[Row]:

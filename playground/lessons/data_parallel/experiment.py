@@ -28,9 +28,10 @@ from playground.lessons.data_parallel.losses import (
 )
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
 from playground.lessons.data_parallel.memory import Account, track_memory, track_utilisation
-from playground.lessons.data_parallel.page import MEANS, DataParallelSettings, Row
+from playground.lessons.data_parallel.page import MEANS, DataParallelSettings
 from playground.measurement.interleave import interleave, timed
 from playground.training.replicas import flat
+from playground.training.results import Row
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 

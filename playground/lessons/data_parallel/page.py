@@ -19,6 +19,7 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag, flags_of
 from playground.runtime.launcher import server
 from playground.runtime.remote import Remote
+from playground.training.results import Row
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
 WAYS = ("logits", "loss", "outputs")
@@ -93,8 +94,6 @@ PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward",
 MOVES = {"backward": ("gradients of outputs", "reduce")}
 """The copies that belong to a part, unless they are called like it."""
 
-Row = dict[str, Any]
-"""A row of a table, as the document has it: values by their names."""
 MEANS = ("mean", "mean of means", "weighted mean")
 """Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
 
