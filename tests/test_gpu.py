@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,43 +18,36 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import by_hand, free_port, session_ends, wait_for_a_snapshot
-from ranks import all_reduce_in_group, all_reduce_large, beside_torch_s_own, go_wrong, several_at_once
+from ranks import all_reduce_in_group, all_reduce_large, go_wrong, several_at_once
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Comparison
-from playground.lessons.ladder.page import PARTS
 from playground.lessons.parameter_server.lesson import paced
-from playground.lessons.parameter_server.page import ALL_REDUCE, MODES, ServerSettings
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import Stopwatch
-from playground.lessons.pipeline.page import BLOCKS, SCHEDULES
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.remote import AGENTS
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse import match_messages
 from playground.see.record import (
-    BACKGROUND,
     BUCKET,
     COLLECTIVE,
     DEVICE,
-    GRADIENT,
     RECEIVE,
     SEND,
-    Event,
     RankRecording,
 )
 from playground.see.record.rank import compare_clocks
-from playground.see.record.run import Recorded, read_recording
+from playground.see.record.run import read_recording
 from playground.survival.folder import find_snapshots
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
-from playground.tools.bench.settings import COLLECTIVES
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand
@@ -117,16 +109,6 @@ def test_hello_names_what_runs(run_cli: Run, size: int) -> None:
         assert torch.cuda.get_device_name(rank % gpus) in told["hardware"]
         assert told["ranks_there"] == len(range(rank % gpus, size, gpus))
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
-
-
-def test_p2p(run_cli: Run, pair: int) -> None:
-    steps = steps_of(shown(run_cli, "p2p", "-n", pair))
-    for step in ("blocking", "immediate"):
-        assert [rank["after"] for rank in steps[step]] == [1.0, 1.0] + [0.0] * (pair - 2)
-    assert all("recv" in rank["refused"] for rank in steps["any_source"])
-    partners = [rank ^ 1 if rank ^ 1 < pair else rank for rank in range(pair)]
-    assert [rank["after"] for rank in steps["exchange"]] == partners
-    assert steps["ring"][0]["after"] == pair
 
 
 def test_collectives(run_cli: Run, size: int) -> None:
@@ -210,33 +192,6 @@ def ours_and_then_torch_s(rank: int, size: int) -> set[float]:
 def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> None:
     """What a communicator is given, it does in that order, which must be the same on all ranks."""
     assert nccl.run(ours_and_then_torch_s) == [{float(pair)}] * pair
-
-
-@pytest.mark.stress
-def test_the_allreduce_lesson(run_cli: Run, pair: int) -> None:
-    document = shown(run_cli, "allreduce", "-n", pair)
-    assert document["cost"]["reduce-broadcast"]["in_all"] == 2 * (pair - 1) * pair * 8
-    for steps in steps_of(document).values():
-        assert all(rank["after"] == steps[0]["after"] for rank in steps)
-
-
-@pytest.mark.stress
-def test_bench_of_everything(run_cli: Run, size: int) -> None:
-    words = ("--collective", "all", "--algorithm", "all", "--limit", "-b", "4K", "-e", "1M", "--iterations", 3)
-    document = shown(run_cli, "bench", "-n", size, *words)
-    rows = document["rows"]
-    assert {row["collective"] for row in rows} == set(COLLECTIVES)
-    assert [row["wrong"] for row in rows] == [0] * len(rows)
-    assert all(row["limit_percent"] > 0 for row in rows)
-    assert document["environment"]["nccl"] == format_version(nccl_version())
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_bench_of_averages(dtype: str, run_cli: Run, size: int) -> None:
-    words = ("--op", "avg", "--dtype", dtype, "-b", "64K", "-e", "64K", "--iterations", 2)
-    rows = shown(run_cli, "bench", "-n", size, *words)["rows"]
-    assert [row["wrong"] for row in rows] == [0] * len(rows)
 
 
 @pytest.mark.parametrize(
@@ -341,27 +296,6 @@ def test_a_recording_counts_each_message_once(
     assert messages.unmatched == ()
 
 
-@pytest.mark.parametrize("words", [("ddp",), ("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02")])
-def test_a_recording_has_the_buckets_of_every_backward(
-    words: tuple[str, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
-) -> None:
-    """Backward's hooks are called in a thread of autograd's own."""
-    file = tmp_path / "run.playground"
-    data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 1)
-    shown(run_cli, *words, "-n", pair, *data, "--see", file)
-    for rank in read_recording(file).ranks:
-        issued = [event for event in rank.events if event.lane != DEVICE]
-        inside = {event.number: list[Event]() for event in issued if event.name == "backward"}
-        for event in issued:
-            if event.kind in (BUCKET, GRADIENT):
-                assert event.parent is not None
-                inside[event.parent].append(event)
-        names = [[event.name for event in events if event.kind == BUCKET] for events in inside.values()]
-        assert names[-1] == [f"bucket {number}" for number in range(len(names[-1]))] != []
-        assert all(each == names[-1] for each in names[1:]), "DDP rebuilds its buckets after the first backward"
-        assert {event.kind for event in next(iter(inside.values()))} == {BUCKET, GRADIENT}
-
-
 @pytest.mark.stress
 @pytest.mark.parametrize("newest", ["1", "0"])
 def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pair: int, tmp_path: Path) -> None:
@@ -385,130 +319,6 @@ def test_what_gpus_waited_for_is_not_told(run_cli: Run, size: int, data_dir: Pat
     document = json.loads(run_cli("see", file, "--json").out)
     assert [rank["waits"] for rank in document["ranks"]] == [None] * size
     assert document["overlap"]
-
-
-def replica_beside_a_gpu_that_waits(rank: int, size: int) -> None:
-    """Rank 0's own GPU waits for a message, which rank 1 sends once a replica of rank 0 is done on the second GPU."""
-    second, tensor, on_hosts = torch.device("cuda", 1), torch.ones(4, device=device()), dist.new_group(backend="gloo")
-    model, inputs = nn.Linear(4, 4).to(second), torch.ones(2, 4, device=second)
-    if rank == 0:
-        parallel_apply([model], [(inputs,)], None, [second])  # whose kernels are launched for the first time
-        torch.cuda.synchronize(second)
-        dist.recv(tensor, 1)
-    if rank == 1:
-        dist.send(tensor, 0)
-    torch.cuda.synchronize()  # the two are connected
-    if rank == 0:
-        dist.recv(tensor, 1)
-        parallel_apply([model], [(inputs,)], None, [second])
-        torch.cuda.synchronize(second)
-    dist.barrier(group=on_hosts)
-    if rank == 1:
-        dist.send(tensor, 0)
-    torch.cuda.synchronize()
-
-
-def test_a_replica_has_the_times_of_its_own_gpu(nccl: World, size: int, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs in one process")
-    nccl.run(Recorded(replica_beside_a_gpu_that_waits, tmp_path))
-    recording = read_recording(tmp_path / "0")
-    _, sent = (event for event in recording.ranks[1].events if event.kind == SEND)
-    lanes = {event.number: event.lane for event in recording.ranks[0].events}
-    done = [event for event in recording.ranks[0].events if event.lane == DEVICE and event.name == "forward"]
-    [_, replica] = [event for event in done if lanes[event.parent or 0] == BACKGROUND]
-    assert replica.end < sent.start
-
-
-@pytest.mark.stress
-def test_ladder(run_cli: Run, size: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 5)
-    implementation = shown(run_cli, "hello", "-n", size)["steps"][0]["ranks"][0]["implementation"]
-    rungs = shown(run_cli, "ladder", "-n", size, *words)["rungs"]
-    hidden_by_torch = implementation == "ProcessGroupNCCL2"
-    assert [rung["rung"] for rung in rungs if rung["caveat"]] == ["ddp"] * hidden_by_torch
-    assert [rung["rung"] for rung in rungs] == [*GRAD_SYNCS, "ddp"]
-    assert max(rung["difference_to_ddp"] for rung in rungs) < 1e-4
-    assert min(rung[part] for rung in rungs for part in PARTS) > 0
-
-
-@pytest.mark.stress
-def test_the_lab_of_ddp(run_cli: Run, size: int, data_dir: Path) -> None:
-    document = shown(run_cli, "ddp", "--lab", "-n", size, "--dataset", "digits", "--data-dir", data_dir)
-    parts = steps_of(document)
-    for rows in parts["buckets"]:
-        sent = Counter[tuple[float, str]]()
-        for row in rows:
-            sent[row["bucket_cap_mb"], row["backward"]] += row["bytes"]
-        assert {*sent.values()} == {NET}
-        assert len(rows) > len(sent)
-    for plain, half, *_ in parts["hooks"]:
-        assert (plain["hook"], plain["sends"], plain["sent"]) == ("none", "float32", NET)
-        assert plain["gradient_max"] < 1e-6
-        assert (half["hook"], half["sends"], half["sent"]) == ("fp16", "float16", NET // 2)
-        assert plain["gradient_max"] <= half["gradient_max"] < 1e-2
-    for rows in parts["accumulation"]:
-        assert [row["messages"] for row in rows] == [1, 4, 1]
-        assert max(row["rel_error"] for row in rows) < 1e-9
-    for rows in parts["checkpoint"]:
-        assert (rows[-1]["loaded"], rows[-1]["max_error"]) == ("model, optimizer", 0.0)
-
-
-@pytest.mark.stress
-def test_the_proof_and_what_breaks_it(run_cli: Run, size: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 3)
-    outcome = run_cli("prove", "--backend", "nccl", "-n", size, *words)
-    assert outcome.code == 0, outcome.err
-    verdict = " ".join(outcome.out.rpartition("Shown:")[2].split())
-    assert verdict.startswith(f"{size} rank")
-    assert size == 1 or "broken in" in verdict
-
-
-def test_pipeline(run_cli: Run, pair: int, data_dir: Path) -> None:
-    stages = max(stages for stages in range(1, pair + 1) if BLOCKS % stages == 0)
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 1, "--batch-size", 32, "--microbatches", 4)
-    schedules = shown(run_cli, "pipeline", "-n", stages, *words)["schedules"]
-    assert schedules.keys() == SCHEDULES.keys()
-    assert max(schedule["gradient_difference"] for schedule in schedules.values()) <= 1e-12
-
-
-def test_remote_calls(run_cli: Run, pair: int) -> None:
-    """They carry CPU tensors, over gloo; what is trained beside them is on the GPUs."""
-    document = shown(run_cli, "rpc", "-n", pair)
-    assert (document["backend"], document["device"]) == ("nccl", "cuda")
-    steps = steps_of(document)
-    for rank in range(pair):
-        right = (rank + 1) % pair
-        assert steps["remote_call"][rank]["after"] == steps["by_torch"][rank]["call"] == rank + 10.0 * right
-        assert steps["remote_reference"][rank].items() >= {"owner": right, "held": 1, "left": 0}.items()
-        autograd = steps["distributed_autograd"][rank]
-        assert (autograd["gradient_here"], autograd["gradient_there"]) == (autograd["there"], autograd["here"])
-        assert steps["beside_ddp"][rank]["as_one_process"]
-        assert steps["by_torch"][rank]["beside_ddp"]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("over", AGENTS)
-def test_parameter_server(over: str, run_cli: Run, pair: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--steps", 20, "--over", over)
-    modes = shown(run_cli, "parameter-server", "-n", pair, *words)["modes"]
-    assert [mode["mode"] for mode in modes] == [ALL_REDUCE, *MODES]
-    for mode in modes:
-        assert sum(mode["gradients_by_worker"]) == 20 * (pair - 1)
-
-
-@pytest.mark.stress
-def test_our_batch_norm_is_torch_s_own(nccl: World) -> None:
-    for differences in nccl.run(beside_torch_s_own):
-        assert max(differences.values()) <= 1e-10, differences
-
-
-@pytest.mark.stress
-def test_data_parallel_on_every_gpu(run_cli: Run) -> None:
-    gpus = torch.cuda.device_count()
-    outcome = run_cli("data-parallel", "--devices", ",".join(f"cuda:{number}" for number in range(gpus)), "--json")
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out)["devices"] == [f"cuda:{number}" for number in range(gpus)]
 
 
 def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, size: int) -> None:
@@ -545,24 +355,6 @@ def test_a_joined_world(start_cli: Start, pair: int) -> None:
     assert [run.returncode for run in runs] == [0] * pair, outcomes
     assert json.loads(outcomes[0][0])["world_size"] == pair
     assert [out for out, _ in outcomes[1:]] == [""] * (pair - 1)
-
-
-@pytest.mark.stress
-def test_a_joined_world_with_a_rank_missing(start_cli: Start) -> None:
-    environ = by_hand(0, 2, free_port()) | {"LOCAL_WORLD_SIZE": "1"}
-    alone = start_cli("hello", "--backend", "nccl", "--timeout", "3", **environ)
-    _, err = alone.communicate(timeout=ENOUGH)
-    assert alone.returncode == 1
-    assert "rank 0 of 2 waited 3 s at 127.0.0.1:" in err
-    assert err.endswith("rank 1 did not come\n")
-
-
-def test_more_ranks_than_an_old_nccl_allows(run_cli: Run) -> None:
-    if nccl_version() >= SHARES_A_GPU:
-        pytest.skip("this NCCL shares a GPU")
-    refused = run_cli("hello", "--backend", "nccl", "-n", torch.cuda.device_count() + 1)
-    assert (refused.code, refused.out) == (2, "")
-    assert "wants a GPU for each rank" in refused.err
 
 
 def wait_for_one_who_is_busy(rank: int, size: int) -> None:
@@ -711,17 +503,6 @@ def test_training_ends_with_the_same_bits(
     assert compare_ends(tmp_path / "first", tmp_path / "parts").differing == 0
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("way", ["sgd", "ddp"])
-def test_kills_leave_no_trace(way: str, run_cli: Run, size: int, data_dir: Path) -> None:
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--snapshot-every", 1)
-    document = shown(run_cli, "elastic", "--way", way, "-n", size, "--kills", 2, *words)
-    assert document["comparison"]["differing"] == 0
-    failures = [recovery["failure"] for recovery in document["recoveries"]]
-    assert len(failures) == 2
-    assert all(failure.endswith(f"of {size} was killed by SIGKILL") for failure in failures)
-
-
 def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:
     train_by_hand(rank, size, settings)
     return torch.cuda.initial_seed()
@@ -741,35 +522,12 @@ def test_new_ranks_draw_masks_of_their_own(
     assert len({*seeds[1:]} - {*range(first, first + pair)}) == pair - 1
 
 
-def test_a_snapshot_of_the_cpu_is_refused(training: Any, run_cli: Run, tmp_path: Path) -> None:
-    words = ("sgd", "-n", 1, *training, "--epochs", 1, "--snapshots", tmp_path)
-    assert run_cli(*words).code == 0
-    refused = run_cli(*words, "--backend", "nccl")
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert "device is cpu in the snapshot and cuda here" in refused.err
-
-
 @pytest.fixture
 def bert(run_cli: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, size: int) -> Run:
     """The command on a few generated pairs, with as many workers as there are ranks."""
     monkeypatch.setattr(grammar, "COUNTS", {"train": 240, "test": 50})
     data = ("--data-dir", tmp_path_factory.getbasetemp() / "pairs")
     return lambda *words: shown(run_cli, "bert", "-n", size, *data, "--batch-size", 8 * size, *words)
-
-
-@pytest.mark.stress
-def test_bert_by_every_way_on_the_gpus_there_are(bert: Run, size: int) -> None:
-    """The losses of all are compared by the command itself."""
-    parts = ("train", "same-losses", "speed", "memory", "averaging")
-    found = bert("--steps", 4, *(word for part in parts for word in ("--only", part)))["parts"]
-    one_process = min(size, torch.cuda.device_count())
-    workers = {"data-parallel": one_process, "loss-in-forward": one_process, "ddp": size}
-    for part in ("train", "same-losses"):
-        assert {each["way"]: each["workers"] for each in found[part]} == workers
-    assert {way: len(devices) for way, devices in found["memory"].items()} == workers
-    assert found["train"][-1]["replicas_max_difference"] == 0.0
-    assert all(each["held"] for devices in found["memory"].values() for each in devices)
-    assert [each["way"] for each in found["averaging"]] == ["sparse-embeddings", "ddp"]
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -101,24 +99,6 @@ def test_what_is_left_when_the_time_is_up_is_listed(
     assert left == "Not done, take up with --begin 2: 2 `WHY=1 fail`, 3 `hang`.\n"
 
 
-def test_what_is_done_is_kept_when_somebody_ends_it(
-    rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    carry_out = on_gpu.carry_out
-
-    def be_ended(row: Row, machine: Machine, folder: Path) -> tuple[bool, str]:
-        if row is rows[1]:
-            sys.exit(143)
-        return carry_out(row, machine, folder)
-
-    monkeypatch.setattr(on_gpu, "carry_out", be_ended)
-    with pytest.raises(SystemExit):
-        carry_out_all(rows, MACHINE, Log(tmp_path / "gpu.md"), deadline=ENOUGH)
-    table, _, left = (tmp_path / "gpu.md").read_text().rpartition("\n\n")
-    assert [cells[0] for cells in cells_of(table)] == ["`say`"]
-    assert left.startswith("Not done, take up with --begin 2: 2 `WHY=1 fail`, 3 `hang`, 4 `say end`.")
-
-
 def test_a_simulated_gpu_says_so_and_leaves_no_figure(
     rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,13 +117,3 @@ def test_a_simulated_gpu_says_so_and_leaves_no_figure(
     assert first == last == SIMULATED
     assert "| `say` | 1 | - | 0 | as it should be |" in lines
     assert not (tmp_path / "gpu.md").exists()
-
-
-def test_without_a_gpu_it_says_so() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "PLAYGROUND_SIMULATED_GPU"}
-    ran = subprocess.run(
-        [sys.executable, on_gpu.__file__], capture_output=True, text=True, check=False, timeout=ENOUGH,
-        env={**environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("no GPU tier here: backend nccl ")

@@ -57,9 +57,9 @@ agents: list[Agent] = []
 def reduce_tensor(tensor: torch.Tensor) -> Any:
     """How to rebuild a plain CPU tensor from its elements, without its graph. All others are left to torch's
     `__reduce_ex__`, which is slower, and reduces parameters to plain ones. Raises `UsageError` on accelerators."""
-    if not (tensor.is_cpu or tensor.is_meta):
+    if not tensor.is_cpu:
         raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")
-    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
         return NotImplemented
     elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
     memory = elements.as_strided((elements.numel(),), (1,)).view(torch.uint8).numpy()  # strides of 0 or 1 vary
@@ -222,7 +222,7 @@ class Agent:
             thread.join()
 
     def start_thread(self, rank: int) -> None:
-        """Start a thread that listens to that rank. Raises `RuntimeError` if none can be started."""
+        """Start a thread that listens to that rank."""
         thread = threading.Thread(target=self.listen, args=(rank,), name=f"remote calls of rank {rank}", daemon=True)
         thread.start()
         self.threads.append(thread)
@@ -232,11 +232,8 @@ class Agent:
         while (envelope := self.next_request(rank)) is not None:
             number, _ = HEADER.unpack_from(envelope.numpy())
             obtain = partial(unpack, envelope, partial(self.receive, rank, number))
-            try:
-                if not self.idle[rank]:
-                    self.start_thread(rank)
-            except RuntimeError as error:  # too many threads: the caller hears of it
-                obtain = partial(fail, error)
+            if not self.idle[rank]:
+                self.start_thread(rank)
             with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
                 wait_for(rank, self.send(rank, REPLY + number, number, self.answer(rank, number, obtain)))
 
@@ -280,21 +277,18 @@ class Agent:
     def pack(self, rank: int, number: int, obj: Any, what: str) -> list[torch.Tensor]:
         """The messages with `obj` for that rank, an envelope and, if it does not fit, the pickle. Raises `TypeError` if
         it cannot be sent, `UsageError` if it has a tensor on an accelerator."""
-        lent: list[tuple[int, int]] = []
 
         class Pickler(pickle.Pickler):
             def reducer_override(_, part: Any) -> Any:  # noqa: N805 (self is the agent)
-                return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.references.lend(part, rank, lent)
+                return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.references.lend(part, rank)
 
         file = io.BytesIO(bytes(HEADER.size))
         file.seek(HEADER.size)
         try:
             Pickler(file, pickle.HIGHEST_PROTOCOL).dump(obj)
+        except (UsageError, dist.DistNetworkError):
+            raise
         except Exception as error:
-            for reference in lent:
-                self.references.drop(*reference)
-            if isinstance(error, (UsageError, dist.DistNetworkError)):
-                raise
             raise TypeError(f"{what} cannot be sent: {type(error).__name__}: {error}") from error
         length = file.tell() - HEADER.size
         file.write(bytes(max(0, ENVELOPE - file.tell())))
@@ -340,10 +334,6 @@ def lost_on_error(rank: int) -> Iterator[None]:
 def copy_of(messages: list[torch.Tensor]) -> Callable[[torch.Tensor], Any]:
     """In place of receiving what follows an envelope."""
     return lambda memory: memory.copy_(messages[1])
-
-
-def fail(error: Exception) -> Any:
-    raise error
 
 
 def portable(error: BaseException) -> Exception:
@@ -417,9 +407,9 @@ class References:
                 del self.counts[number]
                 self.objects.pop(number, None)
 
-    def lend(self, obj: Any, rank: int, lent: list[tuple[int, int]]) -> Any:
-        """Count a reference for `rank`, and add it to `lent`. Returns how to rebuild it there, as `__reduce__` does;
-        `NotImplemented` for other objects.
+    def lend(self, obj: Any, rank: int) -> Any:
+        """Count a reference for `rank`. Returns how to rebuild it there, as `__reduce__` does; `NotImplemented` for
+        other objects.
 
         It is not counted for its owner: the caller's own reference lives until the reply has come.
         """
@@ -430,7 +420,6 @@ class References:
                 self.count(obj.number, 1)
             else:
                 self.call(obj.owner, count, obj.number, 1)
-            lent.append((obj.owner, obj.number))
         return borrow, (obj.owner, obj.number)
 
     def drop(self, owner: int, number: int) -> None:

@@ -14,7 +14,6 @@ from playground.runtime.remote import Remote, remote
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     name: str
-    summary: str
     code: Remote
     """Its class: called without arguments, it makes a model of images [batch, 1, 28, 28] → log-probabilities
     [batch, 10]."""
@@ -26,9 +25,6 @@ class ModelSpec:
     """Default number of steps to time."""
     bucket_cap_mb: float
     """Default size of a bucket of gradients, in MiB, such that the model has more than one."""
-    bucket_caps_mb: tuple[float, ...]
-    """Sizes to compare: such that the model has several buckets, few, and as many as DistributedDataParallel has by
-    default."""
     min_samples_per_rank: int = 1
     """In training, of every batch."""
     min_samples_reason: str = ""
@@ -51,24 +47,20 @@ MODELS: dict[str, ModelSpec] = {
     for spec in (
         ModelSpec(
             name="net",
-            summary="the small convolutional network of tutorials on MNIST",
             code=remote("playground.training.net:Net"),
             parameters=21_840,
             batch_size=128,
             steps=100,
             # The usual 25 MB would hold all gradients in one bucket, which cannot leave before the last is ready.
             bucket_cap_mb=0.05,
-            bucket_caps_mb=(0.001, 0.02, 25.0),
         ),
         ModelSpec(
             name="resnet18",
-            summary="torchvision's resnet18, for images of one channel",
             code=remote("playground.training.net:ResNet18"),
             parameters=11_175_370,
             batch_size=32,
             steps=20,
             bucket_cap_mb=25.0,
-            bucket_caps_mb=(1.0, 5.0, 25.0),
             min_samples_per_rank=2,
             min_samples_reason="resnet18's BatchNorm needs two samples or more on each",
             preload=("torchvision.models",),

@@ -78,8 +78,6 @@ class OverlappedAverage(GradSync):
     A bucket leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages
     must be the same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on
     this rank takes part as zero. The gradients of parameters that are `excluded` stay as they are.
-
-    After a backward that raised, call `zero_grad` (with `set_to_none`, its default) and go on, on every rank.
     """
 
     def __init__(
@@ -95,8 +93,6 @@ class OverlappedAverage(GradSync):
         self.buckets = [self.new_bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
         """Outstanding work handles of the buckets that have left, in their order."""
-        self.first: tuple[torch.Tensor, torch.Tensor] | None = None
-        """The parameter whose gradient was put into a bucket first since the last averaging, and its view there."""
         self.is_syncing = True
         for bucket in self.buckets:
             for param in bucket.views:
@@ -109,12 +105,9 @@ class OverlappedAverage(GradSync):
         """Called by backward when `param.grad` is complete."""
         if not self.is_syncing:
             return
-        if self.first and self.first[0].grad is not self.first[1]:  # zeroed since: that backward has raised
-            self.give_up()
         if param not in bucket.missing:
             raise RuntimeError("a second backward before the first one's gradients were averaged: put it under no_sync")
         bucket.add(param)
-        self.first = self.first or (param, bucket.views[param])
         while self.remaining and self.remaining[0].is_ready:
             self.start_next()
 
@@ -143,19 +136,11 @@ class OverlappedAverage(GradSync):
         self.start_remaining()
         self.finish()
 
-    def give_up(self) -> None:
-        """Forget what a backward that raised has left. The buckets that have not left do so, whatever they hold: each
-        rank sends as many messages as those whose backward came further."""
-        while self.remaining:
-            self.start_next()
-        self.finish()
-
     def finish(self) -> None:
         """Wait for all buckets, and expect the next backward."""
         for work in self.works:
             work.wait()
         self.works.clear()
-        self.first = None
         for bucket in self.buckets:
             bucket.reset()
 

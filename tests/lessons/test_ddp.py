@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run, measure_errors, record_messages
+from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run
 from playground.lessons.ddp.lab import (
     check_buckets,
     check_replicas,
@@ -26,12 +26,11 @@ from playground.lessons.ddp.lab import (
     check_rounding,
     checkpoint,
     hooks,
-    refusal,
     run_lab,
 )
 from playground.lessons.ddp.page import part_texts
 from playground.lessons.ddp.settings import HOOKS, PARTS, LabSettings
-from playground.runtime import PlaygroundError, RankFailed, UsageError
+from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
 from playground.runtime.remote import Remote, remote
@@ -129,22 +128,6 @@ def test_only_the_hooks_asked_for_beside_none(lab: Lab) -> None:
     assert [row["hook"] for row in lab("hooks", "--comm-hook", "bf16,fp16")] == ["none", "fp16", "bf16"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusals:
-    """What the backend says of types; and what an all-reduce of ones leaves after that."""
-
-    float32: str
-    float8: str
-    after: list[float]
-
-
-def refusals(rank: int, size: int) -> Refusals:
-    words = [refusal(getattr(torch, name)) for name in ("float32", "float8_e4m3fn")]
-    after = torch.ones(3)
-    dist.all_reduce(after)
-    return Refusals(float32=words[0], float8=words[1], after=after.tolist())
-
-
 def small_lab(folder: Path, **changes: Any) -> LabSettings:
     """A lab with batches that cannot be shared out evenly."""
     defaults = {"caps": (25.0,), "hooks": ("none",)}
@@ -158,13 +141,10 @@ def a_hook_that_is_refused(rank: int, size: int, folder: Path, required: bool) -
 
 
 def test_what_the_backend_refuses_is_reported(world: Worlds, digits_folder: Path) -> None:
-    for outcome in world(2).run(refusals):
-        assert outcome.float32 == ""
-        assert outcome.float8
-        assert outcome.after == [2.0, 2.0, 2.0]
     for plain, refused in world(2).run(a_hook_that_is_refused, digits_folder, False):
         assert plain["hook"] == "none"
-        assert refused == {"hook": "fp8", "sends": f"refused here: {outcome.float8}"}
+        assert refused["hook"] == "fp8"
+        assert refused["sends"].startswith("refused here: ")
     with pytest.raises(UsageError, match="--comm-hook fp8: refused here") as caught:
         world(2).run(a_hook_that_is_refused, digits_folder, True)
     assert caught.value.exit_code == 2
@@ -197,19 +177,9 @@ def test_a_hook_that_averages_nothing_is_found_out(world: Worlds, digits_folder:
         world(2).run(a_hook_that_averages_nothing, digits_folder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExactMean:
-    to_one_process: float
-    """The largest difference between a run's exact mean and the gradient of one process with the whole batch."""
-    to_ddp: float
-    """And to what DDP leaves."""
-    has_share: bool
-    """Whether this rank's part of the batch has as many samples as it should."""
-    largest: float
-    """Number of elements of the gradient."""
-
-
-def exact_mean(rank: int, size: int, folder: Path) -> ExactMean:
+def exact_mean(rank: int, size: int, folder: Path) -> tuple[float, float, float]:
+    """The largest difference between a run's exact mean and the gradient of one process with the whole batch, and what
+    DDP leaves; and the largest number of that gradient."""
     training = TrainingSettings(folder=folder, batch_size=7)
     run = DDPRun(build_model(training.seed).double().eval(), training, 25)
     mean = run.exact_mean(1)
@@ -218,21 +188,16 @@ def exact_mean(rank: int, size: int, folder: Path) -> ExactMean:
     F.nll_loss(alone(images.double()), labels).backward()
     whole = flat(param.grad for param in alone.parameters())
     run.backward(1)
-    return ExactMean(
-        to_one_process=(mean - whole).abs().max().item(),
-        to_ddp=(mean - run.gradients()).abs().max().item(),
-        has_share=len(run.batch(1)[1]) == share(7, rank, size),
-        largest=whole.abs().max().item(),
-    )
+    assert len(run.batch(1)[1]) == share(7, rank, size)
+    to_alone, to_ddp, largest = ((mean - whole), (mean - run.gradients()), whole)
+    return to_alone.abs().max().item(), to_ddp.abs().max().item(), largest.abs().max().item()
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_exact_mean_is_the_gradient_of_the_whole_batch(size: int, world: Worlds, digits_folder: Path) -> None:
-    for outcome in world(size).run(exact_mean, digits_folder):
-        assert outcome.to_one_process < 1e-14
-        assert outcome.to_ddp < 1e-14
-        assert outcome.has_share
-        assert outcome.largest > 1e-3
+    for to_alone, to_ddp, largest in world(size).run(exact_mean, digits_folder):
+        assert max(to_alone, to_ddp) < 1e-14
+        assert largest > 1e-3
 
 
 def masks(rank: int, size: int, folder: Path) -> list[float]:
@@ -244,29 +209,6 @@ def masks(rank: int, size: int, folder: Path) -> list[float]:
 def test_comparisons_have_the_same_dropout_masks(world: Worlds, digits_folder: Path) -> None:
     for first, again, other in world(2).run(masks, digits_folder):
         assert first == again != other
-
-
-def step_and_backward(rank: int, size: int, folder: Path) -> list[bool]:
-    """Whether a step leaves the gradients of its backward, and whether it changes the parameters."""
-    stepped, backed = build_run(small_lab(folder)), build_run(small_lab(folder))
-    before = stepped.parameters()
-    losses = stepped.step(0), backed.backward(0)
-    return [
-        losses[0] == losses[1],
-        torch.equal(stepped.gradients(), backed.gradients()),
-        torch.equal(before, backed.parameters()),
-        not torch.equal(before, stepped.parameters()),
-    ]
-
-
-def test_a_step_is_a_backward_and_the_optimizer(world: Worlds, digits_folder: Path) -> None:
-    assert world(2).run(step_and_backward, digits_folder) == [[True] * 4] * 2
-
-
-def test_errors_of_known_values() -> None:
-    largest, relative = measure_errors(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
-    assert largest == 0.5
-    assert relative == pytest.approx(0.1)
 
 
 def test_verdicts() -> None:
@@ -284,22 +226,6 @@ def test_verdicts() -> None:
         check_buckets([[{"parameters": [name]}] for name in ("weight", "bias")])
 
 
-def record(rank: int, size: int) -> tuple[list[tuple[str, int]], bool]:
-    """What is recorded of two messages, and not of the third; whether all_reduce is then what it was."""
-    real = dist.all_reduce
-    with record_messages() as recorded:
-        dist.all_reduce(torch.ones(5))
-        dist.all_reduce(torch.ones(2, dtype=torch.float16), async_op=True).wait()
-    dist.all_reduce(torch.ones(1))
-    return recorded, dist.all_reduce is real
-
-
-def test_messages_are_recorded_while_asked(world: Worlds) -> None:
-    for recorded, restored in world(2).run(record):
-        assert recorded == [("float32", 20), ("float16", 4)]
-        assert restored
-
-
 @pytest.mark.parametrize(("size", "many", "cap", "messages"), [(1, 2, 25, 1), (2, 4, 0.02, 3), (3, 3, 0.001, 5)])
 def test_no_sync_spares_messages_and_changes_nothing(size: int, many: int, cap: float, messages: int, lab: Lab) -> None:
     cap = 2 * cap if cap < 1 else cap  # in float64 each gradient has twice the bytes
@@ -308,10 +234,6 @@ def test_no_sync_spares_messages_and_changes_nothing(size: int, many: int, cap: 
     assert [row["messages"] for row in rows] == [messages, many * messages, messages]
     assert (rows[0]["max_error"], rows[0]["rel_error"]) == (0, 0)
     assert all(row["rel_error"] < 1e-14 for row in rows)
-
-
-def test_four_batches_by_default(lab: Lab) -> None:
-    assert [row["batches"] for row in lab("accumulation", "-n", 1)] == [1, 4, 4]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -332,10 +254,6 @@ def test_training_goes_on_from_a_checkpoint(size: int, cap: str, lab: Lab) -> No
     assert (whole["loaded"], whole["max_error"], whole["rel_error"]) == ("model, optimizer", 0, 0)
     assert without_momentum["loaded"] == "model"
     assert without_momentum["max_error"] > 1e-5
-
-
-def test_without_momentum_there_is_nothing_to_save_but_the_model(lab: Lab) -> None:
-    assert [row["max_error"] for row in lab("checkpoint", "--momentum", 0)] == [0.0, 0.0]
 
 
 def checkpoint_in(rank: int, size: int, folder: Path, place: Path, seen: bool) -> list[str]:
@@ -401,22 +319,6 @@ def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir:
     assert "  no_sync but for the last        4         1 " in shown.out
 
 
-def test_without_its_options_it_trains(run_cli: Callable[..., Any], data_dir: Path) -> None:
-    words = ["--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--epochs", 1]
-    document = json.loads(run_cli("ddp", *words, "--json").out)
-    assert [step["name"] for step in document["steps"]] == ["run"]
-    assert document["replicas_max_difference"] == 0.0
-
-
-def test_the_command_line_offers_what_the_tables_have(run_cli: Callable[..., Any]) -> None:
-    words = " ".join(run_cli("ddp", "--help").out.split())
-    assert f"{', '.join(HOOKS)} or all." in words
-    assert all(f"{hook.name}: {hook.summary}" in words for hook in HOOKS.values())
-    assert f"only these parts: {', '.join(PARTS)}." in words
-    assert all(part.code.summary for part in PARTS.values())
-    assert all(part.name == part.code.name for part in PARTS.values())
-
-
 def test_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
     """What the launcher imports to parse options, to unpickle results and to show them."""
     modules = ("page", "settings")
@@ -425,23 +327,6 @@ def test_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
 
 def lab_settings(folder: Path, **changes: Any) -> LabSettings:
     return LabSettings(training=TrainingSettings(folder=folder, limit=32, batch_size=8, seed=1), **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"parts": ("bucket",)}, "part 'bucket' is unknown: choose one of buckets, hooks, "),
-        ({"hooks": ("none", "fp8")}, "hook 'fp8' is unknown: choose one of none, fp16, bf16, powersgd"),
-        ({"hooks": ("fp16",)}, "hooks fp16: none must come first"),
-        ({"hooks": ("none",), "required": ("fp16",)}, "required hook 'fp16' is unknown: choose one of none"),
-        ({"caps": (1.0, float("nan"))}, "bucket cap nan: it must be a finite number of MiB above 0"),
-        ({"caps": (0.0,)}, "bucket cap 0.0: "),
-    ],
-)
-def test_settings_validate_themselves(changes: dict[str, Any], message: str, digits_folder: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        lab_settings(digits_folder, **changes)
-    assert str(caught.value).startswith(message)
 
 
 def own_caps(rank: int, size: int, settings: LabSettings) -> None:
@@ -454,34 +339,15 @@ def test_ranks_that_were_asked_for_different_things_are_stopped(world: Worlds, d
         world(2).run(own_caps, lab_settings(digits_folder, parts=("sampler",)))
 
 
-def test_what_must_be_the_same_on_all_ranks(digits_folder: Path, tmp_path: Path) -> None:
-    """Everything but the folder; and caps that are the model's are the same, asked for or not."""
-    settings = lab_settings(digits_folder)
-    own_folder = lab_settings(tmp_path, caps=settings.bucket_caps)
-    assert settings.on_all_ranks() == own_folder.on_all_ranks()
-    assert settings.on_all_ranks() != lab_settings(digits_folder, parts=("hooks",)).on_all_ranks()
-    assert settings.on_all_ranks() != replace(settings, training=replace(settings.training, lr=1)).on_all_ranks()
-
-
-def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match="FileNotFoundError"):
-        world(2).run(RUN_LAB, lab_settings(tmp_path, parts=("hooks",)))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--bucket-cap-mb", "0"], "0.0 is not in the range"),
         (["--bucket-cap-mb", "1,-5"], "-5.0 is not in the range"),
         (["--bucket-cap-mb", "1,"], "'' is not a valid float"),
-        (["--bucket-cap-mb", "nan"], "nan is not a finite number"),
         (["--comm-hook", "fp8"], "'fp8' is none of none, fp16, bf16, powersgd, all"),
         (["--lab", "everything"], "'everything' is none of buckets, hooks, "),
-        (["--lab", "--batch-size", "1"], "at least one each"),
         (["--lab", "--epochs", "2"], "--epochs is for training"),
         (["--lab", "hooks", "--accumulate", "2"], "--accumulate changes nothing in hooks"),
-        (["--lab", "buckets", "--lr", "1"], "--lr changes nothing in buckets: it is for hooks"),
-        (["--lab", "sampler", "--batch-size", "16"], "--batch-size changes nothing in sampler"),
         (["--lab", "--batch-size", "601"], "there are 600 samples to train on"),
         (["--lab", "accumulation", "--accumulate", "257"], "the lab adds up 256 at most"),
         (["--lab", "--limit", "601"], "601: digits has 600 samples"),

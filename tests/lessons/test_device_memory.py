@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.data_parallel.lesson import data_parallel
-from playground.lessons.data_parallel.losses import ParallelLossModel
 from playground.lessons.data_parallel.machine import copy_to, use_device
-from playground.lessons.data_parallel.memory import Utilisation, covered, label_buckets, track_memory, track_utilisation
+from playground.lessons.data_parallel.memory import label_buckets, track_memory, track_utilisation
 from playground.lessons.data_parallel.page import LABELS
 from playground.runtime import launch
 from playground.training.step import training_step
@@ -78,15 +77,6 @@ def test_the_account_is_the_sum_of_what_is_alive(steps: list[tuple[Any, ...]]) -
     assert {device: sum(labels.values()) for device, labels in account.at_peak.items()} == account.peak
 
 
-def test_what_is_freed_makes_room_though_nobody_asks_what_is_held() -> None:
-    with track_memory([FIRST]) as account:
-        account.put(weight := torch.ones(1000), device=FIRST)
-        for _ in range(3):
-            result = weight * 2
-            del result
-    assert account.peak == {FIRST: 8000}
-
-
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((outputs - targets) ** 2).mean()
 
@@ -121,14 +111,6 @@ def test_every_kind_has_its_label() -> None:
         account.put_module(model, FIRST)
         account.put_state(optimizer, FIRST)
     assert account.held_by_label[FIRST] == {"parameters": 40_400, "gradients": 40_400, "optimizer state": 80_800}
-
-
-def test_a_loss_inside_forward_leaves_no_gathered_outputs_but_numbers() -> None:
-    model = ParallelLossModel(nn.Linear(100, 100), nn.MSELoss())
-    with track_memory([FIRST, SECOND]) as account:
-        account.put_module(model, FIRST)
-        data_parallel(model, (torch.ones(8, 100), torch.ones(8, 100)), [FIRST, SECOND])
-    assert account.at_peak[FIRST]["gathered outputs"] == 8
 
 
 def hold_buckets(rank: int, size: int, as_views: bool) -> list[dict[str, int]]:
@@ -257,30 +239,6 @@ def test_the_threads_of_replicas_and_backward_count_too() -> None:
         outputs.sum().backward()
     assert set(forward.values()) == {0.0}, "it is known at the end"
     assert min(use.busy.values()) > 0
-
-
-def test_waiting_is_no_work() -> None:
-    class Sleeping(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.1)
-            return tensor * 2
-
-    with track_utilisation(DEVICES[:1]) as use:
-        Sleeping.apply(torch.ones(4))
-    assert 0 < use.share[DEVICES[0]] < 0.5
-
-
-def test_a_share_is_of_the_seconds_between() -> None:
-    use = Utilisation(DEVICES[:2])
-    use.seconds, use.busy = 4.0, {DEVICES[0]: 1.0, DEVICES[1]: 3.0}
-    assert use.share == {DEVICES[0]: 0.25, DEVICES[1]: 0.75}
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda span: (min(span), max(span)))))
-def test_time_that_several_kernels_share_counts_once(spans: list[tuple[int, int]]) -> None:
-    seconds = {second for begin, end in spans for second in range(begin, end)}
-    assert covered(spans) == len(seconds)
 
 
 @pytest.mark.gpu

@@ -7,28 +7,10 @@ from typing import Any
 
 import pytest
 
-from playground.lessons import LESSONS
 from playground.lessons.rpc import lesson
-from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 
 Worlds = Callable[..., World]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("size", [2, 4, 5])
-def test_remote_calls_in_any_world(size: int, world: Worlds) -> None:
-    steps = [LESSONS["rpc"].remote(step) for step in LESSONS["rpc"].steps]
-    for rank, results in enumerate(world(size).run(run_steps, steps)):
-        outcome = dict(zip(LESSONS["rpc"].steps, results, strict=True))
-        right = (rank + 1) % size
-        assert outcome["remote_call"]["after"] == outcome["by_torch"]["call"] == rank + 10.0 * right
-        assert outcome["remote_reference"].items() >= {"owner": right, "held": 1, "left": 0}.items()
-        autograd = outcome["distributed_autograd"]
-        assert outcome["by_torch"]["gradients"] == [autograd["gradient_here"], autograd["gradient_there"]]
-        assert (autograd["gradient_here"], autograd["gradient_there"]) == (autograd["there"], autograd["here"])
-        assert outcome["beside_ddp"]["as_one_process"]
-        assert outcome["by_torch"]["beside_ddp"]
 
 
 def test_one_rank_alone_is_refused(run_cli: Callable[..., Any]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ import torch.distributed as dist
 from playground.remote import AGENTS
 from playground.remote.agent import Agent, current_agent
 from playground.remote.autograd import apply_remotely
-from playground.runtime import RankFailed, launch
+from playground.runtime import RankFailed
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -108,16 +105,6 @@ def test_exceptions_come_with_their_traceback(world: Worlds) -> None:
         assert no_pickle[0] == "TypeError"
         assert "cannot pickle '_thread.lock'" in no_pickle[1]
         assert wrong_pickle[:2] == ("RuntimeError", "Unpicklable: one")
-
-
-def call_each_other(rank: int, size: int) -> list[int]:
-    with Agent() as agent:
-        return agent.call((rank + 1) % size, ask_back, rank, 3)
-
-
-def test_a_function_that_was_called_may_call_back(world: Worlds) -> None:
-    """Both ranks at once, each three deep: a thread that waits for a reply must not keep others from listening."""
-    assert world(2).run(call_each_other) == [[1, 0, 1, 0], [0, 1, 0, 1]]
 
 
 def exchange_large_tensors(rank: int, size: int) -> list[bool]:
@@ -272,38 +259,6 @@ def test_a_rank_that_does_not_exist_is_refused(world: Worlds) -> None:
         world(2).run(nobody_there)
 
 
-class Total:
-    """Is rebuilt from what is computed on its tensor, when it is unpickled."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.total = tensor, tensor.sum().item()
-
-    def __reduce__(self) -> Any:
-        return Total, (self.tensor,)
-
-
-def send_what_is_computed(rank: int, size: int) -> list[Any]:
-    with Agent() as agent:
-        totals = [agent.call(1 - rank, double_total, Total(torch.ones(2000))) for _ in range(20)]
-        returned = [agent.call(1 - rank, Total, torch.ones(2000)).total for _ in range(20)]
-        parameter = agent.call(1 - rank, echo, torch.nn.Parameter(torch.ones(2000)))
-        frozen = agent.call(1 - rank, echo, torch.nn.Parameter(torch.arange(3), requires_grad=False))
-        return [totals, returned, *((type(each).__name__, each.requires_grad) for each in (parameter, frozen))]
-
-
-def double_total(total: Total) -> float:
-    return 2 * total.total
-
-
-def echo(value: Any) -> Any:
-    return value
-
-
-def test_tensors_are_there_before_the_object_is_rebuilt(world: Worlds) -> None:
-    expected = [[4000.0] * 20, [2000.0] * 20, ("Parameter", True), ("Parameter", False)]
-    assert world(2).run(send_what_is_computed) == [expected] * 2
-
-
 def await_the_last_first(rank: int, size: int, count: int, numel: int) -> bool:
     with Agent() as agent:
         if rank == 1:
@@ -313,7 +268,7 @@ def await_the_last_first(rank: int, size: int, count: int, numel: int) -> bool:
         return doubled == [2 * number for number in reversed(range(count))]
 
 
-@pytest.mark.parametrize(("count", "numel"), [(40, 1), (500, 1), (100, 1000)])
+@pytest.mark.parametrize(("count", "numel"), [(500, 1), (100, 1000)])
 def test_replies_are_awaited_in_any_order(count: int, numel: int, world: Worlds) -> None:
     assert world(2).run(await_the_last_first, count, numel) == [True, True]
 
@@ -328,93 +283,7 @@ def test_calls_within_calls_may_be_many(world: Worlds) -> None:
     assert world(2).run(call_each_other_deeply, 100) == [101, 101]
 
 
-def find_errors(rank: int, size: int) -> list[tuple[str, str]]:
-    """(type, words) of what is raised where something cannot be sent, here or there; calls go on after each."""
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    found, futures = [], []
-    with Agent() as agent:
-        for rank_called in (1 - rank, rank):
-            for function, args in (
-                (count_call, (threading.Lock(),)), (count_call, (deep,)), (make_lock, ()), (make_deep, ()),
-                (leave, ()), (unpickle_exit, ()),
-            ):  # fmt: skip
-                if rank_called == rank and function in (leave, unpickle_exit):
-                    continue
-                try:
-                    agent.call(rank_called, function, *args)
-                except BaseException as error:
-                    found.append((type(error).__name__, str(error)))
-                futures.append(agent.call_async(rank_called, double, 2))
-                assert futures[-1].wait() == futures[-1].wait() == 4
-        assert agent.call(1 - rank, count_call) == 1
-    return found
-
-
 calls: list[None] = []
-
-
-def count_call(*_: Any) -> int:
-    calls.append(None)
-    return len(calls)
-
-
-def make_deep() -> Any:
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    return deep
-
-
-def leave() -> None:
-    raise SystemExit(3)
-
-
-class Exit:
-    def __reduce__(self) -> Any:
-        return sys.exit, ("when unpickled",)
-
-
-def unpickle_exit() -> Any:
-    return Exit()
-
-
-def test_whatever_cannot_be_sent_is_said_to_the_caller(world: Worlds) -> None:
-    for found in world(2, fresh=True).run(find_errors):
-        kinds = [kind for kind, _ in found]
-        assert kinds == ["TypeError"] * 4 + ["RuntimeError", "SystemExit"] + ["TypeError"] * 4
-        words = [text for _, text in found]
-        for first in (0, 6):
-            assert words[first] == "the arguments cannot be sent: TypeError: cannot pickle '_thread.lock' object"
-            assert words[first + 1].startswith("the arguments cannot be sent: RecursionError: ")
-            assert words[first + 2] == "the result cannot be sent: TypeError: cannot pickle '_thread.lock' object"
-            assert words[first + 3].startswith("the result cannot be sent: RecursionError: ")
-        assert words[4:6] == ["SystemExit: 3", "when unpickled"]
-
-
-def wait_twice(rank: int, size: int) -> list[str]:
-    """The reply comes once; whoever waits again is told the same."""
-    with Agent() as agent:
-        future, found = agent.call_async(1 - rank, unpickle_error), []
-        for _ in range(2):
-            with pytest.raises(LookupError) as caught:
-                future.wait()
-            found.append(str(caught.value))
-        return found
-
-
-class Failing:
-    def __reduce__(self) -> Any:
-        return fail, ("when unpickled",)
-
-
-def unpickle_error() -> Any:
-    return Failing()
-
-
-def test_an_error_is_raised_as_often_as_it_is_asked_for(world: Worlds) -> None:
-    assert world(2).run(wait_twice) == [["when unpickled"] * 2] * 2
 
 
 def call_oneself(rank: int, size: int) -> tuple[list[int], bool, str, str]:
@@ -441,75 +310,3 @@ def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_call_to_oneself_copies_too(size: int, world: Worlds) -> None:
     assert world(size).run(call_oneself) == [([1], False, "here", "[]")] * size
-
-
-def send_references_in_vain(rank: int, size: int) -> list[Any]:
-    """A reference in a message that cannot be sent: what rank 1 counts before, and after."""
-    left: list[Any] = []
-    with Agent() as agent:
-        if rank == 0:
-            reference = agent.remote(1, list, (1, 2))
-            for _ in range(3):
-                with pytest.raises(TypeError):
-                    agent.call(2, hold, [reference, threading.Lock()])
-            left.append(agent.call(1, counts))
-            del reference
-            left.append(agent.call(1, counts))
-    return left
-
-
-def test_a_reference_that_was_not_sent_is_not_counted(world: Worlds) -> None:
-    assert world(3).run(send_references_in_vain)[0] == [[1], []]
-
-
-def run_out_of_threads(rank: int, size: int) -> list[bool]:
-    """With stacks that no thread can have, calls that need one more fail; those that found one succeed."""
-    answered = []
-    with Agent() as agent:
-        if rank == 0:
-            agent.call(1, threading.stack_size, 2**46)
-            futures = [agent.call_async(1, wait_for_release) for _ in range(20)]
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                futures[-1].wait()
-        dist.barrier()
-        released.set()
-        if rank == 0:
-            for future in futures:
-                with contextlib.suppress(RuntimeError):
-                    answered.append(future.wait())
-    return answered
-
-
-released = threading.Event()
-
-
-def wait_for_release() -> bool:
-    return released.wait(60)
-
-
-def test_where_no_thread_can_be_started_the_caller_hears_of_it(world: Worlds) -> None:
-    answered, _ = world(2, fresh=True).run(run_out_of_threads)
-    assert answered
-    assert all(answered)
-
-
-def drop_what_a_lost_rank_owns(rank: int, size: int) -> int:
-    """Rank 0 drops its reference to an object on rank 2 just after that one was killed, before it is known here."""
-    with Agent() as agent:
-        if rank != 0:
-            return 0
-        reference = agent.remote(2, list)
-        with pytest.raises(dist.DistNetworkError, match="rank 2 is lost"):
-            agent.call(2, end_or_wait, True)
-        lost: SimpleQueue[int] = SimpleQueue()
-        agent.on_loss(lost.put)
-        assert lost.get(timeout=60) == 2
-        agent.lost.clear()
-        del reference
-        found = agent.call(1, double, 4)
-        agent.lost.append(2)
-        return found
-
-
-def test_what_a_lost_rank_owned_stops_no_other_call() -> None:
-    assert launch(drop_what_a_lost_rank_owns, 3, expendable=[1, 2]) == [8, 0, None]

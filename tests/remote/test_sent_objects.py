@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from playground.remote.agent import ENVELOPE, Agent
 from playground.testing import World
@@ -59,11 +57,9 @@ def check_equal(one: Any, other: Any) -> None:
         assert (other.requires_grad, other.is_leaf) == (one.requires_grad and one.is_leaf, True)
         assert bytes_of(one) == bytes_of(other)
     elif isinstance(one, dict):
-        check_equal([*one.items()], [*other.items()])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
-            check_equal(mine, its)
+        assert list(one) == list(other)
+        for key in one:
+            check_equal(one[key], other[key])
     else:
         assert repr(one) == repr(other)
 
@@ -72,31 +68,19 @@ def echo(obj: Any) -> Any:
     return obj
 
 
-def exchange(rank: int, size: int, examples: int) -> None:
+def exchange(rank: int, size: int) -> None:
     """Rank 0 sends objects, and has rank 1 send them back and make them."""
-    tensors = st.tuples(
-        st.sampled_from(DTYPES), st.lists(st.integers(0, 12), max_size=4), st.sampled_from(sorted(LAYOUTS))
-    )
-
-    @hypothesis.seed(0)
-    @given(recipes=st.lists(tensors, max_size=3), to=st.sampled_from([1, 1, 0]))
-    @settings(max_examples=examples, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    def send(recipes: list[Any], to: int) -> None:
-        sent = [build(*recipe) for recipe in recipes]
-        check_equal(sent, agent.call(to, echo, sent))
-        for recipe in recipes[:1]:
-            check_equal(sent[0].detach().requires_grad_(sent[0].requires_grad and sent[0].is_leaf)
-                        if type(sent[0]) is torch.Tensor else sent[0], agent.call(to, build, *recipe))  # fmt: skip
-
     with Agent() as agent:
         if rank == 0:
-            send()
+            for recipe in itertools.product(DTYPES, ([], [0, 2], [3, 4], [40, 70]), LAYOUTS):
+                tensor = build(*recipe)
+                for to in (0, 1):
+                    check_equal(tensor, agent.call(to, echo, tensor))
+                check_equal(tensor, agent.call(1, build, *recipe))
             for make in OTHERS.values():
                 check_equal(make(), agent.call(1, echo, make()))
-        dist.barrier()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of sparse tensors
-@pytest.mark.parametrize("examples", [100, pytest.param(2000, marks=pytest.mark.stress)])
-def test_objects_there_and_back_are_equal(examples: int, world: Callable[..., World]) -> None:
-    assert world(2, timeout=120).run(exchange, examples) == [None, None]
+def test_objects_there_and_back_are_equal(world: Callable[..., World]) -> None:
+    assert world(2).run(exchange) == [None, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import signal
 import sys
@@ -20,8 +19,6 @@ from playground.algorithms import load_all_reduce
 from playground.runtime import device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.gloo import FIRST_TORCH
-from playground.training.batch_norm import convert_sync_batchnorm
-from playground.training.replicas import flat
 
 needs_shm = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < FIRST_TORCH, reason="this torch has no backends in Python"
@@ -117,18 +114,3 @@ def worked(layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor) -> tup
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return (one - other).abs().max().item() if one.numel() else 0.0
-
-
-def beside_torch_s_own(rank: int, size: int) -> dict[str, float]:
-    """On GPUs: our SyncBatchNorm and torch's, on shares of 3 and 5 samples."""
-    torch.manual_seed(rank)
-    own = nn.BatchNorm2d(4).to(device(), torch.float64)
-    theirs, ours = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(own)), convert_sync_batchnorm(own)
-    inputs = torch.randn(3 + 2 * rank, 4, 6, 6, dtype=torch.float64, device=device())
-    results = [worked(layer, inputs, inputs.cos()) for layer in (ours, theirs)]
-    (output, gradients), (their_output, their_gradients) = results
-    return {
-        "output": difference(output, their_output),
-        "gradients": difference(flat(gradients), flat(their_gradients)),
-        "statistics": max(difference(*pair) for pair in zip(ours.buffers(), theirs.buffers(), strict=True)),
-    }

@@ -16,7 +16,7 @@ import torch
 from playground import launch, report
 from playground.runtime import UsageError, device
 from playground.survival import snapshots as under_test
-from playground.survival.folder import KEPT, find_snapshots, lock_folder, make_folder
+from playground.survival.folder import KEPT, find_snapshots, lock_folder, make_folder, write_snapshot
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import Snapshot, SnapshotWriter, choose_snapshot, open_folder, read_snapshot
 
@@ -77,6 +77,26 @@ def test_a_file_is_torch_s_own(tmp_path: Path) -> None:
     found = torch.load(file, weights_only=True)
     assert (step, found["step"], found["fingerprint"], found["own"]) == (7, 7, RUN, [{"rank": 0}])
     assert torch.equal(found["shared"]["weights"], torch.arange(5) * 7)
+
+
+def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only in this order does a process that is killed, or a power failure, leave the new one whole or absent."""
+    calls: list[str] = []
+
+    def recording(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        return call
+
+    for name in ("write", "fsync", "rename", "unlink"):
+        monkeypatch.setattr(os, name, recording(name))
+    for step in range(1, KEPT + 2):
+        write_snapshot(tmp_path, step, b"some bytes")
+    assert calls == [*["write", "fsync", "rename", "fsync"] * (KEPT + 1), "unlink"]
 
 
 def test_the_newest_are_kept_and_those_of_a_later_step(tmp_path: Path) -> None:

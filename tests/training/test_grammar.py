@@ -55,19 +55,6 @@ def test_every_label_is_what_the_sentences_say() -> None:
     assert [judge(premise, hypothesis) for premise, hypothesis, _ in PAIRS] == [label for *_, label in PAIRS]
 
 
-def test_exchanged_sentences_have_another_label() -> None:
-    """So no classifier that sees only which words there are, and not in which sentence, can tell them apart."""
-    entailments = [(premise, hypothesis) for premise, hypothesis, label in PAIRS if label == ENTAILMENT]
-    assert len(entailments) > 900
-    assert {judge(hypothesis, premise) for premise, hypothesis in entailments} == {NEUTRAL}
-
-
-def test_every_label_is_possible_for_every_hypothesis() -> None:
-    for hypothesis in dict.fromkeys(hypothesis for _, hypothesis, _ in PAIRS[:300]):
-        sentence = grammar.Sentence(**said(hypothesis))
-        assert all(changes(sentence) for changes in grammar.CHANGES)
-
-
 def test_the_hypothesis_alone_says_nothing_about_the_label() -> None:
     """A naive Bayes classifier of its words, trained on the training split, is right in a third of the test split."""
     train, test = list(generate_pairs("train")), list(generate_pairs("test"))
@@ -82,11 +69,6 @@ def test_the_hypothesis_alone_says_nothing_about_the_label() -> None:
 
     right = sum(max(range(3), key=lambda label: likelihood(pair[1], label)) == pair[2] for pair in test)
     assert abs(right / len(test) - 1 / 3) < 0.035  # three standard deviations of 2,000 guesses
-
-
-def test_the_same_seed_gives_the_same_pairs() -> None:
-    assert list(islice(generate(seed=5), 50)) == PAIRS[:50]
-    assert list(islice(generate(seed=6), 50)) != PAIRS[:50]
 
 
 def test_the_vocabulary_is_that_of_the_sentences() -> None:

@@ -9,34 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from playground.algorithms import load_all_reduce
 from playground.testing import World
-from playground.training.gradients import average_gradients_flat
 from playground.training.hierarchical import HierarchicalAllReduce, groups_of, make_groups
-from playground.training.sync import new_grad_sync
 
 Worlds = Callable[..., World]
-
-
-def averages(rank: int, size: int, all_reduce: str) -> tuple[float, list[float]]:
-    """How far hierarchical averages are from the backend's, and what they are."""
-    models = [torch.nn.Linear(7, 5).double() for _ in range(2)]
-    for model in models:
-        for param in model.parameters():
-            generator = torch.Generator().manual_seed(rank)
-            param.grad = torch.randn(param.shape, generator=generator, dtype=param.dtype)
-    new_grad_sync("hierarchical", models[0], load_all_reduce(all_reduce)).after_backward()
-    average_gradients_flat(models[1])
-    ours, theirs = (torch.cat([param.grad.flatten() for param in model.parameters()]) for model in models)
-    return (ours - theirs).abs().max().item(), ours.tolist()
-
-
-@pytest.mark.parametrize("all_reduce", ["backend", "ring"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, pytest.param(8, marks=pytest.mark.stress)])
-def test_it_is_the_mean_for_any_number_of_ranks(size: int, all_reduce: str, world: Worlds) -> None:
-    results = world(size).run(averages, all_reduce)
-    assert max(off for off, _ in results) < 1e-15
-    assert all(values == results[0][1] for _, values in results)
 
 
 def who_talks_to_whom(rank: int, size: int, group_size: int) -> dict[str, Any]:

@@ -72,8 +72,3 @@ def test_every_global_batch_is_what_was_asked(samples: int, size: int, more: int
         held = [min(share(batch_size, r, size), parts[r] - step * share(batch_size, r, size)) for r in range(size)]
         assert sum(held) == batch
         assert min(held) >= 0
-
-
-def test_three_ranks_share_128_as_the_readme_says() -> None:
-    assert [share(128, rank, 3) for rank in range(3)] == [43, 43, 42]
-    assert shares(60_000, 128, 3) == [20156, 20156, 19688]

@@ -6,18 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from mortals import CountedSteps
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
@@ -29,7 +25,6 @@ from playground.survival.settings import SnapshotSettings
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
-from playground.training.resumable import Position, ResumableRun
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync
 
@@ -116,25 +111,6 @@ def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> 
         train(1, settings, at=2)
 
 
-def vote(rank: int, size: int) -> list[int]:
-    """The steps after which this rank votes, on a clock of its own."""
-    run = ResumableRun(None, dict, GradSync(torch.nn.Linear(1, 1)), *3 * [SimpleNamespace()])  # type: ignore[arg-type]
-    run.next_vote, run.last_vote = 101, (100, time.monotonic())
-    steps = []
-    for step in range(101, 161):
-        time.sleep(0.001 * rank)
-        run.position = Position(1, 1, step)
-        steps += [step] * (step == run.next_vote)
-        assert not run.vote()
-    return steps
-
-
-def test_all_ranks_vote_after_the_same_steps(world: Run) -> None:
-    steps = world(3).run(vote)
-    assert steps[0] == steps[1] == steps[2]
-    assert steps[0][0] == 101
-
-
 @pytest.fixture
 def words(data_dir: Path, tmp_path: Path) -> list[Any]:
     """A training that would take some time."""
@@ -195,19 +171,3 @@ def test_ranks_that_somebody_else_has_started(
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
     how = "the same command with --resume auto resumes from there"
     assert errors == [f"playground: preempted by SIGTERM after step {step}; {how}\n", ""]
-
-
-@pytest.mark.stress
-def test_torchrun(words: list[Any], tmp_path: Path) -> None:
-    """It passes the signal on, and no exit code."""
-    folder = tmp_path / "snapshots"
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port())
-    command = [*torchrun, "-m", "playground", *map(str, words), "--snapshot-every", "5"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as agent:
-        wait_for_a_snapshot(folder)
-        agent.send_signal(signal.SIGTERM)
-        _, err = agent.communicate(timeout=ENOUGH)
-    assert f"playground: preempted by SIGTERM after step {find_snapshots(folder)[0][0]}" in err
-    assert session_ends(agent.pid)

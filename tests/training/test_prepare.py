@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import gzip
 import hashlib
@@ -52,7 +51,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "find_or_draw_digits", lambda data_dir, why, say: original(data_dir, why, say, 30, 10))
 
 
-@pytest.mark.parametrize("form", ["{folder}", "file://{folder}", "file://{folder}/"])
+@pytest.mark.parametrize("form", ["{folder}", "file://{folder}/"])
 def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str) -> None:
     where = tmp_path / "data"
     source = prepare.prepare("mnist", where, form.format(folder=mirror))
@@ -63,7 +62,7 @@ def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str)
     assert not list(source.folder.glob(".unfinished-*"))
 
 
-@pytest.mark.parametrize("hurt", ["cut off", "changed", "missing"])
+@pytest.mark.parametrize("hurt", ["changed", "missing"])
 def test_a_damaged_file_is_replaced(mirror: Path, tmp_path: Path, hurt: str) -> None:
     source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
     damage(source.folder / "train-images-idx3-ubyte", hurt)
@@ -74,7 +73,7 @@ def test_a_damaged_file_is_replaced(mirror: Path, tmp_path: Path, hurt: str) -> 
 def damage(file: Path, hurt: str) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    file.write_bytes(content if hurt == "changed" else content[:100])
+    file.write_bytes(content)
     if hurt == "missing":
         file.unlink()
 
@@ -101,12 +100,10 @@ def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path,
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("fault", ["no folder", "file missing", "file damaged"])
-def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, fault: str, few: None) -> None:
+def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, few: None) -> None:
     bad = tmp_path / "bad"
-    if fault != "no folder":
-        shutil.copytree(mirror, bad)
-        damage(bad / "train-labels-idx1-ubyte.gz", "missing" if fault == "file missing" else "changed")
+    shutil.copytree(mirror, bad)
+    damage(bad / "train-labels-idx1-ubyte.gz", "changed")
     with pytest.raises(NoData, match="bad"):
         prepare.prepare("mnist", tmp_path / "data", str(bad))
     source = prepare.prepare("auto", tmp_path / "data", str(bad))
@@ -154,43 +151,17 @@ def disk_full_after(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("http", [False, True])
-def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(
-    http: bool, mirror: Path, tmp_path: Path
-) -> None:
-    with served(mirror) if http else contextlib.nullcontext(str(mirror)) as address:
-        with disk_full_after(5_000), pytest.raises(NoData) as caught:
-            prepare.prepare("mnist", tmp_path / "data", address)
-        assert str(caught.value) == (
-            f"there is no room in {tmp_path}/data/MNIST/raw (File too large): "
-            "make room, or choose another folder with --data-dir"
-        )
+def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(mirror: Path, tmp_path: Path) -> None:
+    with disk_full_after(5_000), pytest.raises(NoData) as caught:
+        prepare.prepare("mnist", tmp_path / "data", str(mirror))
+    assert str(caught.value) == (
+        f"there is no room in {tmp_path}/data/MNIST/raw (File too large): "
+        "make room, or choose another folder with --data-dir"
+    )
     assert not list((tmp_path / "data").rglob(".unfinished-*"))
 
 
-def test_without_room_for_mnist_auto_says_so_of_digits(mirror: Path, tmp_path: Path, few: None) -> None:
-    with disk_full_after(5_000), pytest.raises(NoData, match=r"no room in .*digits"):
-        prepare.prepare("auto", tmp_path / "data", str(mirror))
-    with disk_full_after(28_000):  # MNIST's images take 31 kB here, those of digits 24 kB
-        source = prepare.prepare("auto", tmp_path / "data", str(mirror))
-    assert source.name == "digits"
-    assert source.why == f"there is no room in {tmp_path}/data/MNIST/raw (File too large)"
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "",
-        "http://[::1/",
-        "http://",
-        "https:mnist",
-        "http://h:port/",
-        "http://h:99999/",
-        "ftp://h/",
-        "file://",
-        "file://host/mnist",
-    ],
-)
+@pytest.mark.parametrize("address", ["", "http://[::1/", "http://", "http://h:port/", "file://host/mnist"])
 def test_a_mirror_that_cannot_be_is_refused_even_where_it_is_not_needed(
     address: str, mirror: Path, tmp_path: Path
 ) -> None:
@@ -199,35 +170,9 @@ def test_a_mirror_that_cannot_be_is_refused_even_where_it_is_not_needed(
         prepare.prepare("mnist", tmp_path / "data", address)
 
 
-@pytest.mark.parametrize("host", ["a" * 100, "node 7"])
-def test_an_address_that_cannot_be_asked_is_a_bad_mirror(host: str, mirror: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="could not be fetched"):
-        prepare.prepare("mnist", tmp_path / "data", f"http://{host}/")
-
-
 def test_a_folder_that_torch_cannot_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="torch reads no path but UTF-8"):
         prepare.prepare("digits", tmp_path / "\udcff")
-
-
-def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(number: int) -> None:
-        raise KeyError(number)
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(NoData, match=r"no home directory .* --data-dir"):
-        prepare.default_data_dir()
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(NoData, match=r"No space left on device.*--data-dir"):
-        prepare.find_or_draw_digits(tmp_path, "for a test", lambda line: None, 10, 10)
 
 
 def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

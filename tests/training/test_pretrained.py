@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,21 +95,7 @@ def test_multinli_is_tokenised_as_the_model_wants_it(
     assert (said, batch.labels.tolist()) == ("[CLS] it rain ##s . [SEP] it is dry . [SEP]", [2])
 
 
-@pytest.mark.parametrize(
-    ("offline", "message"),
-    [
-        ({}, r"--weights bert-base-cased needs the package transformers .*: pip install 'playground\[bert\]'"),
-        ({"HF_HUB_OFFLINE": "1"}, r"--weights bert-base-cased could not be loaded by transformers \(.*\): check the "),
-    ],
-)
-def test_what_cannot_be_had_is_said_in_one_line(
-    offline: dict[str, str], message: str, start_cli: Run, tmp_path: Path
-) -> None:
-    if not offline:
-        (tmp_path / "transformers.py").write_text("raise ImportError('as if it were not installed')")
-    process = start_cli(
-        "bert", "--weights", "bert-base-cased", PYTHONPATH=str(tmp_path), HF_HOME=str(tmp_path), **offline
-    )
-    out, err = process.communicate()
-    assert (process.returncode, out) == (2, "")
-    assert re.fullmatch(f"loading bert-base-cased and its tokenizer\nplayground: {message}.*\n", err), err
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"needs the package transformers .*: pip install 'playground\[bert\]'"):
+        load_pretrained("bert-base-cased")

@@ -124,21 +124,6 @@ def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(se
     assert last_snapshot(settings)["shared"]["position"] == {"epoch": 2, "step": 3, "total": 8}
 
 
-def test_a_snapshot_by_name(settings: TrainingSettings) -> None:
-    train(1, by_hand, settings, [])
-    expected = last_snapshot(settings)
-    (_, file), (_, before), _ = find_snapshots(snapshots_of(settings).folder)
-    file.unlink()
-    train(1, by_hand, replace(settings, snapshots=snapshots_of(settings, resume=str(before))), [])
-    assert differences(last_snapshot(settings), expected) == []
-
-
-def test_what_belongs_to_another_run_is_refused(settings: TrainingSettings) -> None:
-    train(1, by_hand, settings, [])
-    with pytest.raises(UsageError, match=r"batch_size is 32 in the snapshot and 16 here; choose another folder"):
-        train(1, by_hand, replace(settings, batch_size=16), [])
-
-
 @pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
 def test_another_number_of_ranks_goes_on_and_says_what_is_exact(
     before: int, now: int, settings: TrainingSettings

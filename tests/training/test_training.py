@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import device_behind, small_model
+from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from playground.lessons import LESSONS
 from playground.runtime import PlaygroundError, RankFailed, UsageError
@@ -22,7 +21,7 @@ from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.loop import train, train_by_hand
+from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference, largest_difference
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
@@ -111,25 +110,7 @@ def test_n_ranks_equal_one_process_on_the_whole_batch(size: int, sync: str, worl
     assert (alone - torch.tensor(together[0], dtype=torch.float64)).abs().max() < 1e-12
 
 
-def one_batch(world: Worlds, size: int, folder: Path, samples: int, sync: str) -> torch.Tensor:
-    histories = world(size).run(shared_steps, folder, samples, samples, sync)
-    assert all(history == histories[0] for history in histories), "replicas differ"
-    return torch.tensor(histories[0], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("sync", ["overlapped", "ddp"])
-@pytest.mark.parametrize(("size", "samples"), [(2, 64), (3, 64), (4, 5), pytest.param(8, 9, marks=pytest.mark.stress)])
-def test_one_batch_on_n_ranks_is_one_batch(
-    size: int, samples: int, sync: str, world: Worlds, digits_folder: Path
-) -> None:
-    """Where one batch is the whole data, order does not matter, and N ranks must equal one to the last digits."""
-    alone = one_batch(world, 1, digits_folder, samples, "per-parameter")
-    together = one_batch(world, size, digits_folder, samples, sync)
-    assert (alone - together).abs().max() < 1e-12
-    assert (alone[0] - alone[1]).abs().max() > 1e-3, "nothing was learnt"
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("size", [1, 3, 8])
 def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder: Path) -> None:
     """101 samples in batches of 8 leave 5: with 8 ranks, three have nothing to do in the last step but must take it."""
     results = world(size).run(which_samples, digits_folder, 101, 8)
@@ -142,23 +123,6 @@ def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder
     tested = [sample for result in results for sample in result["tested"]]
     assert sorted(tested) == list(range(200))
     assert sum(sum(result["test_lengths"]) for result in results) == 200
-
-
-def uneven_gradients(rank: int, size: int, sync: str) -> dict[str, Any]:
-    """Average where rank 0 has no gradient for one parameter, nobody for another, and one does not learn."""
-    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(2)) for name in ("all", "some", "nobody", "frozen")})
-    model["frozen"].requires_grad_(False)
-    model["all"].grad = torch.full((2,), float(rank))
-    if rank > 0:
-        model["some"].grad = torch.full((2,), 6.0)
-    new_grad_sync(sync, model, bucket_cap=16).after_backward()
-    return {name: None if param.grad is None else param.grad.tolist() for name, param in model.items()}
-
-
-@pytest.mark.parametrize("sync", list(RUNGS)[1:])
-def test_a_missing_gradient_counts_as_zero(sync: str, world: Worlds) -> None:
-    for result in world(3).run(uneven_gradients, sync):
-        assert result == {"all": [1.0, 1.0], "some": [4.0, 4.0], "nobody": [0.0, 0.0], "frozen": None}
 
 
 def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
@@ -228,7 +192,7 @@ def named_difference(rank: int, size: int, name: str, values: list[float]) -> tu
     ("name", "values", "difference"),
     [
         ("1.running_mean", [0, 0.5], 0.5), ("1.num_batches_tracked", [2**60, 2**60 + 1], 1), ("mask", [1, 0], 1),
-        ("2.weight", [1, 1 + 2**-40], 2**-40), ("0.bias", [0.0, -0.0], 5e-324), ("1.running_var", [1, 1], 0),
+        ("0.bias", [0.0, -0.0], 5e-324), ("1.running_var", [1, 1], 0),
     ],
 )  # fmt: skip
 def test_what_differs_is_named_buffers_too(name: str, values: list[float], difference: float, world: Worlds) -> None:
@@ -263,12 +227,6 @@ def test_the_tutorial_s_partition_dataset(
         assert batches[:-1] == [bsz] * 4
         assert len(batches) == num_batches
     assert sum(sum(batches) for _, batches, _ in by_rank) == len(Images(digits_folder, "train"))
-
-
-def test_a_data_loader_takes_no_fraction_as_its_batch_size() -> None:
-    """As tutorials have it, `bsz = 128 / float(size)`."""
-    with pytest.raises(ValueError, match=r"batch_size should be a positive integer value, but got batch_size=64\.0"):
-        DataLoader(list(range(128)), batch_size=128 / float(2))
 
 
 def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
@@ -313,23 +271,11 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
         assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
 
 
-def train_behind(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
-    with device_behind(0.2):
-        return train_by_hand(rank, size, settings)
-
-
-def test_an_epoch_takes_until_the_device_has_done_it(world: Worlds, digits_folder: Path) -> None:
-    settings = TrainingSettings(folder=digits_folder, limit=128, epochs=2)
-    for result in world(2).run(train_behind, settings):
-        assert min(epoch.seconds for epoch in result.epochs) >= 0.2
-
-
 def without_times(epoch: Epoch) -> Epoch:
     return replace(epoch, seconds=0, samples_per_second=0)
 
 
-@pytest.mark.parametrize("lesson", ["sgd", "ddp"])
-@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize(("lesson", "size"), [("sgd", 1), ("ddp", 3)])
 def test_training_in_any_world_is_reproducible(lesson: str, size: int, world: Worlds, digits_folder: Path) -> None:
     first, again = (
         train_in(world(size), LESSONS[lesson].remote("run"), digits_folder, limit=130, epochs=1) for _ in range(2)
@@ -368,12 +314,8 @@ def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: 
     ("change", "message"),
     [
         ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
-        ({"all_reduce": "mail"}, "all_reduce 'mail' is unknown"),
-        ({"loader": "slow"}, "loader 'slow' is unknown"),
         ({"loader_workers": -1}, "loader_workers -1: it must be between 0 and 64"),
-        ({"loader_workers": 65}, "loader_workers 65: it must be between 0 and 64"),
         ({"epochs": 0}, "epochs 0: it must be at least 1"),
-        ({"accumulate": -1}, "accumulate -1"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
         ({"sync_every": 2}, "--sync-every 2 is for parameters"),
         ({"lr": 1e39}, r"lr 1e\+39: no float32 is larger than 3.4e\+38"),

@@ -10,10 +10,11 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings, Training
+from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import report, synchronize
 from playground.training.replicas import largest_difference
+from playground.training.results import Row
 
 
 class History:
@@ -53,16 +54,13 @@ class History:
         self.own, self.reported = [], now
         report(progress={"way": self.settings.way, "step": len(self.losses), "loss": loss, "speed": speed})
 
-    def result(self, model: nn.Module, right: float, tested: int) -> Training:
-        """The whole training. All ranks must call this, and get the same."""
+    def result(self, model: nn.Module, right: float, tested: int) -> Row:
+        """The whole training: every loss, the share of test pairs that are right, seconds of training alone, and the
+        largest difference between replicas. All ranks must call this, and get the same."""
         seconds = self.reported - self.started
-        return Training(
-            way=self.settings.way,
-            workers=self.settings.workers,
-            losses=self.losses,
-            test_accuracy=right / tested,
-            tested=tested,
-            seconds=seconds,
-            samples_per_second=self.settings.steps * self.settings.batch_size / seconds,
-            replicas_max_difference=largest_difference(model),
-        )
+        return {
+            "way": self.settings.way, "workers": self.settings.workers, "losses": self.losses,
+            "test_accuracy": right / tested, "tested": tested, "seconds": seconds,
+            "samples_per_second": self.settings.steps * self.settings.batch_size / seconds,
+            "replicas_max_difference": largest_difference(model),
+        }  # fmt: skip

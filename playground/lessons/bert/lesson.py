@@ -28,13 +28,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.bert.history import History
-from playground.lessons.bert.settings import BertSettings, Losses, Training
+from playground.lessons.bert.settings import BertSettings
 from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.runtime import device
 from playground.training.bert import Model, ParallelLossModel
 from playground.training.data import collate
 from playground.training.pretrained import SCRATCH, load_encoder
+from playground.training.results import Row
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 
 Loss = Callable[[PairBatch], torch.Tensor]
@@ -79,7 +80,7 @@ WAYS = {"data-parallel": data_parallel, "loss-in-forward": loss_in_forward, "ddp
 """Each wraps a model, and gives a function from a batch to its mean loss; with ddp, from this rank's part of it."""
 
 
-def train(rank: int, size: int, settings: BertSettings) -> Training:
+def train(rank: int, size: int, settings: BertSettings) -> Row:
     """Train by each way, on the same batches, then test.
 
     Every rank returns the same figures.
@@ -115,11 +116,11 @@ def prepare(settings: BertSettings) -> tuple[Any, Loss, torch.optim.Optimizer]:
     return model, loss_of, torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
 
 
-def same_losses(rank: int, size: int, settings: BertSettings) -> Losses:
+def same_losses(rank: int, size: int, settings: BertSettings) -> Row:
     """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
     differs is rounding."""
     _, history = take_all_steps(rank, size, settings.exact)
-    return Losses(way=settings.way, workers=settings.workers, losses=history.losses)
+    return {"way": settings.way, "workers": settings.workers, "losses": history.losses}
 
 
 def build_model(kind: type[Model], settings: BertSettings) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 from random import Random
 from statistics import median
@@ -13,16 +12,17 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
-from playground.lessons.bert.settings import DDP, Averaging, BertSettings, Held, Speed
+from playground.lessons.bert.settings import DDP, BertSettings
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
-from playground.lessons.ladder.page import SPARSE, AveragingCost
+from playground.lessons.ladder.page import SPARSE
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
+from playground.training.results import Row
 from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -52,9 +52,11 @@ def devices_of(settings: BertSettings) -> list[torch.device]:
 
 WARM_UP, STEPS = 3, 10
 """Steps, or rounds of them, that are not counted, and those that are."""
+AVERAGING = ("exposed", "alone", "hidden", "messages", "bytes", "early_bytes", "difference_to_ddp", "caveat")
+"""What of the ladder's figures is about averaging."""
 
 
-def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
+def averaging(rank: int, size: int, settings: BertSettings) -> list[Row]:
     """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
     gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
@@ -72,9 +74,8 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Averaging]:
         replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
-    cost = [field.name for field in fields(AveragingCost)]
     return [
-        Averaging(way=rung.rung, seconds=rung.p50, **{name: getattr(rung, name) for name in cost})
+        {"way": rung.rung, "seconds": rung.p50, **{name: getattr(rung, name) for name in AVERAGING}}
         for rung in summarize(replicas, messages, seconds)
     ]
 
@@ -84,14 +85,14 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: floa
     return F.cross_entropy(logits, labels, reduction="sum") / samples_per_rank
 
 
-def speed(rank: int, size: int, settings: BertSettings) -> Speed:
+def speed(rank: int, size: int, settings: BertSettings) -> Row:
     """Samples per second, where more workers share the same batches. One worker is one device, which waits for none.
 
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
     per_step = median(slowest(time_steps(Step(rank, size, settings))))
     rate = settings.batch_size / per_step
-    return Speed(way=settings.way, workers=settings.workers, seconds=per_step, samples_per_second=rate)
+    return {"way": settings.way, "workers": settings.workers, "seconds": per_step, "samples_per_second": rate}
 
 
 def time_steps(step: Step) -> list[float]:
@@ -100,7 +101,7 @@ def time_steps(step: Step) -> list[float]:
     return seconds[WARM_UP:]
 
 
-def memory(rank: int, size: int, settings: BertSettings) -> list[Held]:
+def memory(rank: int, size: int, settings: BertSettings) -> list[Row]:
     """Each device's memory at its peak. DataParallel's first device alone has all of the gradients and Adam's state;
     with DDP every device has them, and none more than the others.
 
@@ -119,7 +120,7 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Held]:
     step.optimizer.zero_grad()
     loss = partial(step.loss, batch)
     account = track_step(step.model, step.optimizer, loss, devices, *batch, default=default)
-    return [Held(device=str(each), peak=account.peak[each], held=account.at_peak[each]) for each in devices]
+    return [{"device": str(each), "peak": account.peak[each], "held": account.at_peak[each]} for each in devices]
 
 
 def pad_pairs(settings: BertSettings, samples: int) -> PairBatch:

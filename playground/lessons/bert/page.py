@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import click
@@ -25,12 +26,7 @@ from playground.lessons.bert.settings import (
     DDP,
     LOSSES_TO_COMPARE,
     WAYS,
-    Averaging,
     BertSettings,
-    Equality,
-    Held,
-    Speed,
-    Training,
     compare_losses,
 )
 from playground.measurement import format_bytes
@@ -43,7 +39,7 @@ from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig, Tokenizer
 from playground.training.pretrained import BASE, SCRATCH, load_pretrained
-from playground.training.results import replicas_verdict
+from playground.training.results import Row, replicas_verdict
 from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
 
 TRAINING_LEGEND = (
@@ -59,49 +55,48 @@ PROGRESS = (
 """The columns of training while it runs."""
 
 
-def training_table(trainings: Sequence[Training]) -> Table:
+def training_table(trainings: Sequence[Row]) -> Table:
     """A row per way: the first and the last loss, and the accuracy of the model."""
-    figures = ("workers", "first\nloss", "last\nloss", ("test\naccuracy", "%"), ("speed", "samples/s"), ("time", "s"))
-    table = Table("way", *numbers(*figures), *numbers("test\npairs", wide=True))
+    losses = ("first\nloss", "", ".4f"), ("last\nloss", "", ".4f")
+    speed = ("speed", "samples/s", ",.0f"), ("time", "s", ".1f")
+    figures = numbers("workers", *losses, ("test\naccuracy", "%", ".2f"), *speed)
+    table = Table("way", *figures, *numbers(("test\npairs", "", ","), wide=True))
     for each in trainings:
-        losses = f"{each.losses[0]:.4f}", f"{each.last_loss:.4f}", f"{100 * each.test_accuracy:.2f}"
-        speed = f"{each.samples_per_second:,.0f}", f"{each.seconds:.1f}"
-        table.add(each.way, str(each.workers), *losses, *speed, f"{each.tested:,}")
+        ends = each["losses"][0], fmean(each["losses"][-LOSSES_TO_COMPARE:])
+        took = each["samples_per_second"], each["seconds"]
+        table.add(each["way"], each["workers"], *ends, 100 * each["test_accuracy"], *took, each["tested"])
     return table
 
 
-def same_texts(compared: Sequence[Equality], settings: BertSettings) -> Texts:
+def same_texts(compared: Sequence[Row], settings: BertSettings) -> Texts:
     """The distance of each way's losses from those of one device."""
-    table = Table("way", *numbers("workers", "steps", "first\nloss", "last\nloss", "largest difference\nto one device"))
-    for each in compared:
-        losses = f"{each.first:.9f}", f"{each.last:.9f}", f"{each.difference:.1e}"
-        table.add(each.way, str(each.workers), str(each.steps), *losses)
-    return [table]
+    losses = ("first\nloss", "", ".9f"), ("last\nloss", "", ".9f")
+    figures = numbers("workers", "steps", *losses, ("largest difference\nto one device", "", ".1e"))
+    return [Table("way", *figures, rows=(each.values() for each in compared))]
 
 
-def speed_texts(speeds: Sequence[Speed], settings: BertSettings) -> Texts:
+def speed_texts(speeds: Sequence[Row], settings: BertSettings) -> Texts:
     """A row per way, a column per number of workers."""
-    counts = sorted({speed.workers for speed in speeds})
-    rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s") for count in counts]
-    table = Table("way", *numbers(*rates_by, *(f"{count} to 1" for count in counts[1:])))
-    for way in dict.fromkeys(speed.way for speed in speeds):
-        of_way = {speed.workers: speed.samples_per_second for speed in speeds if speed.way == way}
-        rates = [f"{of_way[count]:,.0f}" if count in of_way else "-" for count in counts]
-        gains = [f"{of_way[count] / of_way[counts[0]]:.2f}" if count in of_way else "-" for count in counts[1:]]
-        table.add(way, *rates, *gains)
+    rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
+    counts = sorted({count for _, count in rates})
+    rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s", ",.0f") for count in counts]
+    table = Table("way", *numbers(*rates_by, *((f"{count} to 1", "", ".2f") for count in counts[1:])))
+    for way in dict.fromkeys(way for way, _ in rates):
+        of_way = [rates.get((way, count)) for count in counts]
+        table.add(way, *of_way, *(rate and rate / rates[way, counts[0]] for rate in of_way[1:]))
     return [table]
 
 
-def memory_texts(ways: Mapping[str, Sequence[Held]], settings: BertSettings) -> Texts:
+def memory_texts(ways: Mapping[str, Sequence[Row]], settings: BertSettings) -> Texts:
     """A bar per device and way, and the bytes by label."""
     rows = [
-        (f"{way}, {f'rank {number}' if way == DDP else each.device}", each.held)
+        (f"{way}, {f'rank {number}' if way == DDP else each['device']}", each["held"])
         for way, devices in ways.items()
         for number, each in enumerate(devices)
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
-    cells = [(name, *(f"{held.get(label, 0):,}" for label in labels)) for name, held in rows]
-    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes") for label in labels)), rows=cells)
+    cells = ((name, *(held.get(label, 0) for label in labels)) for name, held in rows)
+    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes", ",") for label in labels)), rows=cells)
     about = (
         f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
         f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
@@ -109,22 +104,21 @@ def memory_texts(ways: Mapping[str, Sequence[Held]], settings: BertSettings) -> 
     return [about, *bars(rows, labels, width=30), "", table]
 
 
-def averaging_texts(found: Sequence[Averaging], settings: BertSettings) -> Texts:
+def averaging_texts(found: Sequence[Row], settings: BertSettings) -> Texts:
     """A row per way to average."""
-    times = ("step", "ms"), ("exposed", "ms"), ("alone", "ms"), ("hidden", "%")
-    figures = ("messages", ("sent", "bytes"), ("early", "%"), *times, "distance\nto ddp")
+    times = ("step", "ms", ".1f"), ("exposed", "ms", ".2f"), ("alone", "ms", ".2f"), ("hidden", "%", ".0f")
+    figures = ("messages", ("sent", "bytes", ","), ("early", "%", ".0f"), *times, ("distance\nto ddp", "", ".1e"))
     table = Table("gradients by", *numbers(*figures))
     for each in found:
-        sent = str(each.messages), f"{each.bytes:,}", f"{100 * each.early_bytes / each.bytes:.0f}"
-        took = f"{1000 * each.seconds:.1f}", f"{1000 * each.exposed:.2f}", f"{1000 * each.alone:.2f}"
-        distance = f"{each.difference_to_ddp:.1e}" if each.difference_to_ddp else "0"
-        table.add(each.way, *sent, *took, f"{100 * each.hidden:.0f}", distance)
+        sent = each["messages"], each["bytes"], 100 * each["early_bytes"] / each["bytes"]
+        took = 1000 * each["seconds"], 1000 * each["exposed"], 1000 * each["alone"], 100 * each["hidden"]
+        table.add(each["way"], *sent, *took, each["difference_to_ddp"] or "0")
     about = (
         f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share that leaves before "
         f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
         f"average; alone: the same averaging without a backward."
     )
-    return [about, table, *(f"  {each.way}: {each.caveat}." for each in found if each.caveat)]
+    return [about, table, *(f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"])]
 
 
 LESSON = LESSONS["bert"]
@@ -172,7 +166,7 @@ class Runner:
         self.session.say("", prose(heading(code.name.replace("_", " ")), f": {code.summary}"), *texts)
 
 
-def train(runner: Runner) -> list[Training]:
+def train(runner: Runner) -> list[Row]:
     """Train by each way, and show how far it has come while it does."""
     runner.say(TRAIN, [TRAINING_LEGEND])
     rows = runner.session.rows(*PROGRESS)
@@ -188,12 +182,12 @@ def train(runner: Runner) -> list[Training]:
     return trainings
 
 
-def same_losses(runner: Runner, code: Remote) -> list[Equality]:
+def same_losses(runner: Runner, code: Remote) -> list[Row]:
     """Compare the losses of each way with those of one device."""
     return compare_losses(runner.run(code, runner.settings.on("data-parallel", 1))[0], runner.of_ways(code))
 
 
-def speeds(runner: Runner, code: Remote) -> list[Speed]:
+def speeds(runner: Runner, code: Remote) -> list[Row]:
     """Measure each way on 1, 2 and 4 workers, or as many of these as there are GPUs."""
     settings, counts = runner.settings, [count for count in WORKERS if runner.settings.batch_size % count == 0]
     pairs = [(way, count) for way in runner.ways for count in counts if count <= settings.most_workers(way)]
@@ -300,8 +294,8 @@ def command(run: RunOptions, asked: BertOptions) -> None:
         runner = Runner(session, bar, settings, asked.ways)
         found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
     for training in found.get("train", ()):
-        if not all(map(math.isfinite, training.losses)):
-            click.echo(f"{training.way} diverged: the loss is no longer finite; try a smaller --lr", err=True)
+        if not all(map(math.isfinite, training["losses"])):
+            click.echo(f"{training['way']} diverged: the loss is no longer finite; try a smaller --lr", err=True)
     session.say("", ending(session, found))
     about = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
     data = {"dataset": pairs.name, "train": pairs.train, "test": pairs.test}
@@ -368,6 +362,6 @@ def left_out(settings: BertSettings, ways: Sequence[str]) -> list[str]:
 
 def ending(session: Session, found: dict[str, Any]) -> Prose:
     """The last line. Raises `PlaygroundError` if the replicas of ddp are no longer one model."""
-    differences = [each.replicas_max_difference for each in found.get("train", ()) if each.way == DDP]
+    differences = [each["replicas_max_difference"] for each in found.get("train", ()) if each["way"] == DDP]
     verdict = [part for each in differences for part in ("; ", good(replicas_verdict(each)))]
     return prose(f"Shown: {LESSON.conclude(session.world.size)}", *verdict, ".")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
-from playground.lessons.ladder.page import AveragingCost
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.training.bert_config import BertConfig
 from playground.training.pretrained import SCRATCH
+from playground.training.results import Row
 from playground.training.settings import BUCKET_CAP
 
 ONE_PROCESS = ("data-parallel", "loss-in-forward")
@@ -120,83 +119,16 @@ EXACT = 1e-12
 """How far losses in float64 may be apart: that much is rounding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """The losses of a training by one way, all workers together."""
-
-    way: str
-    workers: int
-    losses: list[float]
-    """The mean over the global batch, before each step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training(Losses):
-    """Training by one way, all workers together."""
-
-    test_accuracy: float
-    tested: int
-    """Test pairs, each counted once."""
-    seconds: float
-    """Seconds for training alone."""
-    samples_per_second: float
-    replicas_max_difference: float
-    """The largest difference of any parameter or buffer between a rank and rank 0; of one process, 0."""
-
-    @property
-    def last_loss(self) -> float:
-        """The mean over the last steps."""
-        return fmean(self.losses[-LOSSES_TO_COMPARE:])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Equality:
-    """Losses of one way in float64, without dropout, and the largest difference of any from that of one device."""
-
-    way: str
-    workers: int
-    steps: int
-    first: float
-    last: float
-    difference: float
-
-
-def compare_losses(alone: Losses, others: Sequence[Losses]) -> list[Equality]:
-    """How far each training is from `alone`. Raises `PlaygroundError` if it is by more than rounding."""
+def compare_losses(alone: Row, others: Sequence[Row]) -> list[Row]:
+    """How far each training is from `alone`: the largest difference of any loss, and the first and the last. Raises
+    `PlaygroundError` if it is by more than rounding."""
     result = []
     for other in others:
-        difference = max(abs(one - two) for one, two in zip(alone.losses, other.losses, strict=True))
-        way, workers, losses = other.way, other.workers, other.losses
+        way, workers, losses = other["way"], other["workers"], other["losses"]
+        difference = max(abs(one - two) for one, two in zip(alone["losses"], losses, strict=True))
         if not difference <= EXACT:
             far = f"its losses are up to {difference:.2g} from those of one device"
             raise PlaygroundError(f"{way} on {workers} workers: {far}, where rounding makes less than {EXACT:g}")
-        figures = {"first": losses[0], "last": losses[-1], "difference": difference}
-        result.append(Equality(way=way, workers=workers, steps=len(losses), **figures))
+        ends = {"first": losses[0], "last": losses[-1], "difference": difference}
+        result.append({"way": way, "workers": workers, "steps": len(losses), **ends})
     return result
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """The median time of a step by one way on some number of workers."""
-
-    way: str
-    workers: int
-    seconds: float
-    samples_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """The most bytes that a device, or the device of a rank, holds at any moment of a step, and the same by label."""
-
-    device: str
-    peak: int
-    held: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Averaging(AveragingCost):
-    """The cost of averaging gradients in a step, as the ladder measures it, and the median time of the step."""
-
-    way: str
-    seconds: float

@@ -28,9 +28,10 @@ from playground.lessons.data_parallel.losses import (
 )
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
 from playground.lessons.data_parallel.memory import Account, track_memory, track_utilisation
-from playground.lessons.data_parallel.page import MEANS, DataParallelSettings, Means, Shares
+from playground.lessons.data_parallel.page import MEANS, DataParallelSettings
 from playground.measurement.interleave import interleave, timed
 from playground.training.replicas import flat
+from playground.training.results import Row
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
@@ -38,7 +39,7 @@ ROUNDS = 5
 """Timed calls of each piece of work."""
 
 
-def split(rank: int, size: int, settings: DataParallelSettings) -> list[Shares]:
+def split(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how many of only 2.
 
     | device | 30 on 1 | 30 on 2 | 30 on 3 | 2 on 3 |
@@ -55,7 +56,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Shares]:
             seen[int(numbers[0])] = len(numbers)
             return numbers
 
-    shares: list[Shares] = [{"device": device} for device in devices]
+    shares: list[Row] = [{"device": device} for device in devices]
     for batch, many in [*((30, many) for many in range(1, len(devices) + 1)), (2, len(devices))]:
         seen.clear()
         data_parallel(Counting(), torch.arange(batch), devices[:many])
@@ -65,7 +66,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Shares]:
     return shares
 
 
-def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[page.DeviceStep]:
+def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
     devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -87,20 +88,21 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[page.
 
     def after(part: str) -> None:
         for each, held in account.held.items():
-            steps[each].held[part] = held
+            steps[each]["held"][part] = held
 
     def moment(name: str) -> None:
         if name == "synced":
             after("backward")
 
-    steps = {each: page.DeviceStep(device=str(each), held={}, received=[]) for each in devices}
+    steps: dict[torch.device, Row] = {each: {"device": str(each), "held": {}, "received": []} for each in devices}
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         after("(before)")
         training_step(optimizer, [forward], GradSync(model), moment=moment)
         after("optimizer.step")
     for (part, source, target), count in account.bytes_moved().items():
-        steps[target].received.append({"part": part, "from": "host" if source == HOST else str(source), "bytes": count})
+        move = {"part": part, "from": "host" if source == HOST else str(source), "bytes": count}
+        steps[target]["received"].append(move)
     return list(steps.values())
 
 
@@ -153,7 +155,7 @@ def track_step(
     return account
 
 
-def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Means]:
+def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     """The mean of the devices' mean losses is the mean over all samples only if all chunks are of one size; weighted
     by the sizes it always is.
 
@@ -171,14 +173,14 @@ def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Mean
     return found
 
 
-def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[page.ModelCopy], list[page.ReplicaStep]]:
+def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[Row], list[Row]]:
     """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
     not go well"."""
     devices = resolve_devices(settings.devices)
     return count_models(settings, devices), compare_replicas(settings, devices)
 
 
-def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[page.ModelCopy]:
+def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[Row]:
     """How many bytes of parameters each device holds once there are replicas, and what of them the replicas share."""
     model, _, _ = new_model_and_batch(1, settings.seed, devices[0])
     with track_memory(devices) as account:
@@ -188,12 +190,12 @@ def count_models(settings: DataParallelSettings, devices: list[torch.device]) ->
     own = {parameter.data_ptr() for parameter in model.parameters()}
     shared = [sum(tensor.data_ptr() in own for tensor in parameters_of(replica, model)) for replica in replicas]
     return [
-        page.ModelCopy(device=str(device), parameters=held[device]["parameters"], of=len(own), shared=count)
+        {"device": str(device), "parameters": held[device]["parameters"], "shared": count, "of": len(own)}
         for device, count in zip(devices, shared, strict=True)
     ]
 
 
-def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[page.ReplicaStep]:
+def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[Row]:
     """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64."""
     models = [
         ParallelLossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)
@@ -209,8 +211,9 @@ def compare_step(
     optimizers: Sequence[torch.optim.Optimizer],
     batch: Sequence[torch.Tensor],
     devices: list[torch.device],
-) -> page.ReplicaStep:
-    """One step of the first model on all devices, and of the second on the first device alone."""
+) -> Row:
+    """One step of the first model on all devices, and of the second on the first device alone: the largest differences
+    of the other replicas' parameters and gradients from the first one's, and of the two models after the step."""
     parallel, alone = models
     chunks = scatter(tuple(batch), devices)
     used = devices[: len(chunks)]
@@ -227,13 +230,13 @@ def compare_step(
         loss.backward()
         optimizer.step()
     gradients = [[parameter.grad for parameter in replica] for replica in (first, *others)]
-    return page.ReplicaStep(
-        step=step,
-        loss=together.item(),
-        replicas_differ=replicas_differ,
-        gradients_differ=max((largest_difference(gradients[0], other) for other in gradients[1:]), default=0.0),
-        from_one_device=largest_difference(list(parallel.parameters()), list(alone.parameters())),
-    )
+    return {
+        "step": step,
+        "loss": together.item(),
+        "replicas_differ": replicas_differ,
+        "gradients_differ": max((largest_difference(gradients[0], other) for other in gradients[1:]), default=0.0),
+        "from_one_device": largest_difference(list(parallel.parameters()), list(alone.parameters())),
+    }
 
 
 def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:
@@ -246,7 +249,7 @@ def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.T
     return (flat(tensors).cpu() - flat(others).cpu()).abs().max().item()
 
 
-def threads(rank: int, size: int, settings: DataParallelSettings) -> page.WorkSeconds:
+def threads(rank: int, size: int, settings: DataParallelSettings) -> Row:
     """Many small operations on one device, then as many on each at once: threads take turns at the GIL."""
     torch.set_num_threads(1)
     devices = resolve_devices(settings.devices)
@@ -259,4 +262,4 @@ def threads(rank: int, size: int, settings: DataParallelSettings) -> page.WorkSe
         call()
     turns = interleave([timed(call, devices=devices) for call in calls], range(ROUNDS), Random(0))
     alone, together = (median(seconds) for seconds in turns)
-    return page.WorkSeconds(alone=alone, together=together)
+    return {"alone": alone, "together": together}

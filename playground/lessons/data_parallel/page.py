@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypedDict
+from typing import Any
 
 import click
 
@@ -19,6 +19,7 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag, flags_of
 from playground.runtime.launcher import server
 from playground.runtime.remote import Remote
+from playground.training.results import Row
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
 WAYS = ("logits", "loss", "outputs")
@@ -93,24 +94,8 @@ PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward",
 MOVES = {"backward": ("gradients of outputs", "reduce")}
 """The copies that belong to a part, unless they are called like it."""
 
-Shares = dict[str, str | int]
-"""A device's name under "device", and its samples by batch and number of devices, as in "30 on 2"."""
-Received = TypedDict("Received", {"part": str, "from": str, "bytes": int})
-"""The copies of a part of a training step from one device, or "host", to another."""
 MEANS = ("mean", "mean of means", "weighted mean")
 """Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
-Means = dict[str, Any]
-"""The number of "samples", the sizes of "chunks", the "means" of the losses of each, and `MEANS`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceStep:
-    """A training step as one device sees it."""
-
-    device: str
-    held: dict[str, int]
-    """Bytes in its memory after each part of the step; "(before)" comes first."""
-    received: list[Received]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,73 +120,57 @@ class WayResult(Way):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCopy:
-    """The bytes of parameters on one device while replicas run, and how many `of` all are the model's own memory."""
-
-    device: str
-    parameters: int
-    shared: int
-    of: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaStep:
-    """A training step of DataParallel, beside the same step on one device."""
-
-    step: int
-    loss: float
-    replicas_differ: float
-    """Largest difference of a replica's parameters from the first replica's, in forward."""
-    gradients_differ: float
-    """Largest difference of the gradients that a replica contributes from those of the first."""
-    from_one_device: float
-    """Largest difference between the model's parameters and those of training on one device, after the step."""
+COLUMNS = {
+    name: Column(heading, unit, form, right=True)
+    for name, heading, unit, form in (
+        ("parameters", "parameters", "bytes", ","),
+        ("shared", "of its replica, the\nmodel's own memory", "parameters", ""),
+        ("of", "of", "parameters", ""),
+        ("step", "step", "", ""),
+        ("loss", "loss", "", ".6f"),
+        ("replicas_differ", "parameters of\nthe replicas", "", ".1g"),
+        ("gradients_differ", "their\ngradients", "", ".1g"),
+        ("from_one_device", "the model, from\none device's", "", ".1g"),
+        ("samples", "samples", "", ""),
+        ("mean", "mean", "", "g"),
+        ("mean of means", "mean of\nmeans", "", "g"),
+        ("weighted mean", "weighted\nmean", "", "g"),
+    )
+} | {"device": Column("device"), "chunks": Column("chunks", wraps=True)}
+COLUMNS["means"] = Column("mean loss\nof each chunk", wraps=True)
+"""Columns by the names of values in rows; others are numbers under their own name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkSeconds:
-    """The median time of a piece of work: by one thread, and by several until each has done one."""
-
-    alone: float
-    together: float
-
-    def speedup(self, threads: int) -> float:
-        """How many times as much `threads` get done in the same time as one of them."""
-        return threads * self.alone / self.together
+def table_of(rows: Sequence[Row]) -> Table:
+    columns = (COLUMNS.get(name, Column(name, right=True)) for name in rows[0])
+    return Table(*columns, rows=(row.values() for row in rows))
 
 
-def split_texts(shares: Sequence[Shares]) -> Texts:
-    """How many samples each device got."""
-    rows = [tuple(map(str, share.values())) for share in shares]
-    table = Table("device", *numbers(*list(shares[0])[1:]), rows=rows)
-    return ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table]
-
-
-def step_texts(devices: Sequence[DeviceStep]) -> Texts:
+def step_texts(devices: Sequence[Row]) -> Texts:
     """The copies in each part of a step, and the bytes on each device after it."""
-    moved = Table("part", "from", "to", *numbers(("moved", "bytes")))
+    moved = Table("part", "from", "to", *numbers(("moved", "bytes", ",")))
     for name in PARTS:
         for part, device in product(MOVES.get(name, (name,)), devices):
-            for move in device.received:
+            for move in device["received"]:
                 if move["part"] == part:
-                    moved.add(name, move["from"], device.device, f"{move['bytes']:,}")
-    rows = [(name, *(f"{device.held[name]:,}" for device in devices)) for name in ("(before)", *PARTS)]
-    held = Table("after", *numbers(*((device.device, "bytes") for device in devices)), rows=rows)
+                    moved.add(name, move["from"], device["device"], move["bytes"])
+    rows = [(name, *(device["held"][name] for device in devices)) for name in ("(before)", *PARTS)]
+    held = Table("after", *numbers(*((device["device"], "bytes", ",") for device in devices)), rows=rows)
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
 def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
     gathers, devices = ("gathered", "on"), [device.device for device in ways[0].devices]
-    peaks = Table(*gathers, *numbers(*((device, "bytes") for device in devices)))
-    shares = Table(*gathers, *numbers(*((device, "%") for device in devices)))
-    costs = Table(*gathers, *numbers(("copied by\ngather", "bytes"), ("time\nper step", "ms"), "loss"))
+    peaks = Table(*gathers, *numbers(*((device, "bytes", ",") for device in devices)))
+    shares = Table(*gathers, *numbers(*((device, "%", ".0f") for device in devices)))
+    figures = ("copied by\ngather", "bytes", ","), ("time\nper step", "ms", ".1f"), ("loss", "", ".6f")
+    costs = Table(*gathers, *numbers(*figures))
     for way in ways:
         name = way.gather, way.output_device
-        peaks.add(*name, *(f"{device.peak:,}" for device in way.devices))
-        shares.add(*name, *(f"{100 * device.share:.0f}" for device in way.devices))
-        costs.add(*name, f"{way.gathered:,}", f"{1000 * way.seconds:.1f}", f"{way.loss:.6f}")
+        peaks.add(*name, *(device.peak for device in way.devices))
+        shares.add(*name, *(100 * device.share for device in way.devices))
+        costs.add(*name, way.gathered, 1000 * way.seconds, way.loss)
     [first] = alone.devices
     return [
         f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):",
@@ -215,40 +184,23 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     ]
 
 
-def claims_texts(models: Sequence[ModelCopy], compared: Sequence[ReplicaStep]) -> Texts:
+def claims_texts(models: Sequence[Row], compared: Sequence[Row]) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
-    rows = [(each.device, f"{each.parameters:,}", f"{each.shared} of {each.of} parameters") for each in models]
-    copies = Table("device", *numbers(("parameters", "bytes")), "of its replica, the\nmodel's own memory", rows=rows)
-    figures = "parameters of\nthe replicas", "their\ngradients", "the model, from\none device's"
-    steps = Table(*numbers("step", "loss", *figures))
-    for step in compared:
-        apart = (step.replicas_differ, step.gradients_differ, step.from_one_device)
-        steps.add(str(step.step), f"{step.loss:.6f}", *(f"{difference:.1g}" for difference in apart))
     return [
         "  The model lies on the first device once. What each device has while replicas run:",
-        copies,
+        table_of(models),
         "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
         "added up, and the model goes where one device would take it. Largest differences, in float64:",
-        steps,
+        table_of(compared),
     ]
 
 
-def means_texts(batches: Sequence[Means]) -> Texts:
-    """The mean of the means and the weighted one, beside the mean over all samples."""
-    wrapped = Column("chunks", wraps=True), Column("mean loss\nof each chunk", wraps=True)
-    table = Table(*numbers("samples"), *wrapped, *numbers("mean", "mean of\nmeans", "weighted\nmean"))
-    for means in batches:
-        batch = (str(means[name]) for name in ("samples", "chunks", "means"))
-        table.add(*batch, *(f"{means[name]:g}" for name in MEANS))
-    return [table]
-
-
-def threads_texts(work: WorkSeconds, devices: int) -> Texts:
+def threads_text(alone: float, together: float, devices: int) -> str:
     """How many times as much is done at once."""
-    return [
-        f"  {devices} thread{'s' * (devices > 1)} get {work.speedup(devices):.2f} times as much done as one: one piece "
-        f"of work takes {1000 * work.alone:.1f} ms, {devices} at the same time {1000 * work.together:.1f} ms"
-    ]
+    return (
+        f"  {devices} thread{'s' * (devices > 1)} get {devices * alone / together:.2f} times as much done as one: one "
+        f"piece of work takes {1000 * alone:.1f} ms, {devices} at the same time {1000 * together:.1f} ms"
+    )
 
 
 def ending(devices: int) -> str:
@@ -325,17 +277,17 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
             session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
         shares = run(SPLIT)
-        show(SPLIT, split_texts(shares))
+        show(SPLIT, ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table_of(shares)])
         devices = run(ONE_STEP)
         show(ONE_STEP, step_texts(devices))
         ways, [alone] = run(COMPARE), run(COMPARE, settings.on_first_device)
         show(COMPARE, ways_texts(ways, alone))
         means = run(TWO_MEANS)
-        show(TWO_MEANS, means_texts(means))
+        show(TWO_MEANS, [table_of(means)])
         copies, steps = run(CLAIMS)
         show(CLAIMS, claims_texts(copies, steps))
         threads = run(THREADS)
-        show(THREADS, threads_texts(threads, len(settings.devices)))
+        show(THREADS, [threads_text(**threads, devices=len(settings.devices))])
     session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
     session.print_document(
         {

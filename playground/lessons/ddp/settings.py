@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice
 from playground.runtime.remote import Remote, remote
-from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 Row = dict[str, object]
@@ -105,6 +104,8 @@ PARTS = {
         LabPart("sampler", "who gets which sample", "the positions of each rank's samples, in order"),
     )
 }
+CAPS = (0.001, 0.02, 25.0)
+"""MiB with which `Net` has several buckets, few, and as many as with DistributedDataParallel's default."""
 MAX_ACCUMULATED = 256
 """Batches: all of them are held in memory, and once more as a single one."""
 
@@ -118,7 +119,7 @@ class LabSettings:
     parts: tuple[str, ...] = tuple(PARTS)
     """Names of `PARTS` to run."""
     caps: tuple[float, ...] = ()
-    """Bucket caps in MiB; none for those that go with `Net`."""
+    """Bucket caps in MiB; none for `CAPS`."""
     hooks: tuple[str, ...] = tuple(HOOKS)
     """Names of `HOOKS` to compare, that of the baseline first."""
     required: tuple[str, ...] = ()
@@ -142,7 +143,7 @@ class LabSettings:
     @property
     def bucket_caps(self) -> tuple[float, ...]:
         """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
-        return self.caps or MODELS["net"].bucket_caps_mb
+        return self.caps or CAPS
 
     @property
     def document(self) -> dict[str, object]:

@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.page import BERT, PARTS, LadderResult, LadderSettings, RungResult, StepParts
+from playground.lessons.ladder.page import BERT, PARTS, LadderResult, LadderSettings, RungResult
 from playground.lessons.ladder.sparse_embeddings import ZipfSequences
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
@@ -308,12 +308,12 @@ def summarize(
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         results.append(
             RungResult(
-                **vars(parts),
+                **parts,
                 rung=replica.name,
                 p50=p50[number],
                 p95=p95[number],
                 alone=alone,
-                hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
+                hidden=max(0.0, 1 - parts["exposed"] / alone) if early_bytes else 0.0,
                 messages=number_sent,
                 bytes=bytes_sent,
                 early_bytes=early_bytes,
@@ -328,9 +328,9 @@ def summarize(
     return results
 
 
-def step_parts(seconds: torch.Tensor) -> StepParts:
-    """Medians over all rounds: `seconds` [round, `PARTS`]."""
-    return StepParts(**dict(zip(PARTS, seconds.quantile(0.5, dim=0).tolist(), strict=True)))
+def step_parts(seconds: torch.Tensor) -> dict[str, float]:
+    """The parts of a step, which the table above tells apart: medians over rounds of `seconds` [round, `PARTS`]."""
+    return dict(zip(PARTS, seconds.quantile(0.5, dim=0).tolist(), strict=True))
 
 
 def compare_outcomes(replica: TimedReplica, ddp: TimedReplica) -> tuple[float, float]:

@@ -34,16 +34,14 @@ TOKEN_SEQUENCES = 4096
 MODELS = models.MODELS | {
     BERT: ModelSpec(
         name=BERT,
-        summary="BERT with one layer of width 384 and a vocabulary of 30,000, for token ids drawn by Zipf's law",
         code=LESSON.remote("TokenBert", "sparse_embeddings"),
         parameters=13_457_283,
         batch_size=16,
         steps=10,
         bucket_cap_mb=2.0,
-        bucket_caps_mb=(1.0, 2.0, 25.0),
     )
 }
-"""Those that are trained on images, and one that reads token ids and has embeddings."""
+"""Those that are trained on images, and BERT with one layer of width 384, for token ids drawn by Zipf's law."""
 COPIES = 6
 """Copies of a model per rank and candidate: parameters, gradients, momentum, messages (measured: 34 for 6 of them)."""
 DDP = "ddp"
@@ -93,21 +91,15 @@ class LadderSettings(TrainingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepParts:
-    """Median seconds of the parts of a step, as the table in measure.py tells them apart."""
+class RungResult:
+    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
+    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
+    for slower ranks."""
 
     forward: float
     backward: float
     exposed: float
     step: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class AveragingCost:
-    """The cost of averaging gradients in a step, on all ranks together. Times in seconds."""
-
-    exposed: float
-    """From the last gradient until all are averaged; where parameters are averaged, the time that takes."""
     alone: float
     """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
     hidden: float
@@ -120,18 +112,7 @@ class AveragingCost:
     """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
     difference_to_ddp: float
     """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
-    caveat: str = ""
-    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RungResult(StepParts, AveragingCost):
-    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
-    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
-    for slower ranks."""
-
     rung: str
-    """Name of the rung."""
     p50: float
     """The median time of a step on its slowest rank."""
     p95: float
@@ -144,13 +125,15 @@ class RungResult(StepParts, AveragingCost):
     """How many times as fast as the first rung, by `p50`."""
     speed_to_ddp: float
     """How many times as fast as DistributedDataParallel, by `p50`."""
+    caveat: str = ""
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderResult:
     rungs: list[RungResult]
     """Rungs in order; the last is DistributedDataParallel."""
-    parts: list[dict[str, StepParts]]
+    parts: list[dict[str, dict[str, float]]]
     """Parts of a step on each rank, by rung: medians on that rank alone."""
     environment: Environment
     """The machine and the software it was measured with."""
