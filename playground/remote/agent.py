@@ -45,7 +45,7 @@ REQUEST = 0
 REPLY = 2**30
 """Added to the number in the tag of a reply: the other rank may send a request of its own with this number."""
 STOP = 0
-"""Number of a rank's last request."""
+"""Number of a request that ends the thread which receives it. The reply is the number of those that still listen."""
 NO_LIMIT = timedelta(days=1000)
 """Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
 Works = list[tuple[Any, torch.Tensor]]
@@ -141,14 +141,12 @@ class Agent:
         self.references = References(self.rank, self.call)
         self.outstanding: set[Future] = set()
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.turns = {rank: threading.Lock() for rank in self.others}
-        """Held by the thread that listens to each rank."""
-        self.idle: Counter[int] = Counter()
-        """Number of threads that wait for their turn to listen to each rank."""
-        self.threads: list[threading.Thread] = []
-        self.changed = threading.Condition()
+        self.listening: Counter[int] = Counter()
+        """Number of threads that listen to each rank."""
         self.stopped: set[int] = set()
         """Ranks that make no more requests: they have closed their agent, or are lost."""
+        self.threads: list[threading.Thread] = []
+        self.changed = threading.Condition()
         self.lost: list[int] = []
         """Ranks to which the connection broke."""
         self.arrived: Counter[int] = Counter()
@@ -217,9 +215,17 @@ class Agent:
         self.barrier()
         for rank in self.others:
             with contextlib.suppress(dist.DistNetworkError):  # it is lost
-                wait_for(rank, self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end")))
+                while self.stop_thread(rank):
+                    pass
         for thread in self.threads:
             thread.join()
+
+    def stop_thread(self, rank: int) -> int:
+        """End a thread of that rank that listens to this one. Returns the number of those left."""
+        future = Future(self, rank, STOP)
+        wait_for(rank, self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end")))
+        left: int = future.wait()
+        return left
 
     def start_thread(self, rank: int) -> None:
         """Start a thread that listens to that rank."""
@@ -227,37 +233,48 @@ class Agent:
         thread.start()
         self.threads.append(thread)
 
+    def begin_listening(self, rank: int) -> bool:
+        """Count this thread as listening. Returns False if there will be no more requests."""
+        with self.changed:
+            self.listening[rank] += rank not in self.stopped
+            return rank not in self.stopped
+
+    def end_listening(self, rank: int, number: int) -> int:
+        """A request with this number has come. Returns the number of threads that still listen."""
+        with self.changed:
+            self.listening[rank] -= 1
+            if number == STOP:
+                self.stopped.add(rank)
+            return self.listening[rank]
+
     def listen(self, rank: int) -> None:
-        """The body of each thread: in its turn, receive a request; while others have their turn, answer it."""
-        while (envelope := self.next_request(rank)) is not None:
+        """The body of each thread: receive a request, see to it that another thread listens, answer, and listen again.
+        So there are two, and the next request finds one that already waits for it."""
+        while self.begin_listening(rank):
+            envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
+            try:
+                self.receive(rank, REQUEST, envelope)
+            except dist.DistNetworkError:
+                return self.lose(rank)
             number, _ = HEADER.unpack_from(envelope.numpy())
+            left = self.end_listening(rank, number)
             obtain = partial(unpack, envelope, partial(self.receive, rank, number))
-            if not self.idle[rank]:
+            if number == STOP:
+                obtain = partial(tuple, (int, (left,)))
+            elif not left:
                 self.start_thread(rank)
             with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
                 wait_for(rank, self.send(rank, REPLY + number, number, self.answer(rank, number, obtain)))
 
-    def next_request(self, rank: int) -> torch.Tensor | None:
-        """The envelope of that rank's next request; None if there will be no more."""
+    def lose(self, rank: int) -> None:
+        """Record that a rank is lost, as each thread that listened to it finds out."""
         with self.changed:
-            self.idle[rank] += 1
-        with self.turns[rank]:
-            with self.changed:
-                self.idle[rank] -= 1
-            envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
-            try:
-                if rank not in self.stopped:
-                    self.receive(rank, REQUEST, envelope)
-                    if HEADER.unpack_from(envelope.numpy())[0] != STOP:
-                        return envelope
-                    self.stopped.add(rank)
-            except dist.DistNetworkError:
-                with self.changed:
-                    self.stopped.add(rank)
-                    self.lost.append(rank)
-                    self.changed.notify_all()
-                self.report_loss(rank)
-        return None
+            if rank in self.lost:
+                return
+            self.stopped.add(rank)
+            self.lost.append(rank)
+            self.changed.notify_all()
+        self.report_loss(rank)
 
     def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> list[torch.Tensor]:
         """Run the request that `obtain` returns. Returns the messages of the reply: (True, what the function returned),
