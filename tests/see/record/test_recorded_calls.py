@@ -50,8 +50,8 @@ def test_messages_of_remote_calls(world: Worlds, tmp_path: Path) -> None:
     waits = [event for event in recording.events(WAIT) if timeline.awaited(event)[0].kind == RECEIVE]
     assert {event.lane for event in waits} == {"main"}
     replies = [timeline.awaited(event)[0] for event in waits if event.rank == 0]
-    assert {reply.peer for reply in replies} == {1}
-    assert all(reply.tag > REPLY for reply in replies)
+    assert {reply.peer for reply in replies if reply.tag > REPLY} == {1}
+    assert {reply.peer for reply in replies if reply.tag == REPLY} == {1, 2}  # they stop listening
     assert all(event.end < float("inf") for event in recording.events())
 
 
