@@ -24,6 +24,8 @@ from playground.runtime.errors import UsageError
 
 PASS, FAIL, DEADLOCK, LOOP, ERROR, BLOCKED = "pass", "fail", "deadlock", "loop", "error", "blocked"
 """How a check ends. BLOCKED: without a verdict."""
+RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
+"""Where a rank is that is in no operation: words in the place of its name, its peer and its line."""
 MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",

@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from playground.exercises.cases import ANYTHING, REDUCED, WAITED, Case, flatten
-from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, SHORT_CUT, Source
+from playground.exercises.cases import ANYTHING, REDUCED, WAITED, WIDTHS, Case, flatten
+from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED, Exercise, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, SHORT_CUT, Source
 from playground.runtime.rank.rank import LOST_PEER, report
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
@@ -72,7 +72,7 @@ class Record:
         self.calls, self.sent, self.received = 0, list[tuple[int, int]](), list[int]()
         self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
         os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
-        for seen in (REDUCED, WAITED):
+        for seen in (REDUCED, WIDTHS, WAITED):
             seen.clear()
 
     def read_printed(self) -> str:
@@ -102,16 +102,28 @@ class Record:
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
-        if blocks:
-            WAITED.append(threading.get_ident())
         self.thread.depth = getattr(self.thread, "depth", 0) + 1
         try:
-            yield line
+            with waiting() if blocks else contextlib.nullcontext():
+                yield line
         finally:
             self.thread.depth -= 1
 
     def problem(self, name: str, words: str, line: int) -> None:
         self.problems.append((name, words, line))
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Something that waits, for other ranks perhaps: without the timer, which could still act for all that is known,
+    so that a deadlock can be proved."""
+    WAITED.append(threading.get_ident())
+    is_main = threading.current_thread() is threading.main_thread()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0) if is_main else None
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, TICK, TICK) if is_main else None
 
 
 @dataclass(eq=False)
@@ -228,6 +240,7 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
 
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         REDUCED.append(tensor.numel())
+        WIDTHS.append(tensor.element_size())
         with record.within("all_reduce", blocks=not async_op) as line:
             if not async_op:
                 return real["all_reduce"](tensor, op, group)
@@ -271,8 +284,8 @@ def patched(record: Record) -> Iterator[None]:
         real_destroy(group)
 
     def wait(future: Any) -> Any:
-        WAITED.append(threading.get_ident())
-        return real_wait(future)
+        with waiting():
+            return real_wait(future)
 
     real_wait, real_destroy = torch._C.Future.wait, dist.destroy_process_group
     places: list[tuple[Any, str, Any]] = [

@@ -16,19 +16,20 @@ from dataclasses import dataclass, field, replace
 
 from playground.exercises.exercise import (
     BLOCKED,
+    COMPUTES,
     DEADLOCK,
     ERROR,
     FAIL,
     LOOP,
     OWN,
     PASS,
+    RETURNED,
     Exercise,
     Leaf,
     Observation,
     exercises,
     normalise,
 )
-from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event
@@ -41,8 +42,6 @@ HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
 before."""
 ENDLESS = "runs without end"
-RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
-"""In the place of an operation, its peer and its line."""
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
 
@@ -210,11 +209,11 @@ class Attempt:
         elif event:
             raise Ended({"rank": rank, **event})
 
-    def find_standstill(self, diagnosis: Diagnosis | None) -> Found:
+    def find_standstill(self) -> Found:
         if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:  # waits, or computes in C code
             return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
-        return {"status": DEADLOCK, "ranks": tuple(ranks), "mistake": diagnosis.kind if diagnosis else ""}
+        return {"status": DEADLOCK, "ranks": tuple(ranks)}
 
     def find_groups(self) -> Found:
         """Groups that ranks made differently. What comes of it differs from run to run."""
@@ -297,8 +296,8 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict) -> 
         launch(JUDGE, made.size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
     except Ended as end:
         found = end.found
-    except RankTimeout as error:  # a rank that computes without end has reported it
-        found = made.find_standstill(error.diagnosis)
+    except RankTimeout:  # a rank that computes without end has reported it
+        found = made.find_standstill()
     except RankFailed as error:
         words = f"{error.reason}{ASK_FOR_SIZES * ('SIGABRT' in error.reason)}"
         killed = {"status": ERROR, "rank": error.rank, "words": words}
@@ -318,10 +317,11 @@ def check_source(
     verdict = Verdict(exercise=exercise.name, file=source.file, seed=seed)
     if words := find_fault(exercise, source.text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
+    made = dict[int, Attempt]()
     for size in (world,) if world else exercise.worlds:
-        made = attempt(exercise, [*before, source], replace(verdict, world=size))
-        if made.verdict.status != PASS:
-            return replace(name_mistake(exercise, source, before, made), number=made.case)
+        made[size] = attempt(exercise, [*before, source], replace(verdict, world=size))
+        if made[size].verdict.status != PASS:
+            return replace(name_mistake(exercise, source, before, made), number=made[size].case)
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 
@@ -334,24 +334,22 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
     return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
 
 
-def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt) -> Verdict:
-    """The verdict, with the name of the catalogued mistake that does the same in all worlds."""
-    verdict = made.verdict
+def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: dict[int, Attempt]) -> Verdict:
+    """The verdict on the last world, with the name of the catalogued mistake that does the same in all worlds. `made`:
+    the attempts so far, to which further ones are added."""
+    *_, verdict = (each.verdict for each in made.values())
     if verdict.mistake in NAMED or verdict.words == NOT_WRITTEN:
         return verdict
-
-    def run(text: str, size: int) -> Attempt:
-        empty = Verdict(exercise=exercise.name, file=source.file, world=size, seed=verdict.seed)
-        return attempt(exercise, [*before, replace(source, text=text)], empty)
-
-    mine = {made.size: made}
-    sizes = [made.size, *(size for size in exercise.worlds if size != made.size)]
+    empty = Verdict(exercise=exercise.name, file=source.file, seed=verdict.seed)
+    sizes = sorted(exercise.worlds, key=lambda size: (size != verdict.world, size not in made))
     for mistake in exercise.mistakes:
         if mistake.status == verdict.status and mistake.name not in NAMED:
-            wrong = mistake.apply(exercise.solution)
+            wrong = replace(source, text=mistake.apply(exercise.solution))
             for size in sizes:
-                mine[size] = mine.get(size) or run(source.text, size)
-                if not is_alike(mine[size], run(wrong, size)):
+                other = attempt(exercise, [*before, wrong], replace(empty, world=size))
+                if size not in made:
+                    made[size] = attempt(exercise, [*before, source], replace(empty, world=size))
+                if not is_alike(made[size], other):
                     break
             else:
                 return replace(verdict, mistake=mistake.name, says=mistake.says)

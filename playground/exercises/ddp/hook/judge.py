@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from playground.exercises.cases import WAITED, Case
+from playground.exercises.cases import WAITED, WIDTHS, Case
 from playground.exercises.exercise import Exercise, Mistake
 
 REQUEST = "request.get_future().then(decompress)"
@@ -56,14 +56,20 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             (model, torch.full((1, 4), shares[rank] * (1 + 2**-12))),
             held=lambda model=model, hooks=hooks: {
                 "hooks that waited": len(hooks),
+                "bytes of an element": describe(WIDTHS),
                 "grad": {name: param.grad for name, param in model.module.named_parameters()},
             },
             expected={
                 "hooks that waited": 0,
+                "bytes of an element": describe([]),
                 "grad": {"weight": torch.full((width, 4), sum(shares) / size), "bias": torch.ones(width)},
             },
             is_coded=False,
         )
+
+
+def describe(widths: list[int]) -> str:
+    return "2 at most" if max(widths, default=2) <= 2 else f"{max(widths)}"
 
 
 def register(real: Callable[..., None], hooks: list[str], state: object, hook: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "the oldest of the newest",
-            {"max(common, default=None)": "min((max(each) for each in everyones), default=None) if common else None"},
+            {"max(common, default=None)": "None if [] in everyones else min(map(max, everyones))"},
             "a rank may lack that one, too",
         ),
         Mistake("the newest that any rank has", {COMMON: "set().union(*everyones)"}, "others cannot resume there"),

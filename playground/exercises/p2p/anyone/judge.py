@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from playground.exercises.cases import Case, coded
-from playground.exercises.exercise import Exercise, Mistake
+from playground.exercises.exercise import COLLECTIVES, COMPUTES, DEADLOCK, MESSAGES, Exercise, Mistake
 
+SIGN = 3
+"""A tag of the judge's own."""
 RECEIVE = "dist.recv(arrived, tag=PARCEL)\n        "
 EXERCISE = Exercise(
     module=__name__,
@@ -27,16 +29,23 @@ EXERCISE = Exercise(
             {"tag=PARCEL": "tag=0", "tag=LETTER": "tag=0"},
             "a letter was taken for a parcel: only their tags tell them apart",
         ),
+        Mistake(
+            "names each sender in turn",
+            {"for _ in": "for sender in", "dist.recv(arrived, tag": "dist.recv(arrived, sender, tag"},
+            "who comes late keeps all others waiting",
+            DEADLOCK,
+        ),
     ),
 )
 
 
 def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    for place, order in enumerate(("in order", "last rank first", "letters last rank first")):
+    orders = ("in order", "last rank first", "letters last rank first", "rank 1 only after a parcel of another")
+    for place, order in enumerate(orders[: 3 if size == 2 else 4]):
         given = [(coded(other, 3), 2 * coded(other, 3)) for other in range(size)]
         returns = [list(each) for each in zip(*given, strict=True)] if rank == 0 else None
-        delay = 0.08 * (size - rank if place == 1 else rank)
-        run = partial(send_slowly, rank, size, given[rank]) if place == 2 else None
+        delay = 0.08 * (size - rank if place == 1 else rank * (place < 3))
+        run = partial((send_slowly, let_rank_1_wait)[place - 2], rank, size, given[rank]) if place >= 2 else None
         yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run)
 
 
@@ -55,3 +64,29 @@ def send_slowly(rank: int, size: int, given: tuple[object, object], function: Ca
         return function(rank, size, *given)
     finally:
         dist.send = real
+
+
+def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
+    """Rank 1 comes when the last rank's first send has returned, or the last rank calls anything else."""
+    import torch
+    import torch.distributed as dist
+
+    from playground.runtime.rank.rank import report
+
+    sign, kept = torch.zeros(1), {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
+    signs = iter([partial(kept["send"].__wrapped__, sign, 1, tag=SIGN)])
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        sent = kept[name](*args, **kwargs) if name == "send" else None
+        next(signs, bool)()
+        return sent if name == "send" else kept[name](*args, **kwargs)
+
+    if rank == 1:
+        report(at=(f"comes after rank {size - 1}'s parcel", None, 0))
+        kept["recv"].__wrapped__(sign, size - 1, tag=SIGN)
+        report(at=COMPUTES)
+    try:
+        vars(dist).update({name: partial(call, name) for name in kept if rank == size - 1})
+        return function(rank, size, *given)
+    finally:
+        vars(dist).update(kept)

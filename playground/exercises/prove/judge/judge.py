@@ -52,6 +52,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         ("wrong: the biases stay as they are", False, "without biases"),
         ("wrong: the last step leaves out the last parameter", False, "without 2.bias"),
         ("wrong: the last step leaves out the first parameter", False, "without 0.weight"),
+        ("wrong: ranks 0 and 1 move apart by what the mean does not show", False, "apart"),
         ("wrong: gradients are rounded to bfloat16", False, "rounded"),
         ("right: gradients travel as float32", True, "float32"),
     ):
@@ -94,3 +95,5 @@ def train(
         left_out = mistake == f"without {name}" or (mistake == "left out" and rank == size - 1)
         if not stays and not (left_out and step == STEPS - 1):
             param.data.add_(gradient, alpha=-LR)
+        if mistake == "apart" and step == STEPS - 1:
+            param.data.add_({0: 0.01, 1: -0.01}.get(rank, 0))
