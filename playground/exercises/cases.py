@@ -52,6 +52,9 @@ class Case:
     """Seconds that this rank comes late."""
 
 
+Cases = Iterator[Case]
+
+
 def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """10^r in every element of rank r; int64 by default."""
     import torch

@@ -81,10 +81,8 @@ class Record:
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""
-        frame = frame or sys._getframe(1)
-        while frame and frame.f_code.co_filename != self.file:
-            frame = frame.f_back
-        return frame.f_lineno if frame else 0
+        stack = traceback.walk_stack(frame or sys._getframe(1))
+        return next((line for each, line in stack if each.f_code.co_filename == self.file), 0)
 
     def is_theirs(self) -> bool:
         """Whether what is called now, in this thread, is called by the solution."""
@@ -98,7 +96,7 @@ class Record:
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
         if name in self.forbidden:
-            self.problem(SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
+            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
@@ -108,9 +106,6 @@ class Record:
                 yield line
         finally:
             self.thread.depth -= 1
-
-    def problem(self, name: str, words: str, line: int) -> None:
-        self.problems.append((name, words, line))
 
 
 @contextlib.contextmanager
@@ -177,7 +172,7 @@ class Request:
             record.pending.remove(self)
             if not torch.equal(bits(self.tensor), bits(self.held)):
                 words = f"the tensor of this {self.kind} changed before wait()"
-                record.problem("written before wait", words, self.line)
+                record.problems.append(("written before wait", words, self.line))
             if self.kind != "isend" and self.tensor.numel():
                 self.tensor.data.copy_(self.copy)
             if self.kind == "irecv":
@@ -201,7 +196,7 @@ def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | No
 
 def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
     """Functions to take the places of those of torch.distributed."""
-    real = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES) if hasattr(dist, name)}
+    real = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
 
     def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
         peer = world_rank(group, dst, group_dst)
@@ -233,11 +228,6 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         held = tensor.data.copy_(torch.tensor(POISON)).clone()
         return Request(record, work, "irecv", peer, line, tensor, copy, held)
 
-    def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        with record.within("batch_isend_irecv", blocks=False):
-            pass
-        return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
-
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         REDUCED.append(tensor.numel())
         WIDTHS.append(tensor.element_size())
@@ -267,7 +257,7 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return recorded
 
     functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv, all_reduce, new_group)}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, all_reduce, new_group)}
     return {name: unless_nested(name, function) for name, function in functions.items()}
 
 
@@ -319,7 +309,8 @@ def solving(record: Record) -> Iterator[None]:
         computed, before = now - before, now
         if computed > TICK / 100:  # a busy machine may not give it more
             report()  # a sign of life
-        seconds += computed / (IMPORTING if is_importing(frame) else 1)
+        stack = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
+        seconds += computed / (IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1)
         if os.fstat(record.printed).st_size > MAX_PRINTED:
             stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", record.line(frame))
         if seconds > DEADLINE:
@@ -344,12 +335,6 @@ def solving(record: Record) -> Iterator[None]:
         record.running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-
-
-def is_importing(frame: FrameType | None) -> bool:
-    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
 
 
 def import_source(source: Source) -> ModuleType:
@@ -395,9 +380,8 @@ def run_case(
         for thread in left:
             thread.join(LAST_WORDS)
     if left := [each for each in left if each.is_alive()]:
-        record.problem("a thread left running", f"{left[0].name} goes on after the end", 0)
-    for request in record.pending:
-        record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
+        record.problems.append(("a thread left running", f"{left[0].name} goes on after the end", 0))
+    record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
     if case.returns is not ANYTHING:
         held, expected = [returned, *held], [case.returns, *expected]
@@ -414,10 +398,8 @@ def run_case(
     )
     report(case=place, observed=observation)
     balance = torch.zeros(size, size, dtype=torch.int64)
-    for receiver, _ in record.sent:
-        balance[rank, receiver] += 1
-    for sender, number in enumerate(observation.received):
-        balance[sender, rank] -= number
+    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(size)])
+    balance[:, rank] -= torch.tensor(observation.received)
     report(at=RETURNED)
     dist.all_reduce(balance, group=group)
     if balance.any() or record.pending or left:

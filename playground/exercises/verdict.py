@@ -11,7 +11,7 @@ import ast
 import math
 import symtable
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from playground.exercises.exercise import (
@@ -41,7 +41,9 @@ DEADLINE = 5.0
 HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
 before."""
-ENDLESS = "runs without end"
+ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
+NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
+"""Mistakes that are recognised in any exercise."""
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
 
@@ -90,31 +92,24 @@ class Verdict:
         return {PASS: 0, BLOCKED: 2}.get(self.status, 1)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Fields of a verdict."""
-
-    where: str
-    index: int | None
-    held: object
-    expected: object
-    words: str
+Found = dict[str, object]
+"""Fields of a verdict; none if there is nothing to tell."""
 
 
-def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Difference | None:
+def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
     """The first difference that is more than rounding."""
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
             is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
             words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
-            return Difference(due.where, None, describe(mine), describe(due), words)
+            return {"where": due.where, "held": describe(mine), "expected": describe(due), "words": words}
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
             if not is_close(value, wanted):
-                words = f"holds {show(value)}, should be {show(wanted)}"
-                return Difference(due.where, index if due.shape else None, value, wanted, words)
+                words, place = f"holds {show(value)}, should be {show(wanted)}", index if due.shape else None
+                return {"where": due.where, "index": place, "held": value, "expected": wanted, "words": words}
     if len(held) != len(expected):
-        return Difference("", None, len(held), len(expected), f"{len(held)} values; {len(expected)} are due")
-    return None
+        return {"held": len(held), "expected": len(expected), "words": f"{len(held)} values; {len(expected)} are due"}
+    return {}
 
 
 def is_close(value: object, wanted: object) -> bool:
@@ -158,18 +153,6 @@ def name_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}'s share"
     return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
-
-
-ASK_FOR_SIZES = "; do tensors that meet in a message or a collective have the same size?"
-
-
-NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
-"""Mistakes that are recognised in any exercise."""
-OWN_CHANGED = "changes its own tensor"
-
-
-Found = dict[str, object]
-"""Fields of a verdict; none if there is nothing to tell."""
 
 
 class Ended(Exception):
@@ -254,11 +237,12 @@ def describe_problem(seen: Observation, rank: int, by_rank: dict[int, Observatio
 
 def describe_difference(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
     found = find_difference(seen.held, seen.expected)
-    if found is None:
+    if not found:
         return {}
-    why = explain_digits(found.held, found.expected, len(by_rank)) if seen.is_coded and found.where != OWN else ""
-    mistake = "read before wait" if found.held == POISON else OWN_CHANGED if found.where == OWN else ""
-    return {**vars(found), "words": f"{found.words}{': ' * bool(why)}{why}", "mistake": mistake}
+    is_own = found.get("where") == OWN
+    why = explain_digits(found["held"], found["expected"], len(by_rank)) if seen.is_coded and not is_own else ""
+    mistake = "read before wait" if found["held"] == POISON else "changes its own tensor" if is_own else ""
+    return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
 
 
 def describe_messages(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
@@ -299,7 +283,8 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict) -> 
     except RankTimeout:  # a rank that computes without end has reported it
         found = made.find_standstill()
     except RankFailed as error:
-        words = f"{error.reason}{ASK_FOR_SIZES * ('SIGABRT' in error.reason)}"
+        ask = "; do tensors that meet in a message or a collective have the same size?"
+        words = f"{error.reason}{ask * ('SIGABRT' in error.reason)}"
         killed = {"status": ERROR, "rank": error.rank, "words": words}
         found = {"status": BLOCKED, "words": error.headline} if error.traceback else killed
     except PlaygroundError as error:
@@ -365,25 +350,17 @@ def is_alike(one: Attempt, other: Attempt) -> bool:
         return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
     if status != FAIL:
         return one.verdict.words == other.verdict.words
-    cases = one.observed.keys() & other.observed.keys()
-    return all(is_alike_in(case, one, other) for case in cases)
-
-
-def is_alike_in(case: int, one: Attempt, other: Attempt) -> bool:
-    fails = [bool(each.find_failure(case)) for each in (one, other)]
-    pairs = [(seen, other.observed[case].get(rank)) for rank, seen in one.observed[case].items()]
-    if not any(fails):
-        return True
-    return all(fails) and all(
-        theirs is not None
-        and not find_difference(mine.held, theirs.held)
-        and [each[0] for each in mine.problems] == [each[0] for each in theirs.problems]
-        and count_elements(mine.sent) == count_elements(theirs.sent)
-        for mine, theirs in pairs
-    )
-
-
-NOT_WRITTEN = "not written yet"
+    for case in one.observed.keys() & other.observed.keys():
+        fails = [bool(each.find_failure(case)) for each in (one, other)]
+        for rank, mine in one.observed[case].items() if any(fails) else ():
+            theirs = other.observed[case].get(rank)
+            if theirs is None or not all(fails) or find_difference(mine.held, theirs.held):
+                return False
+            if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
+                return False
+            if count_elements(mine.sent) != count_elements(theirs.sent):
+                return False
+    return True
 
 
 def find_fault(exercise: Exercise, text: str) -> str:
@@ -399,7 +376,8 @@ def find_fault(exercise: Exercise, text: str) -> str:
     except (ValueError, RecursionError, MemoryError) as error:
         return f"it cannot be parsed: {error!r}"
     for node in ast.walk(tree):
-        for name in imported_names(node):
+        modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
             if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
@@ -413,13 +391,6 @@ def find_fault(exercise: Exercise, text: str) -> str:
         if called.rpartition(".")[2] in ("launch", "spawn"):
             return f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
     return ""
-
-
-def imported_names(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        yield node.module or ""
 
 
 def is_library(name: str) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 FEATURES, OUTPUTS = 3, 2
@@ -14,8 +13,6 @@ SIZES = (6, 7, 1, 60, 0)
 """Sizes of the batches. With the first one, rank 1 takes its time."""
 CHUNKS = "chunks = batch.tensor_split(size)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=17,
     worlds=(3, 2, 1, 5, 4),
     forbidden=("scatter", "scatter_object_list", "gather", "gather_object"),
     mistakes=(
@@ -46,7 +43,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 LOOK = "            is_right = is_right and torch.allclose(mine, due)\n"
 ASK = "    dist.all_reduce(wrong_ranks)\n"
 EXERCISE = Exercise(
-    module=__name__,
-    number=28,
     worlds=(2, 3, 4),
     preload=("torch._dynamo",),  # which the optimizer imports
     mistakes=(

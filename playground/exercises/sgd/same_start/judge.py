@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ SEEDS = """\
 """
 OWN, OTHERS = "what rank 0 had", "other tensors than before"
 EXERCISE = Exercise(
-    module=__name__,
-    number=20,
     mistakes=(
         Mistake("buffers are forgotten", {ALL: "model.parameters()"}, "BatchNorm's statistics differ between ranks"),
         Mistake("parameters are forgotten", {ALL: "model.buffers()"}),
@@ -51,11 +48,11 @@ EXERCISE = Exercise(
             "those who are to receive have to call broadcast, too",
             DEADLOCK,
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
 
@@ -78,7 +75,7 @@ def name_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def look(
     model: nn.Module, tensors: dict[str, torch.Tensor], due: dict[str, torch.Tensor], size: int
 ) -> dict[str, object]:
-    """The tensors; only a remark if the model has others now, or numbers that no rank had: which ones does not matter."""
+    """The tensors; only a remark if the model has others now, or what no rank had: which ones does not matter."""
     if any(each is not tensors.get(name) for name, each in name_tensors(model).items()):
         return {"": OTHERS}
     given = {name: sum(tensor == due[name] * 10**other for other in range(size)) for name, tensor in tensors.items()}
