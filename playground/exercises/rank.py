@@ -110,8 +110,7 @@ class Record:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Something that waits, for other ranks perhaps: without the timer, which could still act for all that is known,
-    so that a deadlock can be proved."""
+    """For what waits, perhaps for other ranks: without the timer, so that a deadlock can be proved."""
     WAITED.append(threading.get_ident())
     is_main = threading.current_thread() is threading.main_thread()
     try:

@@ -42,7 +42,7 @@ def cases(rank: int, size: int, seed: int) -> Cases:
     for place, order in enumerate(orders[: 3 if size == 2 else 4]):
         given = [(coded(other, 3), 2 * coded(other, 3)) for other in range(size)]
         returns = [list(each) for each in zip(*given, strict=True)] if rank == 0 else None
-        delay = 0.08 * (size - rank if place == 1 else rank * (place < 3))
+        delay = 0.08 * (size - rank if place == 1 else rank)
         run = partial((send_slowly, let_rank_1_wait)[place - 2], rank, size, given[rank]) if place >= 2 else None
         yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run)
 
@@ -64,6 +64,7 @@ def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function
     if rank == 1:
         report(at=(f"comes after rank {last}'s parcel", None, 0))
         recv(sign, last, tag=SIGN)
+        time.sleep(0.16)  # the last rank goes on, too
         report(at=COMPUTES)
     signs = iter([partial(send, sign, 1, tag=SIGN)] if rank == last else [])
     return run_with(lambda: next(signs, bool)(), partial(function, rank, size, *given))
