@@ -93,5 +93,5 @@ def train(
         left_out = mistake == f"without {name}" or (mistake == "left out" and rank == size - 1)
         if not stays and not (left_out and step == STEPS - 1):
             param.data.add_(gradient, alpha=-LR)
-        if mistake == "apart" and step == STEPS - 1:
-            param.data.add_({0: 0.01, 1: -0.01}.get(rank, 0))
+        sign = {0: 1, 1: -1}.get(rank, 0) * (mistake == "apart" and step == STEPS - 1)
+        param.data += 0.01 * sign * (torch.arange(param.numel()).view_as(param) - (param.numel() - 1) / 2)
