@@ -20,6 +20,8 @@ MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
+WIDTHS: list[int] = []
+"""In a rank: the bytes of one of those elements, in each of them."""
 WAITED: list[int] = []
 """In a rank: the threads in which the solution has called something that waits, in this case, in order."""
 
@@ -48,6 +50,9 @@ class Case:
     """Whether `rank` and `size` are given."""
     delay: float = 0.0
     """Seconds that this rank comes late."""
+
+
+Cases = Iterator[Case]
 
 
 def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:

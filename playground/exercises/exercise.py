@@ -17,14 +17,16 @@ import hashlib
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
 
 PASS, FAIL, DEADLOCK, LOOP, ERROR, BLOCKED = "pass", "fail", "deadlock", "loop", "error", "blocked"
 """How a check ends. BLOCKED: without a verdict."""
-MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
+"""Where a rank is that is in no operation: words in the place of its name, its peer and its line."""
+MESSAGES = ("send", "recv", "isend", "irecv")  # all that batch_isend_irecv calls
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
@@ -33,6 +35,12 @@ COLLECTIVES = (
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 OWN = "its own tensor"
 """The place of a tensor that stays as it is, where the task says so."""
+ORDER = (
+    "whoami", "share", "handover", "swap", "shift", "token-ring", "anyone", "column", "broadcast", "gather-uneven",
+    "groups", "chain", "reduce-scatter", "all-gather", "ring", "doubling", "scatter-gather", "mean", "epochs",
+    "same-start", "average", "weighted", "flat", "buckets", "overlap", "accumulate", "hook", "judge", "token-loss",
+    "snapshot", "agree", "call", "sync", "stale", "gpipe", "one-forward-one-backward",
+)  # fmt: skip
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
 FOLDER = Path(__file__).parent
 
@@ -62,12 +70,8 @@ class Mistake:
 class Exercise:
     """The first half of a judge; the other is its function `cases`."""
 
-    module: str
-    """`__name__` of the judge."""
-    number: int
-    """Place in the list of all exercises."""
-    version: int = 1
-    """To be raised when a solution that has passed may not pass any more."""
+    module: str = ""
+    """The judge's name; it is given when the exercises are listed."""
     worlds: tuple[int, ...] = (2, 3, 1, 5, 4)
     """Numbers of ranks, those first whose failures are easiest to read."""
     forbidden: tuple[str, ...] = ()
@@ -123,14 +127,18 @@ class Exercise:
         found = re.split(r"^\d\. ", self.read("text.md").partition("\n## Hints\n")[2], flags=re.MULTILINE)[1:]
         return tuple(re.sub(r"^   ", "", hint, flags=re.MULTILINE).rstrip() for hint in found)
 
+    def digest(self, source: str) -> str:
+        """Identity of a solution, however its lines end, and of the judge: another one may not let it pass."""
+        return hashlib.sha256((self.read("judge.py") + normalise(source)).encode()).hexdigest()[:16]
+
 
 @functools.cache
 def exercises() -> dict[str, Exercise]:
     """All exercises by name, in order: those whose folders are here."""
     folders = (judge.parent.relative_to(FOLDER).parts for judge in FOLDER.glob("*/*/judge.py"))
     modules = (importlib.import_module(".".join([__package__, *parts, "judge"])) for parts in folders)
-    found: list[Exercise] = [module.EXERCISE for module in modules]
-    return {each.name: each for each in sorted(found, key=lambda each: each.number)}
+    found = {each.name: each for each in (replace(module.EXERCISE, module=module.__name__) for module in modules)}
+    return {name: found[name] for name in sorted(found, key=ORDER.index)}
 
 
 def find_exercise(file: str) -> Exercise:
@@ -139,11 +147,6 @@ def find_exercise(file: str) -> Exercise:
     if name not in exercises():
         raise UsageError(f"there is no exercise {name!r}: choose one of {', '.join(exercises())}")
     return exercises()[name]
-
-
-def digest(source: str) -> str:
-    """Identity of a solution: of its text, however its lines end."""
-    return hashlib.sha256(normalise(source).encode()).hexdigest()[:16]
 
 
 def normalise(source: str) -> str:

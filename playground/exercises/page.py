@@ -198,7 +198,7 @@ def hint(name: str) -> None:
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
     work, chosen = Work(Path.cwd()), exercises()[name]
-    if not work.of(chosen).version:
+    if not work.of(chosen).digest:
         if not give_up:
             raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
         work.note(chosen, gave_up=True)

@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from playground.exercises.cases import ANYTHING, REDUCED, WAITED, Case, flatten
-from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, RETURNED, SHORT_CUT, Source
+from playground.exercises.cases import ANYTHING, REDUCED, WAITED, WIDTHS, Case, flatten
+from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED, Exercise, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, SHORT_CUT, Source
 from playground.runtime.rank.rank import LOST_PEER, report
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
@@ -72,7 +72,7 @@ class Record:
         self.calls, self.sent, self.received = 0, list[tuple[int, int]](), list[int]()
         self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
         os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
-        for seen in (REDUCED, WAITED):
+        for seen in (REDUCED, WIDTHS, WAITED):
             seen.clear()
 
     def read_printed(self) -> str:
@@ -81,10 +81,8 @@ class Record:
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""
-        frame = frame or sys._getframe(1)
-        while frame and frame.f_code.co_filename != self.file:
-            frame = frame.f_back
-        return frame.f_lineno if frame else 0
+        stack = traceback.walk_stack(frame or sys._getframe(1))
+        return next((line for each, line in stack if each.f_code.co_filename == self.file), 0)
 
     def is_theirs(self) -> bool:
         """Whether what is called now, in this thread, is called by the solution."""
@@ -98,20 +96,28 @@ class Record:
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
         if name in self.forbidden:
-            self.problem(SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
+            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
-        if blocks:
-            WAITED.append(threading.get_ident())
         self.thread.depth = getattr(self.thread, "depth", 0) + 1
         try:
-            yield line
+            with waiting() if blocks else contextlib.nullcontext():
+                yield line
         finally:
             self.thread.depth -= 1
 
-    def problem(self, name: str, words: str, line: int) -> None:
-        self.problems.append((name, words, line))
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """For what waits, perhaps for other ranks: without the timer, so that a deadlock can be proved."""
+    WAITED.append(threading.get_ident())
+    is_main = threading.current_thread() is threading.main_thread()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0) if is_main else None
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, TICK, TICK) if is_main else None
 
 
 @dataclass(eq=False)
@@ -165,7 +171,7 @@ class Request:
             record.pending.remove(self)
             if not torch.equal(bits(self.tensor), bits(self.held)):
                 words = f"the tensor of this {self.kind} changed before wait()"
-                record.problem("written before wait", words, self.line)
+                record.problems.append(("written before wait", words, self.line))
             if self.kind != "isend" and self.tensor.numel():
                 self.tensor.data.copy_(self.copy)
             if self.kind == "irecv":
@@ -189,7 +195,7 @@ def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | No
 
 def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
     """Functions to take the places of those of torch.distributed."""
-    real = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES) if hasattr(dist, name)}
+    real = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
 
     def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
         peer = world_rank(group, dst, group_dst)
@@ -221,13 +227,9 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         held = tensor.data.copy_(torch.tensor(POISON)).clone()
         return Request(record, work, "irecv", peer, line, tensor, copy, held)
 
-    def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        with record.within("batch_isend_irecv", blocks=False):
-            pass
-        return real["batch_isend_irecv"](p2p_op_list)  # which calls isend and irecv above
-
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         REDUCED.append(tensor.numel())
+        WIDTHS.append(tensor.element_size())
         with record.within("all_reduce", blocks=not async_op) as line:
             if not async_op:
                 return real["all_reduce"](tensor, op, group)
@@ -254,7 +256,7 @@ def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
         return recorded
 
     functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, batch_isend_irecv, all_reduce, new_group)}
+    functions |= {each.__name__: each for each in (send, recv, isend, irecv, all_reduce, new_group)}
     return {name: unless_nested(name, function) for name, function in functions.items()}
 
 
@@ -271,8 +273,8 @@ def patched(record: Record) -> Iterator[None]:
         real_destroy(group)
 
     def wait(future: Any) -> Any:
-        WAITED.append(threading.get_ident())
-        return real_wait(future)
+        with waiting():
+            return real_wait(future)
 
     real_wait, real_destroy = torch._C.Future.wait, dist.destroy_process_group
     places: list[tuple[Any, str, Any]] = [
@@ -306,7 +308,8 @@ def solving(record: Record) -> Iterator[None]:
         computed, before = now - before, now
         if computed > TICK / 100:  # a busy machine may not give it more
             report()  # a sign of life
-        seconds += computed / (IMPORTING if is_importing(frame) else 1)
+        stack = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
+        seconds += computed / (IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1)
         if os.fstat(record.printed).st_size > MAX_PRINTED:
             stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", record.line(frame))
         if seconds > DEADLINE:
@@ -331,12 +334,6 @@ def solving(record: Record) -> Iterator[None]:
         record.running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-
-
-def is_importing(frame: FrameType | None) -> bool:
-    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
 
 
 def import_source(source: Source) -> ModuleType:
@@ -382,9 +379,8 @@ def run_case(
         for thread in left:
             thread.join(LAST_WORDS)
     if left := [each for each in left if each.is_alive()]:
-        record.problem("a thread left running", f"{left[0].name} goes on after the end", 0)
-    for request in record.pending:
-        record.problem("no wait", f"nobody waits for this {request.kind}", request.line)
+        record.problems.append(("a thread left running", f"{left[0].name} goes on after the end", 0))
+    record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
     if case.returns is not ANYTHING:
         held, expected = [returned, *held], [case.returns, *expected]
@@ -401,10 +397,8 @@ def run_case(
     )
     report(case=place, observed=observation)
     balance = torch.zeros(size, size, dtype=torch.int64)
-    for receiver, _ in record.sent:
-        balance[rank, receiver] += 1
-    for sender, number in enumerate(observation.received):
-        balance[sender, rank] -= number
+    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(size)])
+    balance[:, rank] -= torch.tensor(observation.received)
     report(at=RETURNED)
     dist.all_reduce(balance, group=group)
     if balance.any() or record.pending or left:

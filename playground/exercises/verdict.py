@@ -11,24 +11,25 @@ import ast
 import math
 import symtable
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from playground.exercises.exercise import (
     BLOCKED,
+    COMPUTES,
     DEADLOCK,
     ERROR,
     FAIL,
     LOOP,
     OWN,
     PASS,
+    RETURNED,
     Exercise,
     Leaf,
     Observation,
     exercises,
     normalise,
 )
-from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event
@@ -40,9 +41,9 @@ DEADLINE = 5.0
 HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
 before."""
-ENDLESS = "runs without end"
-RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
-"""In the place of an operation, its peer and its line."""
+ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
+NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
+"""Mistakes that are recognised in any exercise."""
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
 
@@ -91,31 +92,24 @@ class Verdict:
         return {PASS: 0, BLOCKED: 2}.get(self.status, 1)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Fields of a verdict."""
-
-    where: str
-    index: int | None
-    held: object
-    expected: object
-    words: str
+Found = dict[str, object]
+"""Fields of a verdict; none if there is nothing to tell."""
 
 
-def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Difference | None:
+def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
     """The first difference that is more than rounding."""
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
             is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
             words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
-            return Difference(due.where, None, describe(mine), describe(due), words)
+            return {"where": due.where, "held": describe(mine), "expected": describe(due), "words": words}
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
             if not is_close(value, wanted):
-                words = f"holds {show(value)}, should be {show(wanted)}"
-                return Difference(due.where, index if due.shape else None, value, wanted, words)
+                words, place = f"holds {show(value)}, should be {show(wanted)}", index if due.shape else None
+                return {"where": due.where, "index": place, "held": value, "expected": wanted, "words": words}
     if len(held) != len(expected):
-        return Difference("", None, len(held), len(expected), f"{len(held)} values; {len(expected)} are due")
-    return None
+        return {"held": len(held), "expected": len(expected), "words": f"{len(held)} values; {len(expected)} are due"}
+    return {}
 
 
 def is_close(value: object, wanted: object) -> bool:
@@ -161,18 +155,6 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
 
 
-ASK_FOR_SIZES = "; do tensors that meet in a message or a collective have the same size?"
-
-
-NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
-"""Mistakes that are recognised in any exercise."""
-OWN_CHANGED = "changes its own tensor"
-
-
-Found = dict[str, object]
-"""Fields of a verdict; none if there is nothing to tell."""
-
-
 class Ended(Exception):
     """A rank has reported what ends the check."""
 
@@ -210,11 +192,11 @@ class Attempt:
         elif event:
             raise Ended({"rank": rank, **event})
 
-    def find_standstill(self, diagnosis: Diagnosis | None) -> Found:
+    def find_standstill(self) -> Found:
         if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:  # waits, or computes in C code
             return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
-        return {"status": DEADLOCK, "ranks": tuple(ranks), "mistake": diagnosis.kind if diagnosis else ""}
+        return {"status": DEADLOCK, "ranks": tuple(ranks)}
 
     def find_groups(self) -> Found:
         """Groups that ranks made differently. What comes of it differs from run to run."""
@@ -255,11 +237,12 @@ def describe_problem(seen: Observation, rank: int, by_rank: dict[int, Observatio
 
 def describe_difference(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
     found = find_difference(seen.held, seen.expected)
-    if found is None:
+    if not found:
         return {}
-    why = explain_digits(found.held, found.expected, len(by_rank)) if seen.is_coded and found.where != OWN else ""
-    mistake = "read before wait" if found.held == POISON else OWN_CHANGED if found.where == OWN else ""
-    return {**vars(found), "words": f"{found.words}{': ' * bool(why)}{why}", "mistake": mistake}
+    is_own = found.get("where") == OWN
+    why = explain_digits(found["held"], found["expected"], len(by_rank)) if seen.is_coded and not is_own else ""
+    mistake = "read before wait" if found["held"] == POISON else "changes its own tensor" if is_own else ""
+    return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
 
 
 def describe_messages(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
@@ -297,10 +280,11 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict) -> 
         launch(JUDGE, made.size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
     except Ended as end:
         found = end.found
-    except RankTimeout as error:  # a rank that computes without end has reported it
-        found = made.find_standstill(error.diagnosis)
+    except RankTimeout:  # a rank that computes without end has reported it
+        found = made.find_standstill()
     except RankFailed as error:
-        words = f"{error.reason}{ASK_FOR_SIZES * ('SIGABRT' in error.reason)}"
+        ask = "; do tensors that meet in a message or a collective have the same size?"
+        words = f"{error.reason}{ask * ('SIGABRT' in error.reason)}"
         killed = {"status": ERROR, "rank": error.rank, "words": words}
         found = {"status": BLOCKED, "words": error.headline} if error.traceback else killed
     except PlaygroundError as error:
@@ -318,10 +302,11 @@ def check_source(
     verdict = Verdict(exercise=exercise.name, file=source.file, seed=seed)
     if words := find_fault(exercise, source.text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
+    made = dict[int, Attempt]()
     for size in (world,) if world else exercise.worlds:
-        made = attempt(exercise, [*before, source], replace(verdict, world=size))
-        if made.verdict.status != PASS:
-            return replace(name_mistake(exercise, source, before, made), number=made.case)
+        made[size] = attempt(exercise, [*before, source], replace(verdict, world=size))
+        if made[size].verdict.status != PASS:
+            return replace(name_mistake(exercise, source, before, made), number=made[size].case)
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 
@@ -334,24 +319,22 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
     return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
 
 
-def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: Attempt) -> Verdict:
-    """The verdict, with the name of the catalogued mistake that does the same in all worlds."""
-    verdict = made.verdict
+def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: dict[int, Attempt]) -> Verdict:
+    """The verdict on the last world, with the name of the catalogued mistake that does the same in all worlds. `made`:
+    the attempts so far, to which further ones are added."""
+    *_, verdict = (each.verdict for each in made.values())
     if verdict.mistake in NAMED or verdict.words == NOT_WRITTEN:
         return verdict
-
-    def run(text: str, size: int) -> Attempt:
-        empty = Verdict(exercise=exercise.name, file=source.file, world=size, seed=verdict.seed)
-        return attempt(exercise, [*before, replace(source, text=text)], empty)
-
-    mine = {made.size: made}
-    sizes = [made.size, *(size for size in exercise.worlds if size != made.size)]
+    empty = Verdict(exercise=exercise.name, file=source.file, seed=verdict.seed)
+    sizes = sorted(exercise.worlds, key=lambda size: (size != verdict.world, size not in made))
     for mistake in exercise.mistakes:
         if mistake.status == verdict.status and mistake.name not in NAMED:
-            wrong = mistake.apply(exercise.solution)
+            wrong = replace(source, text=mistake.apply(exercise.solution))
             for size in sizes:
-                mine[size] = mine.get(size) or run(source.text, size)
-                if not is_alike(mine[size], run(wrong, size)):
+                other = attempt(exercise, [*before, wrong], replace(empty, world=size))
+                if size not in made:
+                    made[size] = attempt(exercise, [*before, source], replace(empty, world=size))
+                if not is_alike(made[size], other):
                     break
             else:
                 return replace(verdict, mistake=mistake.name, says=mistake.says)
@@ -367,25 +350,17 @@ def is_alike(one: Attempt, other: Attempt) -> bool:
         return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
     if status != FAIL:
         return one.verdict.words == other.verdict.words
-    cases = one.observed.keys() & other.observed.keys()
-    return all(is_alike_in(case, one, other) for case in cases)
-
-
-def is_alike_in(case: int, one: Attempt, other: Attempt) -> bool:
-    fails = [bool(each.find_failure(case)) for each in (one, other)]
-    pairs = [(seen, other.observed[case].get(rank)) for rank, seen in one.observed[case].items()]
-    if not any(fails):
-        return True
-    return all(fails) and all(
-        theirs is not None
-        and not find_difference(mine.held, theirs.held)
-        and [each[0] for each in mine.problems] == [each[0] for each in theirs.problems]
-        and count_elements(mine.sent) == count_elements(theirs.sent)
-        for mine, theirs in pairs
-    )
-
-
-NOT_WRITTEN = "not written yet"
+    for case in one.observed.keys() & other.observed.keys():
+        fails = [bool(each.find_failure(case)) for each in (one, other)]
+        for rank, mine in one.observed[case].items() if any(fails) else ():
+            theirs = other.observed[case].get(rank)
+            if theirs is None or not all(fails) or find_difference(mine.held, theirs.held):
+                return False
+            if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
+                return False
+            if count_elements(mine.sent) != count_elements(theirs.sent):
+                return False
+    return True
 
 
 def find_fault(exercise: Exercise, text: str) -> str:
@@ -401,7 +376,8 @@ def find_fault(exercise: Exercise, text: str) -> str:
     except (ValueError, RecursionError, MemoryError) as error:
         return f"it cannot be parsed: {error!r}"
     for node in ast.walk(tree):
-        for name in imported_names(node):
+        modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
             if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
@@ -415,13 +391,6 @@ def find_fault(exercise: Exercise, text: str) -> str:
         if called.rpartition(".")[2] in ("launch", "spawn"):
             return f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
     return ""
-
-
-def imported_names(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        yield node.module or ""
 
 
 def is_library(name: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from playground.exercises.exercise import BLOCKED, ERROR, PASS, Exercise, digest, exercises, find_exercise
+from playground.exercises.exercise import BLOCKED, ERROR, PASS, Exercise, exercises, find_exercise
 from playground.exercises.verdict import Source, Verdict, check_source, is_library, tell_lines
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, parse_json, printable
@@ -33,10 +33,8 @@ def progress_file() -> Path:
 class Progress:
     """What is known of one exercise."""
 
-    version: int = 0
-    """Version of the exercise when a solution passed; 0 if none has."""
     digest: str = ""
-    """Digest of that solution."""
+    """Digest of the solution that has passed; empty if none has."""
     hints: int = 0
     """How many were shown."""
     gave_up: bool = False
@@ -75,18 +73,15 @@ class Work:
         """How far the learner is with it, in a few words."""
         known, file = self.of(exercise), self.folder / exercise.file
         if not file.is_file():
-            return "passed, file gone" if known.version else ""
-        if not known.version:
+            return "passed, file gone" if known.digest else ""
+        if not known.digest:
             return "begun"
-        if known.version != exercise.version:
-            return f"passed v{known.version}, check again"
         return "passed" if self.has_passed(exercise) else "changed"
 
     def has_passed(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has passed the exercise as it is now."""
-        known, file = self.of(exercise), self.folder / exercise.file
-        is_current = known.version == exercise.version and file.is_file()
-        return is_current and digest(file.read_bytes().decode(errors="replace")) == known.digest
+        known, file = self.of(exercise).digest, self.folder / exercise.file
+        return file.is_file() and exercise.digest(file.read_bytes().decode(errors="replace")) == known
 
     def begin(self, exercise: Exercise, reset: bool) -> str:
         """Write the stub, unless there is a file; with `reset` that file gets another name. Says what was done."""
@@ -120,13 +115,11 @@ class Work:
         exercise = find_exercise(file.name)
         source = Source(exercise.function, text, str(file))
         verdict = check_source(exercise, source, self.sources_before(exercise), world, seed)
-        if verdict.status == PASS and world is None:
-            known = self.of(exercise)
-            if (known.version, known.digest) != (exercise.version, digest(text)):
-                try:
-                    self.note(exercise, version=exercise.version, digest=digest(text))
-                except UsageError as error:  # that it has passed is true all the same
-                    click.echo(f"playground: {error}", err=True)
+        if verdict.status == PASS and world is None and self.of(exercise).digest != exercise.digest(text):
+            try:
+                self.note(exercise, digest=exercise.digest(text))
+            except UsageError as error:  # that it has passed is true all the same
+                click.echo(f"playground: {error}", err=True)
         return verdict
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import GATHERS, OWN, Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=14,
     forbidden=GATHERS,
     mistakes=(
         Mistake(
@@ -27,16 +23,12 @@ EXERCISE = Exercise(
             {"return gathered": "return [gathered[(rank - step) % size] for step in range(size)]"},
             "place r is for what rank r has, on every rank",
         ),
-        Mistake(
-            "stops one step early",
-            {"range(size - 1)": "range(size - 2)"},
-            "each tensor has N - 1 ranks to go to",
-        ),
+        Mistake("stops one step early", {"range(size - 1)": "range(size - 2)"}, "each tensor has N - 1 ranks to go to"),
     ),
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, everyones = give(rank), [give(other) for other in range(size)]
         most, held = {(rank + 1) % size: len(tensor) * (size - 1)}, {OWN: tensor}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
 BACK = "    if rank > 0:\n        dist.send(tensor, left)\n"
 EXERCISE = Exercise(
-    module=__name__,
-    number=12,
     forbidden=("all_reduce",),
     mistakes=(
         Mistake(
@@ -38,7 +34,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
         yield Case(about, (tensor,), held=tensor, expected=total, most=dict.fromkeys((rank - 1, rank + 1), len(tensor)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
 
 GIVES = """\
@@ -29,8 +27,6 @@ SWAP = """\
         tensor += theirs
 """
 EXERCISE = Exercise(
-    module=__name__,
-    number=16,
     worlds=(2, 4, 3, 5, 1),
     forbidden=("all_reduce",),
     mistakes=(
@@ -55,11 +51,7 @@ EXERCISE = Exercise(
             {RETURNS: "", "        dist.recv(tensor, rank - power)\n": ""},
             "each gets it from the rank that has its tensor",
         ),
-        Mistake(
-            "leaves out those who sit out",
-            {GIVES: LEAVES_OUT},
-            "their tensors belong to the sum",
-        ),
+        Mistake("leaves out those who sit out", {GIVES: LEAVES_OUT}, "their tensors belong to the sum"),
         Mistake(
             "the distance is added, not flipped",
             {"rank ^ distance": "(rank + distance) % power"},
@@ -71,7 +63,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     power = 1 << size.bit_length() - 1
     partners = [rank ^ 1 << bit for bit in range(power.bit_length() - 1)]
     extra = [rank + power] if rank + power < size else []

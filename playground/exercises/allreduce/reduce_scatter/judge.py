@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=13,
     forbidden=("reduce_scatter", "reduce_scatter_tensor", "all_reduce"),
     mistakes=(
         Mistake(
@@ -35,7 +31,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
         chunks = tensor.tensor_split(size)

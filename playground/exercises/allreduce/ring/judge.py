@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import GATHERS, Exercise, Mistake
 
 WHOLE = """\
@@ -24,8 +22,6 @@ SECOND_HALF = """\
         request.wait()
 """
 EXERCISE = Exercise(
-    module=__name__,
-    number=15,
     forbidden=("all_reduce", "reduce_scatter", "reduce_scatter_tensor", *GATHERS),
     builds_on=("reduce-scatter",),
     mistakes=(
@@ -49,7 +45,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
         yield Case(about, (tensor,), held=tensor, expected=total, most=2 * (size - 1) * -(-len(tensor) // size))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=9,
     forbidden=("broadcast", "broadcast_object_list", "scatter", "all_reduce"),
     mistakes=(
         Mistake(
@@ -23,7 +19,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for place, (about, give) in enumerate(inputs()):
         root = (place + seed) % size
         tensor = give(rank)

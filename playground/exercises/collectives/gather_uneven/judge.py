@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import ERROR, Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=10,
     mistakes=(
         Mistake("padding kept", {"each[: int(length)]": "each"}, "a shorter tensor ends where its own length says"),
         Mistake(
@@ -23,11 +19,11 @@ EXERCISE = Exercise(
             "the ranks' tensors have to have one size",
             ERROR,
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for place, (about, give) in enumerate(inputs(9, 9, 9, 9)):
         lengths = [(4 * other + 3 * place + 5) % 8 for other in range(size)]
         everyones = [give(other)[:length].clone() for other, length in enumerate(lengths)]

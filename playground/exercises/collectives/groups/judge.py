@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import ERROR, Exercise, Mistake
 
 EVENS = "    evens = dist.new_group([*range(0, size, 2)])\n"
 ODDS = "    odds = dist.new_group([*range(1, size, 2)])\n"
 EXERCISE = Exercise(
-    module=__name__,
-    number=11,
     worlds=(4, 5),
     mistakes=(
         Mistake(
@@ -24,7 +20,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs(6, 7):
         tensor = give(rank)
         yield Case(about, (tensor,), held=tensor, expected=give(rank % 2))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 FEATURES, OUTPUTS = 3, 2
@@ -13,8 +12,6 @@ SIZES = (6, 7, 1, 60, 0)
 """Sizes of the batches. With the first one, rank 1 takes its time."""
 CHUNKS = "chunks = batch.tensor_split(size)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=17,
     worlds=(3, 2, 1, 5, 4),
     forbidden=("scatter", "scatter_object_list", "gather", "gather_object"),
     mistakes=(
@@ -45,22 +42,20 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
 
     for place, samples in enumerate(SIZES):
-        module = nn.Linear(FEATURES, OUTPUTS, bias=False)
-        nn.init.constant_(module.weight, 10**rank)
+        module = nn.Linear(FEATURES, OUTPUTS)
+        for param in module.parameters():
+            nn.init.constant_(param, 10**rank)
         if place == 0 and rank == 1:
             module.register_forward_hook(lambda *_: time.sleep(0.2))
         batch = (torch.arange(samples).view(-1, 1) % 3 + torch.tensor([1.0, 0, 0])).contiguous()
-        owners = torch.arange(samples).tensor_split(size)
-        total = torch.cat([batch[own].sum(1, keepdim=True) * 10**r for r, own in enumerate(owners)]).expand(-1, OUTPUTS)
+        owners, sums = torch.arange(samples).tensor_split(size), batch.sum(1, keepdim=True) + 1
+        total = torch.cat([sums[own] * 10**r for r, own in enumerate(owners)]).expand(-1, OUTPUTS)
         to_others = {other: FEATURES * len(own) for other, own in enumerate(owners) if other}
-        yield Case(
-            f"{samples} sample{'s' * (samples != 1)}{', rank 1 is slow' * (place == 0)}",
-            (module, None if rank else batch, samples),
-            returns=None if rank else total,
-            most={0: OUTPUTS * len(owners[rank])} if rank else to_others,
-        )
+        about = f"{samples} sample{'s' * (samples != 1)}{', rank 1 is slow' * (place == 0)}"
+        given, most = (module, None if rank else batch, samples), {0: float("inf")} if rank else to_others
+        yield Case(about, given, returns=None if rank else total, most=most)

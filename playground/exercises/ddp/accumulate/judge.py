@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import REDUCED, Case
+from playground.exercises.cases import REDUCED, Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 CONTEXT = "contextlib.nullcontext() if is_last else model.no_sync()"
 EXERCISE = Exercise(
-    module=__name__,
-    number=26,
     preload=("torch._dynamo",),  # which DistributedDataParallel imports
     mistakes=(
         Mistake(
@@ -49,7 +46,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     import torch.nn.functional as F
     from torch import nn

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from playground.exercises.cases import WAITED, Case
+from playground.exercises.cases import WAITED, WIDTHS, Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 REQUEST = "request.get_future().then(decompress)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=27,
     worlds=(2, 3, 1, 4),
     preload=("torch._dynamo",),  # which DistributedDataParallel imports
     mistakes=(
@@ -40,7 +38,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     """A weight's gradient is 10**rank, on rank 0 what bfloat16 cannot hold, and a little more, less than float16 can
     tell; a bias's is 1. The mean on 3 ranks is no number of float16."""
     import torch
@@ -56,10 +54,12 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             (model, torch.full((1, 4), shares[rank] * (1 + 2**-12))),
             held=lambda model=model, hooks=hooks: {
                 "hooks that waited": len(hooks),
+                "bytes of an element": max([2, *WIDTHS]),
                 "grad": {name: param.grad for name, param in model.module.named_parameters()},
             },
             expected={
                 "hooks that waited": 0,
+                "bytes of an element": 2,
                 "grad": {"weight": torch.full((width, 4), sum(shares) / size), "bias": torch.ones(width)},
             },
             is_coded=False,

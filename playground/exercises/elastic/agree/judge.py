@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import ERROR, Exercise, Mistake
 
 COMMON = "set(steps).intersection(*everyones)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=31,
     mistakes=(
         Mistake(
             "its own newest",
@@ -19,7 +15,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "the oldest of the newest",
-            {"max(common, default=None)": "min((max(each) for each in everyones), default=None) if common else None"},
+            {"max(common, default=None)": "None if [] in everyones else min(map(max, everyones))"},
             "a rank may lack that one, too",
         ),
         Mistake("the newest that any rank has", {COMMON: "set().union(*everyones)"}, "others cannot resume there"),
@@ -29,11 +25,11 @@ EXERCISE = Exercise(
             "the largest of no numbers is an error",
             ERROR,
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import random
 
     draw = random.Random(seed)  # the same on all ranks

@@ -16,16 +16,12 @@ from playground.runtime.temporary_folder import temporary_folder
 
 NEW, RENAME = 'file.with_suffix(".new")', "        os.replace("
 EXERCISE = Exercise(
-    module=__name__,
-    number=30,
     worlds=(2, 3, 1),
     forbidden=("barrier",),
     preload=("torch._dynamo",),  # which the optimizer imports
     mistakes=(
         Mistake(
-            "one file for all ranks",
-            {'f"rank{rank}.pt"': '"all.pt"'},
-            "a rank resumes from what another has written",
+            "one file for all ranks", {'f"rank{rank}.pt"': '"all.pt"'}, "a rank resumes from what another has written"
         ),
         Mistake(
             "the optimizer's state is missing",
@@ -55,7 +51,7 @@ EXERCISE = Exercise(
         ),
     ),
 )
-STEPS = 4
+STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"
 SAVE, REPLACE = "torch.save", "os.replace"
 AGAIN = "steps taken again, but for one after each kill"
@@ -83,13 +79,8 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
             ("killed again and again", STEPS - 1, (HALF, SAVE, 2)),
         )):  # fmt: skip
             folder = (folders[0] or Path()) / str(number)
-            yield Case(
-                about,
-                (),
-                run=partial(live_on, rank, size, seed, folder, kills, kill),
-                returns={AGAIN: 0} | due,
-                is_coded=False,
-            )
+            run = partial(live_on, rank, size, seed, folder, kills, kill)
+            yield Case(about, (), run=run, returns={AGAIN: 0} | due, is_coded=False)
 
 
 def live_on(
@@ -102,7 +93,10 @@ def live_on(
 
     taken, found = list[int](), dict[str, object]()
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
-    solve = partial(function, rank, size, folder)
+
+    def solve(model: object, optimizer: object, train: Callable[[int], None]) -> None:
+        function(rank, size, folder, model, optimizer, STEPS, train)
+
     for life in range(kills + 1):
         for turn in range(size):
             if turn == rank:
@@ -110,9 +104,7 @@ def live_on(
                     contextlib.suppress(Killed),
                     killing(function.__globals__, *kill) if life < kills else contextlib.nullcontext(),
                 ):
-                    found = live(
-                        rank, seed, lambda model, optimizer, train: solve(model, optimizer, STEPS, train), taken
-                    )
+                    found = live(rank, seed, solve, taken)
             dist.group.WORLD.barrier().wait()
     return {AGAIN: max(0, len(taken) - STEPS - kills)} | found
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import ERROR, Exercise, Mistake
 
 LONGER = "(rank < rest)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=2,
     mistakes=(
         Mistake(
             "drops the remainder", {"min(rank, rest)": "0", LONGER: "0"}, "the last samples % size are in no share"
@@ -27,18 +23,14 @@ EXERCISE = Exercise(
             "there may be fewer samples than ranks",
             ERROR,
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for samples in (7, 12, 60_000, 2, 1, 0):
         ends = [0]
         for other in range(size):
             ends.append(ends[-1] + (samples - ends[-1] + size - other - 1) // (size - other))
-        yield Case(
-            f"{samples:,} sample{'s' * (samples != 1)}",
-            (samples,),
-            returns=(ends[rank], ends[rank + 1]),
-            is_coded=False,
-        )
+        about, due = f"{samples:,} sample{'s' * (samples != 1)}", (ends[rank], ends[rank + 1])
+        yield Case(about, (samples,), returns=due, is_coded=False)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 RANK, SIZE = "dist.get_rank()", "dist.get_world_size()"
 EXERCISE = Exercise(
-    module=__name__,
-    number=1,
     mistakes=(
         Mistake("the local rank", {RANK: 'int(os.environ["LOCAL_RANK"])'}, "it begins at 0 on every node"),
         Mistake("the local size", {SIZE: 'int(os.environ["LOCAL_WORLD_SIZE"])'}, "it counts the ranks of one node"),
         Mistake("a constant size", {SIZE: "2"}, "the same program runs in worlds of any size"),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     kept = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     try:
         for ranks in (1, 2):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 from playground.exercises.ladder.gradients import Shapes, average_gradients, describe_reductions, give_gradients
 
@@ -32,8 +31,6 @@ CASES = (
     Buckets("odd ranks have no gradient of parameter 1, cap 4", ((4,),) * 4, 4, (4,) * 4, unused=1),
 )
 EXERCISE = Exercise(
-    module=__name__,
-    number=24,
     builds_on=("flat",),
     mistakes=(
         Mistake("the cap is ignored", {" > cap": " > 10**9"}, "all gradients are in one bucket"),
@@ -68,7 +65,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
 

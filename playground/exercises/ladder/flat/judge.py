@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 from playground.exercises.ladder.gradients import average_gradients, describe_reductions, give_gradients
 
@@ -20,8 +18,6 @@ SHAPES = {
     "2 gradients, the second not contiguous": ((3,), (4, 2)),
 }
 EXERCISE = Exercise(
-    module=__name__,
-    number=23,
     mistakes=(
         Mistake("not copied back", {COPY: ""}, "the row is a copy: the gradients stay as they were"),
         Mistake("forgets to divide", {"    row /= size\n": ""}, "all_reduce leaves the sum"),
@@ -45,7 +41,7 @@ EXERCISE = Exercise(
 )  # fmt: skip
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, shapes in SHAPES.items():
         gradients, means = give_gradients(rank, size, shapes), average_gradients(size, shapes)
         if "not contiguous" in about:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
-from playground.exercises.cases import REDUCED, WAITED, Case
+from playground.exercises.cases import REDUCED, WAITED, Case, Cases
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 from playground.exercises.ladder.gradients import average_gradients, give_gradients
 
@@ -32,8 +31,6 @@ AT_ONCE = """\
             works[param] = dist.all_reduce(param.grad, async_op=True)
 """
 EXERCISE = Exercise(
-    module=__name__,
-    number=25,
     mistakes=(
         Mistake("no wait before the step", {WAIT: ""}, "the step takes gradients that are still being reduced"),
         Mistake(
@@ -64,11 +61,11 @@ EXERCISE = Exercise(
             "in the next step they run again, with the lists of this one",
         ),
         Mistake("forgets to divide", {"        param.grad /= size\n": ""}, "all_reduce leaves the sum"),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from playground.exercises.cases import Case, coded
-from playground.exercises.exercise import Exercise, Mistake
+from playground.exercises.cases import Case, Cases, coded
+from playground.exercises.exercise import COLLECTIVES, COMPUTES, DEADLOCK, MESSAGES, Exercise, Mistake
 
+SIGN = 3
+"""A tag of the judge's own."""
 RECEIVE = "dist.recv(arrived, tag=PARCEL)\n        "
 EXERCISE = Exercise(
-    module=__name__,
-    number=7,
     worlds=(2, 3, 5, 4),
     forbidden=("gather", "gather_object"),
     mistakes=(
@@ -27,31 +27,62 @@ EXERCISE = Exercise(
             {"tag=PARCEL": "tag=0", "tag=LETTER": "tag=0"},
             "a letter was taken for a parcel: only their tags tell them apart",
         ),
+        Mistake(
+            "names each sender in turn",
+            {"for _ in": "for sender in", "dist.recv(arrived, tag": "dist.recv(arrived, sender, tag"},
+            "who comes late keeps all others waiting",
+            DEADLOCK,
+        ),
     ),
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    for place, order in enumerate(("in order", "last rank first", "letters last rank first")):
+def cases(rank: int, size: int, seed: int) -> Cases:
+    orders = ("in order", "last rank first", "letters last rank first", "rank 1 only after a parcel of another")
+    for place, order in enumerate(orders[: 3 if size == 2 else 4]):
         given = [(coded(other, 3), 2 * coded(other, 3)) for other in range(size)]
         returns = [list(each) for each in zip(*given, strict=True)] if rank == 0 else None
         delay = 0.08 * (size - rank if place == 1 else rank)
-        run = partial(send_slowly, rank, size, given[rank]) if place == 2 else None
+        run = partial((send_slowly, let_rank_1_wait)[place - 2], rank, size, given[rank]) if place >= 2 else None
         yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run)
 
 
 def send_slowly(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
     """Between a parcel and its letter lies the longer, the lower the rank is."""
+    return run_with(partial(time.sleep, 0.16 * (size - rank) * (rank > 0)), partial(function, rank, size, *given))
+
+
+def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
+    """Rank 1 comes when the last rank's first send has returned, or that rank calls anything else."""
+    import torch
     import torch.distributed as dist
 
-    real = dist.send
+    from playground.runtime.rank.rank import report
 
-    def send(*args: Any, **kwargs: Any) -> None:
-        real(*args, **kwargs)
-        time.sleep(0.16 * (size - rank))
+    sign, last = torch.zeros(1), size - 1
+    send, recv = (each.__wrapped__ for each in (dist.send, dist.recv))  # not those that are recorded
+    if rank == 1:
+        report(at=(f"comes after rank {last}'s parcel", None, 0))
+        recv(sign, last, tag=SIGN)
+        time.sleep(0.16)  # the last rank goes on, too
+        report(at=COMPUTES)
+    signs = iter([partial(send, sign, 1, tag=SIGN)] if rank == last else [])
+    return run_with(lambda: next(signs, bool)(), partial(function, rank, size, *given))
 
-    dist.send = send
+
+def run_with(pause: Callable[[], object], solve: Callable[[], object]) -> object:
+    """Solve, with a pause after each send, and before each other call."""
+    import torch.distributed as dist
+
+    kept = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        sent = kept[name](*args, **kwargs) if name == "send" else None
+        pause()
+        return sent if name == "send" else kept[name](*args, **kwargs)
+
     try:
-        return function(rank, size, *given)
+        vars(dist).update({name: partial(call, name) for name in kept})
+        return solve()
     finally:
-        dist.send = real
+        vars(dist).update(kept)

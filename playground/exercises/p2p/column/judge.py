@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import ERROR, Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=8,
     worlds=(2, 3),
     mistakes=(
         Mistake("a view that is not contiguous", {".contiguous()": ""}, "its elements do not lie side by side", ERROR),
@@ -21,7 +17,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs(16, 16, 9):
         side = int(give(0).numel() ** 0.5)
         matrix, expected = give(rank).view(side, side), give(rank).view(side, side)

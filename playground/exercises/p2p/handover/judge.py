@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=3,
     worlds=(2, 3, 5),
     mistakes=(
         Mistake("wrong peer", {"dst=1": "dst=size - 1"}, "rank 1 is not the last one in a larger world", DEADLOCK),
@@ -22,7 +18,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor = give(rank)
         most = {1: len(tensor)} if rank == 0 else {}

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import DEADLOCK, ERROR, OWN, Exercise, Mistake
 
 if TYPE_CHECKING:
     import torch
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=4,
     mistakes=(
         Mistake("both send first", {"rank < partner < size": "partner < size"}, status=DEADLOCK),
         Mistake("both receive first", {"rank < partner < size": "False"}, status=DEADLOCK),
         Mistake("overwritten before it was sent", {"recv(theirs, partner)": "recv(tensor, partner)"}),
         Mistake("the last rank has no partner", {"partner < size": "True"}, "with an odd number it stays alone", ERROR),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     partner = rank ^ 1 if rank ^ 1 < size else rank
     for about, give in inputs():
         tensor = give(rank)

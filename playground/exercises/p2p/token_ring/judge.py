@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from playground.exercises.cases import Case, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.exercise import DEADLOCK, ERROR, OWN, Exercise, Mistake
 
 BEGIN = "dist.send(token, 1)\n        dist.recv(token, size - 1)"
 GO_ON = "dist.recv(token, rank - 1)\n        token += tensor\n        dist.send(token, (rank + 1) % size)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=6,
     worlds=(2, 3, 5, 4),
     mistakes=(
         Mistake("all receive first", {BEGIN: "dist.recv(token, size - 1)\n        dist.send(token, 1)"}, "", DEADLOCK),
@@ -28,7 +25,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, added = give(rank), range(size) if rank == 0 else range(rank + 1)
         total = sum(give(other) for other in added)

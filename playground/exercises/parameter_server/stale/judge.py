@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import ERROR, Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 AHEAD = "pushes[each] - slowest <= staleness"
 EXERCISE = Exercise(
-    module=__name__,
-    number=34,
     worlds=(3, 2, 5),
     mistakes=(
         Mistake("staleness off by one: too strict", {"<= staleness": "< staleness"}),
@@ -95,7 +93,7 @@ def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tupl
     )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
 
     durations = (1.0, 2.31, 0.87, 3.77)[: size - 1]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 STEP = "parameters -= lr * total / (size - 1)"
 REPLIES = "            for worker in range(1, size):\n                dist.send(parameters, worker)\n"
 EXERCISE = Exercise(
-    module=__name__,
-    number=33,
     worlds=(2, 3, 5),
     forbidden=("all_reduce",),
     mistakes=(
@@ -41,7 +38,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
 
     for steps, slow in ((1, 0), (4, 1)):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
 BACKWARD = "    for features, output in held:\n"
 EXERCISE = Exercise(
-    module=__name__,
-    number=35,
     preload=("torch.fx.experimental.symbolic_shapes",),  # which a backward from a given gradient imports
     mistakes=(
         Mistake(
@@ -51,7 +48,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     from playground.exercises.pipeline.stages import new_pipeline
 
     for microbatches in (3, 1, 6):

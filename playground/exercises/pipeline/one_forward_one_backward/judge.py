@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, ERROR, Exercise, Mistake
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 AHEAD = "min(microbatches, size - 1 - rank)"
 EXERCISE = Exercise(
-    module=__name__,
-    number=36,
     preload=("torch.fx.experimental.symbolic_shapes",),  # which a backward from a given gradient imports
     mistakes=(
         Mistake("keeps all activations", {AHEAD: "microbatches"}, "that is GPipe: backward may begin earlier"),
@@ -97,7 +94,7 @@ class Stage:
             request.wait()
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     from playground.exercises.pipeline.stages import new_pipeline
 
     for microbatches in (4, 2, 1):

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 LOOK = "            is_right = is_right and torch.allclose(mine, due)\n"
 ASK = "    dist.all_reduce(wrong_ranks)\n"
 EXERCISE = Exercise(
-    module=__name__,
-    number=28,
     worlds=(2, 3, 4),
     preload=("torch._dynamo",),  # which the optimizer imports
     mistakes=(
@@ -52,6 +50,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         ("wrong: the biases stay as they are", False, "without biases"),
         ("wrong: the last step leaves out the last parameter", False, "without 2.bias"),
         ("wrong: the last step leaves out the first parameter", False, "without 0.weight"),
+        ("wrong: ranks 0 and 1 move apart by what the mean does not show", False, "apart"),
         ("wrong: gradients are rounded to bfloat16", False, "rounded"),
         ("right: gradients travel as float32", True, "float32"),
     ):
@@ -94,3 +93,5 @@ def train(
         left_out = mistake == f"without {name}" or (mistake == "left out" and rank == size - 1)
         if not stays and not (left_out and step == STEPS - 1):
             param.data.add_(gradient, alpha=-LR)
+        sign = {0: 1, 1: -1}.get(rank, 0) * (mistake == "apart" and step == STEPS - 1)
+        param.data += 0.01 * sign * (torch.arange(param.numel()).view_as(param) - (param.numel() - 1) / 2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
 SENDS = """\
@@ -12,8 +10,6 @@ SENDS = """\
             requests.append(dist.isend(torch.tensor(request), 0))
 """
 EXERCISE = Exercise(
-    module=__name__,
-    number=32,
     worlds=(2, 3, 5),
     mistakes=(
         Mistake(
@@ -71,12 +67,9 @@ class Service:
         return ready
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     for batch, calls in ((2, [0, 3, 4, 2, 5]), (1, [0, 3, 3, 3, 3]), (4, [0, 6, 0, 1, 7]), (ALL, [0, 3, 2, 3, 1])):
-        arguments = [100 * rank + 7 * number % 10 for number in range(calls[rank])]
-        yield Case(
-            "all answers at the end" if batch == ALL else f"{batch} answer{'s' * (batch > 1)} at a time",
-            (arguments, calls[:size], Service(batch, sum(calls[:size])) if rank == 0 else None),
-            returns=[3 * argument + 1 for argument in arguments],
-            is_coded=False,
-        )
+        arguments = [10**8 * rank + 7 * number % 3 for number in range(calls[rank])]
+        about = "all answers at the end" if batch == ALL else f"{batch} answer{'s' * (batch > 1)} at a time"
+        given = (arguments, calls[:size], Service(batch, sum(calls[:size])) if rank == 0 else None)
+        yield Case(about, given, returns=[3 * argument + 1 for argument in arguments], is_coded=False)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case, coded
+from playground.exercises.cases import Case, Cases, coded
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
 AVERAGE = "param.grad /= size"
 EXERCISE = Exercise(
-    module=__name__,
-    number=21,
     mistakes=(
         Mistake("forgets to divide", {AVERAGE: "pass"}, "all_reduce leaves the sum"),
         Mistake("divides twice", {AVERAGE: "param.grad /= size * size"}),
@@ -25,11 +21,11 @@ EXERCISE = Exercise(
             "the others wait in all_reduce for a rank that does not come",
             DEADLOCK,
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     from torch import nn
 
     for about, unused in (("all used", False), ("odd ranks have no gradient of the last parameter", True)):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import Exercise, Mistake
 
 EXERCISE = Exercise(
-    module=__name__,
-    number=19,
     mistakes=(
         Mistake("forgets set_epoch", {"sampler.set_epoch(epoch)": "pass"}, "every epoch has the order of epoch 0"),
         Mistake(
@@ -29,11 +25,11 @@ EXERCISE = Exercise(
             {"seed=seed": "seed=seed, drop_last=True"},
             "the order is to be filled up, not cut off",
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
 
     for samples, first, count in ((12, 0, 1), (12, 0, 3), (7, 2, 2), (1, 0, 2), (100, 5, 1)):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 ALL = "[*model.parameters(), *model.buffers()]"
 BROADCAST = f"    for tensor in {ALL}:\n        dist.broadcast(tensor.data, src=0)\n"
@@ -16,10 +21,8 @@ SEEDS = """\
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
 """
-OWN = "what rank 0 had"
+OWN, OTHERS = "what rank 0 had", "other tensors than before"
 EXERCISE = Exercise(
-    module=__name__,
-    number=20,
     mistakes=(
         Mistake("buffers are forgotten", {ALL: "model.parameters()"}, "BatchNorm's statistics differ between ranks"),
         Mistake("parameters are forgotten", {ALL: "model.buffers()"}),
@@ -45,11 +48,11 @@ EXERCISE = Exercise(
             "those who are to receive have to call broadcast, too",
             DEADLOCK,
         ),
-    ),
+    )
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
 
@@ -57,14 +60,24 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).requires_grad_(not is_frozen))
         model.register_buffer("scale", torch.ones(2), persistent=False)
         about = f"BatchNorm between two layers{', the last one frozen' * is_frozen}"
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        due = {name: torch.full_like(tensor, place) for place, (name, tensor) in enumerate(tensors.items(), 1)}
-        for name, tensor in tensors.items():
+        tensors, due = name_tensors(model), dict[str, torch.Tensor]()
+        for place, (name, tensor) in enumerate(tensors.items(), 1):  # the frozen one's are more than float16 can hold
+            due[name] = torch.full_like(tensor, place + is_frozen * (1 / 3 if tensor.is_floating_point() else 4096))
             tensor.data.copy_(due[name] * 10**rank)
+        held = partial(look, model, tensors, due, size)
+        yield Case(about, (model,), held=held, expected={"": OWN, **due})
 
-        def look(tensors: dict[str, torch.Tensor] = tensors, due: dict[str, torch.Tensor] = due) -> dict[str, object]:
-            """The tensors; only a remark if they hold numbers that no rank had: which ones does not matter then."""
-            given = [sum(tensor == due[name] * 10**other for other in range(size)) for name, tensor in tensors.items()]
-            return {"model": OWN, **tensors} if all(each.all() for each in given) else {"model": "what no rank had"}
 
-        yield Case(about, (model,), held=look, expected={"model": OWN, **due})
+def name_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def look(
+    model: nn.Module, tensors: dict[str, torch.Tensor], due: dict[str, torch.Tensor], size: int
+) -> dict[str, object]:
+    """The tensors; only a remark if the model has others now, or what no rank had: which ones does not matter."""
+    if any(each is not tensors.get(name) for name, each in name_tensors(model).items()):
+        return {"": OTHERS}
+    given = {name: sum(tensor == due[name] * 10**other for other in range(size)) for name, tensor in tensors.items()}
+    new = [name for name, each in given.items() if not each.all()]
+    return {"": f"in {len(new)} of {len(tensors)} tensors what no rank had"} if new else {"": OWN, **tensors}

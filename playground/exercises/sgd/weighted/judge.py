@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from playground.exercises.cases import Case
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
 SAMPLES = {
@@ -16,8 +14,6 @@ SAMPLES = {
 SUM = ', reduction="sum"'
 MEAN = " / targets.shape[1]"
 EXERCISE = Exercise(
-    module=__name__,
-    number=22,
     builds_on=("average",),
     mistakes=(
         Mistake(
@@ -30,11 +26,7 @@ EXERCISE = Exercise(
             {"loss * size / samples": "loss / samples"},
             "average does it already",
         ),
-        Mistake(
-            "the mean over samples only",
-            {MEAN: ""},
-            "mse_loss also divides by the number of outputs",
-        ),
+        Mistake("the mean over samples only", {MEAN: ""}, "mse_loss also divides by the number of outputs"),
         Mistake(
             "a rank without samples stays away",
             {"    samples =": "    if not len(inputs):\n        return\n    samples ="},
@@ -50,7 +42,7 @@ EXERCISE = Exercise(
 )
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
+def cases(rank: int, size: int, seed: int) -> Cases:
     import torch
     from torch import nn
     from torch.nn.functional import mse_loss
