@@ -22,13 +22,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 
 from playground.algorithms import shared_memory
-from playground.algorithms.background import Calls
+from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id
 from playground.runtime.shared_memory import Segment, open_segment
 
+INLINE = 256 * 1024
+"""Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "reduce", "reduce_scatter",
@@ -119,23 +121,14 @@ class SharedMemory(Backend):
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
 
-    def send(self, *args: Any) -> Work:
-        return Message(self.gloo.send(*args))
-
-    def recv(self, *args: Any) -> Work:
-        return Message(self.gloo.recv(*args))
-
-    def recv_anysource(self, *args: Any) -> Work:
-        return Message(self.gloo.recv_anysource(*args))
-
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
         self.gloo.monitored_barrier(opts.timeout if opts.timeout >= NO_TIME else self.options._timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
         """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""
-        if self.segment and self.calls.last.is_set():
+        if self.segment and self.calls.is_idle():
             self.segment.leave()
-        elif self.segment and not self.segment.is_broken():
+        elif self.segment:
             self.calls.start(self.segment.leave, finish=lambda error: None)
         self.gloo.shutdown()
 
@@ -149,16 +142,28 @@ class SharedMemory(Backend):
         segment.check()
         try:
             begun: torch.futures.Future[Any] = torch.futures.Future()
-            if opts.asyncOp:
-                ended = begun.then(partial(give, tensors))  # an error in it is one to C++, too: that is where DDP waits
-                self.calls.start(call, begun.set_result)
-                return Call(ended)
-            self.calls.run(call)
+            if not opts.asyncOp:
+                self.calls.run(call)
+            elif not (self.calls.is_idle() and tensors[0].nbytes <= INLINE and segment.all_come()):
+                self.calls.start(partial(or_give_up, segment, call), begun.set_result)
+                return Call(begun.then(partial(give, tensors)))  # its error is one to C++, too: that is where DDP waits
+            elif error := attempt(partial(or_give_up, segment, call)):
+                begun.set_result(error)
+                return Call(begun.then(partial(give, tensors)))
             begun.set_result(tensors)
             return _create_work_from_future(begun)
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
             raise
+
+
+def or_give_up(segment: Segment, call: Callable[[], None]) -> None:
+    """Make this call. An error in it, also before its first meeting or after its last, breaks the group."""
+    try:
+        call()
+    except BaseException:
+        segment.give_up()
+        raise
 
 
 def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
@@ -201,23 +206,22 @@ class Message(Work):
         if not self.ended:
             raise RuntimeError("a message has no future: wait() for its work")
         sender: torch.futures.Future[Any] = torch.futures.Future()
-        sender.set_result(self.sender())
+        try:
+            sender.set_result(self.work._source_rank())
+        except RuntimeError:  # this one has sent it
+            sender.set_result(None)
         return sender
 
-    def sender(self) -> int | None:
-        try:
-            return self.work._source_rank()
-        except RuntimeError:  # this one has sent it
-            return None
 
-
-def hand_on(name: str) -> Callable[..., Any]:
+def hand_on(name: str, wrap: Callable[[Any], Any] = lambda result: result) -> Callable[..., Any]:
     """The operation of gloo of that name."""
-    return lambda self, *args: getattr(self.gloo, name)(*args)
+    return lambda self, *args: wrap(getattr(self.gloo, name)(*args))
 
 
 for _name in HANDED_ON:
     setattr(SharedMemory, _name, hand_on(_name))
+for _name in ("send", "recv", "recv_anysource"):
+    setattr(SharedMemory, _name, hand_on(_name, Message))
 
 
 def is_ours(tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:

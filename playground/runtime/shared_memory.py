@@ -108,7 +108,8 @@ class Segment:
         self, members: Sequence[int], rank: int, memory: mmap.mmap, pidfds: Sequence[int], timeout: Callable[[], float]
     ) -> None:
         self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
-        self.memory, self.pid, self.number = memory, os.getpid(), 0
+        self.memory, self.number = memory, 0
+        """Of the latest call."""
         self.lock, self.thread = threading.Lock(), 0
         """Held inside a call, and by which thread. Who leaves a call by an exception does not release it."""
         others = [each for each in range(self.size) if each != rank]
@@ -149,10 +150,6 @@ class Segment:
         """Raise `RuntimeError` if no call can be made any more, or in a process that was forked from the rank's."""
         if self.memory[self.flags] != self.fine:
             self.check_flags(*range(self.size))
-        if self.pid != os.getpid():
-            raise RuntimeError(
-                "this process was forked from a rank, and is none: it cannot call the ranks' collectives"
-            )
 
     def run(self, call: Callable[..., Result], *args: Any) -> Result:
         """Make a call that all ranks make: `call(self, *args)`.
@@ -162,8 +159,10 @@ class Segment:
         """
         self.check()
         try:
-            if not self.lock.acquire(blocking=False):
-                self.await_lock()
+            while not self.lock.acquire(timeout=SLICE):  # another thread is in its call
+                self.check_flags()
+                if self.thread == threading.get_ident():
+                    raise RuntimeError("this thread is inside a call in the memory that the ranks share")
             self.thread = threading.get_ident()
             self.number += 1
             result = call(self, *args)
@@ -174,12 +173,21 @@ class Segment:
             raise
         return result
 
-    def await_lock(self) -> None:
-        """Wait until another thread is out of its call."""
-        if self.thread == threading.get_ident():
-            raise RuntimeError("this thread is inside a call in the memory that the ranks share, or has left one")
-        while not self.lock.acquire(timeout=SLICE):
-            self.check_flags()
+    def all_come(self) -> bool:
+        """Whether all ranks are in the call that is this rank's next, or come to theirs before one would sleep."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            table = self.layout.calls(self.half)
+            here, end, number = table + self.rank * CALL.size, table + self.size * CALL.size, self.number + 1
+            self.memory[here : here + CALL.size] = CALL.pack(number, 0, 0, 0)  # `agree` writes the rest
+            for _ in range(self.tries):
+                if all(other == number for other, *_ in CALL.iter_unpack(self.memory[table:end])):
+                    return True
+                os.sched_yield()
+        finally:
+            self.lock.release()
+        return False
 
     def meet(self) -> None:
         """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
@@ -206,10 +214,10 @@ class Segment:
         told = self.memory[start : start + self.size * CALL.size]
         if told == self.size * mine:
             return [call]
-        numbers, calls = zip(*((number, tuple(rest)) for number, *rest in CALL.iter_unpack(told)), strict=True)
-        if len(set(numbers)) > 1:
-            raise RuntimeError(f"{LOST}: a rank has left a call: the ranks are in their calls {numbers}")
-        return list(calls)
+        calls = [*CALL.iter_unpack(told)]
+        if len({number for number, *_ in calls}) > 1:
+            raise RuntimeError(f"{LOST}: a rank has left a call, and made the next")
+        return [(first, second, third) for _, first, second, third in calls]
 
     def await_signal(self, number: int) -> None:
         """Wait for this rank's signal of that round, which has not come yet."""
@@ -270,6 +278,8 @@ class Segment:
     def check_flags(self, *needed: int) -> None:
         """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left the group."""
         flags = self.memory[self.flags]
+        if not self.fine:
+            raise RuntimeError("this process was forked from a rank: it cannot call the ranks' collectives")
         if (rank := flags.find(BROKEN)) >= 0:
             raise RuntimeError(
                 f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this host share: "
@@ -302,13 +312,9 @@ class Segment:
         """Say that this rank has left a call: every rank that waits in this memory, or comes, gets an error."""
         self.memory[self.flags.start + self.rank] = BROKEN
 
-    def is_broken(self) -> bool:
-        """Whether a rank has left a call."""
-        return BROKEN in self.memory[self.flags]
-
     def leave(self) -> None:
         """Say that this rank makes no further call. What all have come to, others can still end."""
-        if not self.is_broken():
+        if BROKEN not in self.memory[self.flags]:
             self.memory[self.flags.start + self.rank] = GONE
 
 
@@ -350,7 +356,14 @@ def give_up_all() -> None:
         segment.give_up()
 
 
-call_in_children(segments.clear)  # whose processes are no ranks
+def disown_all() -> None:
+    """This process has been forked from a rank, and is none."""
+    for segment in list(segments):
+        segment.fine = b""
+    segments.clear()
+
+
+call_in_children(disown_all)
 
 
 def close_all(descriptors: Sequence[int]) -> None:
