@@ -11,6 +11,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backen
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,7 +28,7 @@ from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_f
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id
-from playground.runtime.shared_memory import Segment, open_segment
+from playground.runtime.shared_memory import NotAllCome, Segment, open_segment
 
 INLINE = 256 * 1024
 """Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
@@ -142,14 +143,20 @@ class SharedMemory(Backend):
         segment.check()
         try:
             begun: torch.futures.Future[Any] = torch.futures.Future()
+            error: BaseException | None = None
             if not opts.asyncOp:
                 self.calls.run(call)
-            elif not (self.calls.is_idle() and tensors[0].nbytes <= INLINE and segment.all_come()):
-                self.calls.start(partial(or_give_up, segment, call), begun.set_result)
+            else:
+                call, error = partial(or_give_up, segment, call), NotAllCome()
+                if tensors[0].nbytes <= INLINE and self.calls.is_idle():
+                    segment.hasty = threading.get_ident()
+                    error = attempt(call)
+                if isinstance(error, NotAllCome):
+                    self.calls.start(call, begun.set_result)
+                elif error:
+                    begun.set_result(error)
+            if error:
                 return Call(begun.then(partial(give, tensors)))  # its error is one to C++, too: that is where DDP waits
-            elif error := attempt(partial(or_give_up, segment, call)):
-                begun.set_result(error)
-                return Call(begun.then(partial(give, tensors)))
             begun.set_result(tensors)
             return _create_work_from_future(begun)
         except BaseException:  # the call may be under way, and its caller does not know
@@ -161,6 +168,8 @@ def or_give_up(segment: Segment, call: Callable[[], None]) -> None:
     """Make this call. An error in it, also before its first meeting or after its last, breaks the group."""
     try:
         call()
+    except NotAllCome:
+        raise
     except BaseException:
         segment.give_up()
         raise

@@ -97,6 +97,10 @@ class Semaphores:
         return self._wait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
 
 
+class NotAllCome(Exception):
+    """A call is to be made again, in a thread that may wait for the other ranks. Nothing has been read or changed."""
+
+
 class Segment:
     """Memory of which each rank has a part, and through which they call each other.
 
@@ -125,9 +129,13 @@ class Segment:
         """For each rank the round in which it sleeps, from 1 on, or 0: each writes its own."""
         self.semaphores = Semaphores()
         self.rounds = [
-            (self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank)) for k in range(layout.rounds)
+            (k, self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank)) for k in range(layout.rounds)
         ]
-        """The addresses of the semaphore to post and of the one to wait for, in each round of a meeting."""
+        """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
+        self.rounds_left = self.rounds
+        """Of the next meeting. An address is 0 where this rank has posted before."""
+        self.hasty = 0
+        """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         self.allocated = 0
         self.arenas: dict[int, tuple[int, list[torch.Tensor]]] = {}
@@ -155,11 +163,14 @@ class Segment:
         """Make a call that all ranks make: `call(self, *args)`.
 
         Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks, and is raised on.
-        Raises `RuntimeError` if it is broken already, or a rank has left the group.
+        Raises `RuntimeError` if it is broken already, or a rank has left the group; `NotAllCome`, in a hasty thread,
+        if it would sleep before all have come: the rank's next call must be the same.
         """
         self.check()
         try:
-            while not self.lock.acquire(timeout=SLICE):  # another thread is in its call
+            while not self.lock.acquire(timeout=0 if self.hasty else SLICE):  # another thread is in its call
+                if self.hasty == threading.get_ident():
+                    raise NotAllCome
                 self.check_flags()
                 if self.thread == threading.get_ident():
                     raise RuntimeError("this thread is inside a call in the memory that the ranks share")
@@ -168,26 +179,12 @@ class Segment:
             result = call(self, *args)
             self.thread = 0
             self.lock.release()
+        except NotAllCome:
+            raise
         except BaseException:
             self.give_up()
             raise
         return result
-
-    def all_come(self) -> bool:
-        """Whether all ranks are in the call that is this rank's next, or come to theirs before one would sleep."""
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            table = self.layout.calls(self.half)
-            here, end, number = table + self.rank * CALL.size, table + self.size * CALL.size, self.number + 1
-            self.memory[here : here + CALL.size] = CALL.pack(number, 0, 0, 0)  # `agree` writes the rest
-            for _ in range(self.tries):
-                if all(other == number for other, *_ in CALL.iter_unpack(self.memory[table:end])):
-                    return True
-                os.sched_yield()
-        finally:
-            self.lock.release()
-        return False
 
     def meet(self) -> None:
         """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
@@ -198,10 +195,12 @@ class Segment:
         Raises `RuntimeError` if a peer has ended or given up, or does not come within the group's timeout.
         """
         post, try_wait = self.semaphores.post, self.semaphores.try_wait
-        for number, (theirs, mine) in enumerate(self.rounds):
-            post(theirs)
+        for number, theirs, mine in self.rounds_left:
+            if theirs:
+                post(theirs)
             if try_wait(mine):
                 self.await_signal(number)
+        self.rounds_left = self.rounds
         self.half ^= 1
 
     def agree(self, call: tuple[int, int, int]) -> list[tuple[int, int, int]]:
@@ -211,6 +210,7 @@ class Segment:
         here = start + self.rank * CALL.size
         self.memory[here : here + CALL.size] = mine
         self.meet()
+        self.hasty = 0
         told = self.memory[start : start + self.size * CALL.size]
         if told == self.size * mine:
             return [call]
@@ -221,11 +221,16 @@ class Segment:
 
     def await_signal(self, number: int) -> None:
         """Wait for this rank's signal of that round, which has not come yet."""
-        semaphore, try_wait = self.rounds[number][1], self.semaphores.try_wait
+        semaphore, try_wait = self.rounds[number][2], self.semaphores.try_wait
         for _ in range(self.tries):
             os.sched_yield()
             if not try_wait(semaphore):
                 return
+        if self.hasty == self.thread:
+            self.rounds_left = [(number, 0, semaphore), *self.rounds[number + 1 :]]
+            self.number, self.hasty, self.thread = self.number - 1, 0, 0
+            self.lock.release()
+            raise NotAllCome
         timeout = self.timeout()
         end = time.monotonic() + timeout
         self.waits[self.rank].value = number + 1
