@@ -55,7 +55,7 @@ class SharedMemory(Backend):
         """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.segment = self.open_segment(world)
+        self.segment: Any = self.open_segment(world)
         """The memory that all ranks of the group share; None if they share none."""
         self.calls = Calls()
         weakref.finalize(self, self.calls.end)
@@ -88,37 +88,33 @@ class SharedMemory(Backend):
         return [tuple(each.tolist()) for each in told]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        op, segment = kind(opts.reduceOp), self.segment
-        if segment is None or not is_ours(tensors, op):
+        op = kind(opts.reduceOp)
+        if not self.is_ours(tensors, op):
             return self.gloo.allreduce(tensors, opts)
-        reduce = partial(shared_memory.all_reduce, segment, op=op)
-        return self.call(segment, partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
+        reduce = partial(shared_memory.all_reduce, self.segment, op=op)
+        return self.call(partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        segment = self.segment
-        if segment is None or not is_ours(tensors):
+        if not self.is_ours(tensors):
             return self.gloo.broadcast(tensors, opts)
-        broadcast = partial(shared_memory.broadcast, segment, root=opts.rootRank)
-        return self.call(segment, partial(on_flat, broadcast, tensors[0]), tensors, opts)
+        broadcast = partial(shared_memory.broadcast, self.segment, root=opts.rootRank)
+        return self.call(partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        segment = self.segment
         whole = output.numel() == self.size() * input.numel() and output.dtype == input.dtype
-        if segment is None or not is_ours([output]) or not whole or not output.is_contiguous():
+        if not self.is_ours([output]) or not whole or not output.is_contiguous():
             return self.gloo._allgather_base(output, input, opts)
-        gather = partial(shared_memory.all_gather, segment)
-        return self.call(
-            segment, partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts
-        )
+        gather = partial(shared_memory.all_gather, self.segment)
+        return self.call(partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        op, segment = kind(opts.reduceOp), self.segment
+        op = kind(opts.reduceOp)
         whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
-        if segment is None or not is_ours([input], op) or not whole:
+        if not self.is_ours([input], op) or not whole:
             return self.gloo._reduce_scatter_base(output, input, opts)
-        reduce = partial(shared_memory.reduce_scatter, segment, op=op)
+        reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
-        return self.call(segment, call, [output], opts)
+        return self.call(call, [output], opts)
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
 
@@ -138,16 +134,26 @@ class SharedMemory(Backend):
             self.segment.give_up()
         self.gloo.abort()
 
-    def call(self, segment: Segment, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
+    def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
+        """Whether the ranks share memory, and our collectives are defined for these."""
+        if not self.segment or len(tensors) != 1 or tensors[0].device.type != "cpu" or op not in ADDS:
+            return False
+        try:
+            check(tensors[0].dtype, op)
+        except ValueError:
+            return False
+        return tensors[0].layout == torch.strided
+
+    def call(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
-        segment.check()
+        (segment := self.segment).check()
         try:
             begun: torch.futures.Future[Any] = torch.futures.Future()
             error: BaseException | None = None
             if not opts.asyncOp:
                 self.calls.run(call)
             else:
-                call, error = partial(or_give_up, segment, call), NotAllCome()
+                call, error = partial(segment.guard, call), NotAllCome()  # errors before and after its meetings, too
                 if tensors[0].nbytes <= INLINE and self.calls.is_idle():
                     segment.hasty = threading.get_ident()
                     error = attempt(call)
@@ -162,17 +168,6 @@ class SharedMemory(Backend):
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
             raise
-
-
-def or_give_up(segment: Segment, call: Callable[[], None]) -> None:
-    """Make this call. An error in it, also before its first meeting or after its last, breaks the group."""
-    try:
-        call()
-    except NotAllCome:
-        raise
-    except BaseException:
-        segment.give_up()
-        raise
 
 
 def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
@@ -231,17 +226,6 @@ for _name in HANDED_ON:
     setattr(SharedMemory, _name, hand_on(_name))
 for _name in ("send", "recv", "recv_anysource"):
     setattr(SharedMemory, _name, hand_on(_name, Message))
-
-
-def is_ours(tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
-    """Whether our collectives are defined for these."""
-    if len(tensors) != 1 or tensors[0].device.type != "cpu" or tensors[0].layout != torch.strided or op not in ADDS:
-        return False
-    try:
-        check(tensors[0].dtype, op)
-    except ValueError:
-        return False
-    return True
 
 
 def register() -> None:

@@ -167,23 +167,31 @@ class Segment:
         if it would sleep before all have come: the rank's next call must be the same.
         """
         self.check()
+        return self.guard(self.make, call, *args)
+
+    def guard(self, call: Callable[..., Result], *args: Any) -> Result:
+        """`call(*args)`. Whatever is raised in it breaks the memory for all ranks, and is raised on."""
         try:
-            while not self.lock.acquire(timeout=0 if self.hasty else SLICE):  # another thread is in its call
-                if self.hasty == threading.get_ident():
-                    raise NotAllCome
-                self.check_flags()
-                if self.thread == threading.get_ident():
-                    raise RuntimeError("this thread is inside a call in the memory that the ranks share")
-            self.thread = threading.get_ident()
-            self.number += 1
-            result = call(self, *args)
-            self.thread = 0
-            self.lock.release()
+            return call(*args)
         except NotAllCome:
             raise
         except BaseException:
             self.give_up()
             raise
+
+    def make(self, call: Callable[..., Result], *args: Any) -> Result:
+        """Make a call, when no other thread is in one."""
+        while not self.lock.acquire(timeout=0 if self.hasty else SLICE):
+            if self.hasty == threading.get_ident():
+                raise NotAllCome
+            self.check_flags()
+            if self.thread == threading.get_ident():
+                raise RuntimeError("this thread is inside a call in the memory that the ranks share")
+        self.thread = threading.get_ident()
+        self.number += 1
+        result = call(self, *args)
+        self.thread = 0
+        self.lock.release()
         return result
 
     def meet(self) -> None:
