@@ -160,6 +160,7 @@ class SharedMemory(Backend):
                 if isinstance(error, NotAllCome):
                     self.calls.start(call, begun.set_result)
                 elif error:
+                    segment.give_up()  # a signal's can have come where the guard looked at another error
                     begun.set_result(error)
             if error:
                 return Call(begun.then(partial(give, tensors)))  # its error is one to C++, too: that is where DDP waits

@@ -159,37 +159,37 @@ class Segment:
         if self.memory[self.flags] != self.fine:
             self.check_flags(*range(self.size))
 
-    def run(self, call: Callable[..., Result], *args: Any) -> Result:
-        """Make a call that all ranks make: `call(self, *args)`.
+    def run(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
+        """Make a call that all ranks make: `call(self, *args, **named)`.
 
         Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks, and is raised on.
         Raises `RuntimeError` if it is broken already, or a rank has left the group; `NotAllCome`, in a hasty thread,
         if it would sleep before all have come: the rank's next call must be the same.
         """
         self.check()
-        return self.guard(self.make, call, *args)
+        return self.guard(self.make, call, *args, **named)
 
-    def guard(self, call: Callable[..., Result], *args: Any) -> Result:
-        """`call(*args)`. Whatever is raised in it breaks the memory for all ranks, and is raised on."""
+    def guard(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
+        """`call(*args, **named)`. Whatever is raised in it breaks the memory for all ranks, and is raised on."""
         try:
-            return call(*args)
+            return call(*args, **named)
         except NotAllCome:
             raise
         except BaseException:
             self.give_up()
             raise
 
-    def make(self, call: Callable[..., Result], *args: Any) -> Result:
+    def make(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
         """Make a call, when no other thread is in one."""
+        me = threading.get_ident()
         while not self.lock.acquire(timeout=0 if self.hasty else SLICE):
-            if self.hasty == threading.get_ident():
+            if me == self.hasty:
                 raise NotAllCome
-            self.check_flags()
-            if self.thread == threading.get_ident():
+            if me == self.thread:
                 raise RuntimeError("this thread is inside a call in the memory that the ranks share")
-        self.thread = threading.get_ident()
-        self.number += 1
-        result = call(self, *args)
+            self.check_flags()
+        self.thread, self.number = me, self.number + 1
+        result = call(self, *args, **named)
         self.thread = 0
         self.lock.release()
         return result
