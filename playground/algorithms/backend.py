@@ -5,7 +5,7 @@
 
 all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours where all ranks of the
 group share memory; everything else is handed to gloo. What is asynchronous runs in a thread, in the order of the calls,
-so that DistributedDataParallel computes meanwhile.
+so that DistributedDataParallel computes meanwhile; small calls only if they would have to wait for a rank.
 Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
 """
 
@@ -110,7 +110,7 @@ class SharedMemory(Backend):
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op = kind(opts.reduceOp)
         whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
-        if not self.is_ours([input], op) or not whole:
+        if not self.is_ours([input], op) or not whole or 0 in output.stride():  # which gloo refuses
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())

@@ -184,6 +184,7 @@ class Segment:
         me = threading.get_ident()
         while not self.lock.acquire(timeout=0 if self.hasty else SLICE):
             if me == self.hasty:
+                self.hasty = 0
                 raise NotAllCome
             if me == self.thread:
                 raise RuntimeError("this thread is inside a call in the memory that the ranks share")
