@@ -235,7 +235,7 @@ class Segment:
             os.sched_yield()
             if not try_wait(semaphore):
                 return
-        if self.hasty == self.thread:
+        if self.hasty and self.hasty == self.thread:
             self.rounds_left = [(number, 0, semaphore), *self.rounds[number + 1 :]]
             self.number, self.hasty, self.thread = self.number - 1, 0, 0
             self.lock.release()
