@@ -24,16 +24,21 @@ class Work:
     """The handle of an asynchronous call, as `dist.all_reduce` returns it."""
 
     def __init__(self) -> None:
-        self.ended: Future[BaseException | None] = Future()
+        self.future: Future[None] = Future()
+
+    def finish(self, error: BaseException | None) -> None:
+        if error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(None)
 
     def wait(self) -> bool:
         """Wait until it is done. Raises whatever the call raised."""
-        if error := self.ended.result():
-            raise error
+        self.future.result()
         return True
 
     def is_completed(self) -> bool:
-        return self.ended.done()
+        return self.future.done()
 
 
 def attempt(call: Callable[[], object]) -> BaseException | None:
@@ -127,7 +132,7 @@ def start(calls: Calls, call: Callable[[], object], in_thread: bool) -> Work:
     """
     work = Work()
     if in_thread:
-        calls.start(call, work.ended.set_result)
+        calls.start(call, work.finish)
     else:
-        work.ended.set_result(attempt(call))
+        work.finish(attempt(call))
     return work
