@@ -5,12 +5,13 @@
 
 all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours where all ranks of the
 group share memory; everything else is handed to gloo. What is asynchronous runs in a thread, in the order of the calls,
-so that DistributedDataParallel computes meanwhile.
+so that DistributedDataParallel computes meanwhile; small calls only if they would have to wait for a rank.
 Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,13 +23,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 
 from playground.algorithms import shared_memory
-from playground.algorithms.background import Calls
+from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id
-from playground.runtime.shared_memory import Segment, open_segment
+from playground.runtime.shared_memory import NotAllCome, Segment, open_segment
 
+INLINE = 256 * 1024
+"""Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "reduce", "reduce_scatter",
@@ -52,7 +55,7 @@ class SharedMemory(Backend):
         """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.segment = self.open_segment(world)
+        self.segment: Any = self.open_segment(world)
         """The memory that all ranks of the group share; None if they share none."""
         self.calls = Calls()
         weakref.finalize(self, self.calls.end)
@@ -85,57 +88,44 @@ class SharedMemory(Backend):
         return [tuple(each.tolist()) for each in told]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        op, segment = kind(opts.reduceOp), self.segment
-        if segment is None or not is_ours(tensors, op):
+        op = kind(opts.reduceOp)
+        if not self.is_ours(tensors, op):
             return self.gloo.allreduce(tensors, opts)
-        reduce = partial(shared_memory.all_reduce, segment, op=op)
-        return self.call(segment, partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
+        reduce = partial(shared_memory.all_reduce, self.segment, op=op)
+        return self.call(partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        segment = self.segment
-        if segment is None or not is_ours(tensors):
+        if not self.is_ours(tensors):
             return self.gloo.broadcast(tensors, opts)
-        broadcast = partial(shared_memory.broadcast, segment, root=opts.rootRank)
-        return self.call(segment, partial(on_flat, broadcast, tensors[0]), tensors, opts)
+        broadcast = partial(shared_memory.broadcast, self.segment, root=opts.rootRank)
+        return self.call(partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        segment = self.segment
         whole = output.numel() == self.size() * input.numel() and output.dtype == input.dtype
-        if segment is None or not is_ours([output]) or not whole or not output.is_contiguous():
+        if not self.is_ours([output]) or not whole or not output.is_contiguous():
             return self.gloo._allgather_base(output, input, opts)
-        gather = partial(shared_memory.all_gather, segment)
-        return self.call(
-            segment, partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts
-        )
+        gather = partial(shared_memory.all_gather, self.segment)
+        return self.call(partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        op, segment = kind(opts.reduceOp), self.segment
+        op = kind(opts.reduceOp)
         whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
-        if segment is None or not is_ours([input], op) or not whole:
+        if not self.is_ours([input], op) or not whole or 0 in output.stride():  # which gloo refuses
             return self.gloo._reduce_scatter_base(output, input, opts)
-        reduce = partial(shared_memory.reduce_scatter, segment, op=op)
+        reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
-        return self.call(segment, call, [output], opts)
+        return self.call(call, [output], opts)
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
-
-    def send(self, *args: Any) -> Work:
-        return Message(self.gloo.send(*args))
-
-    def recv(self, *args: Any) -> Work:
-        return Message(self.gloo.recv(*args))
-
-    def recv_anysource(self, *args: Any) -> Work:
-        return Message(self.gloo.recv_anysource(*args))
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
         self.gloo.monitored_barrier(opts.timeout if opts.timeout >= NO_TIME else self.options._timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
         """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""
-        if self.segment and self.calls.last.is_set():
+        if self.segment and self.calls.is_idle():
             self.segment.leave()
-        elif self.segment and not self.segment.is_broken():
+        elif self.segment:
             self.calls.start(self.segment.leave, finish=lambda error: None)
         self.gloo.shutdown()
 
@@ -144,16 +134,36 @@ class SharedMemory(Backend):
             self.segment.give_up()
         self.gloo.abort()
 
-    def call(self, segment: Segment, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
+    def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
+        """Whether the ranks share memory, and our collectives are defined for these."""
+        if not self.segment or len(tensors) != 1 or tensors[0].device.type != "cpu" or op not in ADDS:
+            return False
+        try:
+            check(tensors[0].dtype, op)
+        except ValueError:
+            return False
+        return tensors[0].layout == torch.strided
+
+    def call(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
-        segment.check()
+        (segment := self.segment).check()
         try:
             begun: torch.futures.Future[Any] = torch.futures.Future()
-            if opts.asyncOp:
-                ended = begun.then(partial(give, tensors))  # an error in it is one to C++, too: that is where DDP waits
-                self.calls.start(call, begun.set_result)
-                return Call(ended)
-            self.calls.run(call)
+            error: BaseException | None = None
+            if not opts.asyncOp:
+                self.calls.run(call)
+            else:
+                call, error = partial(segment.guard, call), NotAllCome()  # errors before and after its meetings, too
+                if tensors[0].nbytes <= INLINE and self.calls.is_idle():
+                    segment.hasty = threading.get_ident()
+                    error = attempt(call)
+                if isinstance(error, NotAllCome):
+                    self.calls.start(call, begun.set_result)
+                elif error:
+                    segment.give_up()  # a signal's can have come where the guard looked at another error
+                    begun.set_result(error)
+            if error:
+                return Call(begun.then(partial(give, tensors)))  # its error is one to C++, too: that is where DDP waits
             begun.set_result(tensors)
             return _create_work_from_future(begun)
         except BaseException:  # the call may be under way, and its caller does not know
@@ -201,34 +211,22 @@ class Message(Work):
         if not self.ended:
             raise RuntimeError("a message has no future: wait() for its work")
         sender: torch.futures.Future[Any] = torch.futures.Future()
-        sender.set_result(self.sender())
+        try:
+            sender.set_result(self.work._source_rank())
+        except RuntimeError:  # this one has sent it
+            sender.set_result(None)
         return sender
 
-    def sender(self) -> int | None:
-        try:
-            return self.work._source_rank()
-        except RuntimeError:  # this one has sent it
-            return None
 
-
-def hand_on(name: str) -> Callable[..., Any]:
+def hand_on(name: str, wrap: Callable[[Any], Any] = lambda result: result) -> Callable[..., Any]:
     """The operation of gloo of that name."""
-    return lambda self, *args: getattr(self.gloo, name)(*args)
+    return lambda self, *args: wrap(getattr(self.gloo, name)(*args))
 
 
 for _name in HANDED_ON:
     setattr(SharedMemory, _name, hand_on(_name))
-
-
-def is_ours(tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
-    """Whether our collectives are defined for these."""
-    if len(tensors) != 1 or tensors[0].device.type != "cpu" or tensors[0].layout != torch.strided or op not in ADDS:
-        return False
-    try:
-        check(tensors[0].dtype, op)
-    except ValueError:
-        return False
-    return True
+for _name in ("send", "recv", "recv_anysource"):
+    setattr(SharedMemory, _name, hand_on(_name, Message))
 
 
 def register() -> None:

@@ -12,8 +12,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 Finish = Callable[[BaseException | None], object]
 """Is called when a call has ended, with what it raised. Callbacks of the program's may run in it."""
@@ -40,68 +41,76 @@ class Work:
         return self.future.done()
 
 
-class Entry(NamedTuple):
-    """A call that is to be made when the one before it has been, which `before` and `made` tell."""
-
-    before: threading.Event
-    call: Callable[[], object]
-    made: threading.Event
-    finish: Finish
+def attempt(call: Callable[[], object]) -> BaseException | None:
+    """Make this call. Returns its error, which is to be raised where it is waited for: but raises those of signals."""
+    try:
+        call()
+    except BaseException as error:
+        if threading.current_thread() is threading.main_thread() and not isinstance(error, Exception):
+            raise
+        return error
+    return None
 
 
 class Calls:
     """The calls of one group."""
 
     def __init__(self) -> None:
-        self.entries: SimpleQueue[Entry | None] = SimpleQueue()
-        self.last = threading.Event()
-        """Set when the latest asynchronous call has been made."""
-        self.last.set()
-        self.lock = threading.Lock()
-        self.threads: set[int] = set()
-        self.finishing: set[int] = set()
-        """The threads that run callbacks."""
+        self.waiting: SimpleQueue[tuple[Callable[[], object], Finish] | None] = SimpleQueue()
+        self.started = self.made = self.free = 0
+        """How many asynchronous calls there were, how many of them have been made, and the threads in no callback."""
+        self.change, self.turn = threading.Condition(), threading.Lock()
+
+    def is_idle(self) -> bool:
+        """Whether all asynchronous calls have been made."""
+        return self.made == self.started
 
     def run(self, call: Callable[[], object]) -> None:
         """Make a call here and now, after all that were started before."""
-        if not self.last.is_set():
-            self.last.wait()
+        if self.made < (number := self.started):
+            with self.change:
+                self.change.wait_for(lambda: self.made >= number)
         call()
 
     def start(self, call: Callable[[], object], finish: Finish) -> None:
         """Have a call made in a thread, after all that were started before."""
-        with self.lock:
-            before, self.last = self.last, threading.Event()
-            self.entries.put(Entry(before, call, self.last, finish))
-        self.provide_thread()
+        with self.change:
+            self.waiting.put((call, finish))
+            self.started += 1
+            self.provide_thread()
 
     def provide_thread(self) -> None:
         """Start a thread if calls are waiting and all threads are in callbacks, which may wait for these very calls."""
-        if len(self.finishing) >= len(self.threads) and not self.entries.empty():
+        if not self.free and self.made < self.started:
             threading.Thread(target=self.work, name="collective", daemon=True).start()  # no rank's end waits for it
+            self.free += 1
 
     def work(self) -> None:
         """Make calls until there are to be no more."""
-        self.threads.add(me := threading.get_ident())
-        while entry := self.entries.get():
-            error = None
-            try:
-                entry.before.wait()
-                entry.call()
-            except BaseException as raised:  # to be raised where it is waited for
-                error = raised
-            entry.made.set()
-            self.finishing.add(me)
-            self.provide_thread()
+        while finish := self.make_next():
             with contextlib.suppress(Exception):  # of a callback: torch has logged it
-                entry.finish(error)
-            self.finishing.discard(me)
-            del entry, error  # which hold tensors, and the group
-        self.entries.put(None)  # for the next thread
+                finish()
+            del finish  # which holds tensors, and the group
+            with self.change:
+                self.free += 1
+        self.waiting.put(None)  # for the next thread
+
+    def make_next(self) -> Callable[[], object] | None:
+        """Wait for the next call and make it. Returns what is to be called then; None if there are to be no more."""
+        with self.turn:
+            if not (entry := self.waiting.get()):
+                return None
+            call, finish = entry
+            error = attempt(call)
+            with self.change:
+                self.made, self.free = self.made + 1, self.free - 1
+                self.change.notify_all()
+                self.provide_thread()
+        return partial(finish, error)
 
     def end(self) -> None:
         """Let the threads go: nothing is started any more."""
-        self.entries.put(None)
+        self.waiting.put(None)
 
 
 _calls: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
@@ -109,8 +118,7 @@ _calls: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
 
 def calls_of(group: Any) -> Calls:
     """The calls of this process group, as long as it exists."""
-    calls = _calls.get(group)
-    if calls is None:
+    if not (calls := _calls.get(group)):
         calls = _calls[group] = Calls()
         weakref.finalize(group, calls.end)
     return calls
@@ -125,10 +133,6 @@ def start(calls: Calls, call: Callable[[], object], in_thread: bool) -> Work:
     work = Work()
     if in_thread:
         calls.start(call, work.finish)
-        return work
-    try:
-        call()
-        work.finish(None)
-    except Exception as error:
-        work.finish(error)
+    else:
+        work.finish(attempt(call))
     return work

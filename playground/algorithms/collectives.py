@@ -123,10 +123,15 @@ def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
     """Do it with any tensor."""
     real = as_real(tensor)
     flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
-    with torch.no_grad():
+    with no_grad_for(tensor):
         do(flat)
         if flat.data_ptr() != real.data_ptr():
             once(real).copy_(once(flat.view(real.shape), real.stride()))
+
+
+def no_grad_for(tensor: torch.Tensor) -> Any:
+    """Where this tensor can be changed: in any thread, also if it has been made in inference mode."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 def once(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
@@ -146,7 +151,7 @@ def all_reduce_by(reduce: OnFlat, tensor: torch.Tensor, op: Any, size: int) -> N
 
 def reduce_scatter_by(reduce: OnFlat, output: torch.Tensor, input: torch.Tensor, op: Any, rank: int, size: int) -> None:
     """The same for a reduce-scatter, which leaves the share of this rank where it is in a flat tensor."""
-    with torch.no_grad():
+    with no_grad_for(output):
         flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
         reduce(flat)
         share, real = flat.tensor_split(size)[rank], as_real(output)

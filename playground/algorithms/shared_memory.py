@@ -16,6 +16,7 @@ Source: DeepSpeed's all-reduce for CPUs, https://github.com/deepspeedai/DeepSpee
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -59,16 +60,17 @@ def share_memory(flat: torch.Tensor, messages: Messages) -> bool:
     return True
 
 
+def one_call(collective: Callable[..., None]) -> Callable[..., None]:
+    """Make it a call of its segment, in which an error breaks the segment for all ranks."""
+    return functools.wraps(collective)(lambda segment, *args, **named: segment.run(collective, *args, **named))
+
+
+@one_call
 def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
     """Leave in a flat tensor, on every rank of the segment, what `op` makes of all their tensors; AVG adds, as SUM.
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
-    segment.run(add_anywhere, flat, op)
-
-
-def add_anywhere(segment: Segment, flat: torch.Tensor, op: Any) -> None:
-    """All-reduce by the way that fits the tensor's size, and where it lies."""
     way = add_whole if flat.nbytes <= SMALL else add_by_slots
     number, tensors = segment.arenas.get(flat.untyped_storage().data_ptr(), (0, []))
     try:
@@ -132,47 +134,38 @@ def add_all(add: Callable[..., object], parts: Sequence[torch.Tensor], out: torc
         add(out, part, out=out)
 
 
+@one_call
 def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
     """Leave on rank r, in the r-th of N shares of a flat tensor, what `op` makes of it; the other shares stay as they
     are. Raises as `all_reduce`."""
-
-    def reduce(segment: Segment) -> None:
-        agree(segment, "reduce_scatter", flat, op)
-        shares = flat.tensor_split(segment.size)
-        step = SLOT // flat.itemsize // segment.size
-        for start in range(0, shares[0].numel(), step):
-            reduce_shares(segment, [share[start : start + step] for share in shares], op, segment.meet)
-
-    segment.run(reduce)
+    agree(segment, "reduce_scatter", flat, op)
+    shares = flat.tensor_split(segment.size)
+    step = SLOT // flat.itemsize // segment.size
+    for start in range(0, shares[0].numel(), step):
+        reduce_shares(segment, [share[start : start + step] for share in shares], op, segment.meet)
 
 
+@one_call
 def all_gather(segment: Segment, flat: torch.Tensor) -> None:
     """Take rank r's r-th of N shares of a flat tensor to all ranks. Raises as `all_reduce`."""
-
-    def gather(segment: Segment) -> None:
-        agree(segment, "all_gather", flat)
-        shares = flat.tensor_split(segment.size)
-        step = SLOT // flat.itemsize
-        for start in range(0, shares[0].numel(), step):
-            gather_shares(segment, [share[start : start + step] for share in shares])
-
-    segment.run(gather)
+    agree(segment, "all_gather", flat)
+    shares = flat.tensor_split(segment.size)
+    step = SLOT // flat.itemsize
+    for start in range(0, shares[0].numel(), step):
+        gather_shares(segment, [share[start : start + step] for share in shares])
 
 
+@one_call
 def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
     """Take a flat tensor from rank `root` of the segment to all. Raises as `all_reduce`."""
-
-    def spread(segment: Segment) -> None:
-        agree(segment, "broadcast", flat, root=root)
-        for piece in flat.split(SLOT // flat.itemsize):
-            slot = segment.slots(segment.half, flat.dtype, piece.numel())[root]
-            if segment.rank == root:
-                slot.copy_(piece)
-            segment.meet()
-            if segment.rank != root:
-                piece.copy_(slot)
-
-    segment.run(spread)
+    agree(segment, "broadcast", flat, root=root)
+    for piece in flat.split(SLOT // flat.itemsize):
+        slot = segment.slots(segment.half, flat.dtype, piece.numel())[root]
+        if segment.rank == root:
+            slot.copy_(piece)
+        segment.meet()
+        if segment.rank != root:
+            piece.copy_(slot)
 
 
 def reduce_shares(segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Callable[[], None]) -> None:

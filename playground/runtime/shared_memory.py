@@ -97,6 +97,10 @@ class Semaphores:
         return self._wait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
 
 
+class NotAllCome(Exception):
+    """A call is to be made again, in a thread that may wait for the other ranks. Nothing has been read or changed."""
+
+
 class Segment:
     """Memory of which each rank has a part, and through which they call each other.
 
@@ -108,7 +112,8 @@ class Segment:
         self, members: Sequence[int], rank: int, memory: mmap.mmap, pidfds: Sequence[int], timeout: Callable[[], float]
     ) -> None:
         self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
-        self.memory, self.pid, self.number = memory, os.getpid(), 0
+        self.memory, self.number = memory, 0
+        """Of the latest call."""
         self.lock, self.thread = threading.Lock(), 0
         """Held inside a call, and by which thread. Who leaves a call by an exception does not release it."""
         others = [each for each in range(self.size) if each != rank]
@@ -124,9 +129,13 @@ class Segment:
         """For each rank the round in which it sleeps, from 1 on, or 0: each writes its own."""
         self.semaphores = Semaphores()
         self.rounds = [
-            (self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank)) for k in range(layout.rounds)
+            (k, self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank)) for k in range(layout.rounds)
         ]
-        """The addresses of the semaphore to post and of the one to wait for, in each round of a meeting."""
+        """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
+        self.rounds_left = self.rounds
+        """Of the next meeting. An address is 0 where this rank has posted before."""
+        self.hasty = 0
+        """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         self.allocated = 0
         self.arenas: dict[int, tuple[int, list[torch.Tensor]]] = {}
@@ -149,37 +158,42 @@ class Segment:
         """Raise `RuntimeError` if no call can be made any more, or in a process that was forked from the rank's."""
         if self.memory[self.flags] != self.fine:
             self.check_flags(*range(self.size))
-        if self.pid != os.getpid():
-            raise RuntimeError(
-                "this process was forked from a rank, and is none: it cannot call the ranks' collectives"
-            )
 
-    def run(self, call: Callable[..., Result], *args: Any) -> Result:
-        """Make a call that all ranks make: `call(self, *args)`.
+    def run(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
+        """Make a call that all ranks make: `call(self, *args, **named)`.
 
         Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks, and is raised on.
-        Raises `RuntimeError` if it is broken already, or a rank has left the group.
+        Raises `RuntimeError` if it is broken already, or a rank has left the group; `NotAllCome`, in a hasty thread,
+        if it would sleep before all have come: the rank's next call must be the same.
         """
         self.check()
+        return self.guard(self.make, call, *args, **named)
+
+    def guard(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
+        """`call(*args, **named)`. Whatever is raised in it breaks the memory for all ranks, and is raised on."""
         try:
-            if not self.lock.acquire(blocking=False):
-                self.await_lock()
-            self.thread = threading.get_ident()
-            self.number += 1
-            result = call(self, *args)
-            self.thread = 0
-            self.lock.release()
+            return call(*args, **named)
+        except NotAllCome:
+            raise
         except BaseException:
             self.give_up()
             raise
-        return result
 
-    def await_lock(self) -> None:
-        """Wait until another thread is out of its call."""
-        if self.thread == threading.get_ident():
-            raise RuntimeError("this thread is inside a call in the memory that the ranks share, or has left one")
-        while not self.lock.acquire(timeout=SLICE):
+    def make(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
+        """Make a call, when no other thread is in one."""
+        me = threading.get_ident()
+        while not self.lock.acquire(timeout=0 if self.hasty else SLICE):
+            if me == self.hasty:
+                self.hasty = 0
+                raise NotAllCome
+            if me == self.thread:
+                raise RuntimeError("this thread is inside a call in the memory that the ranks share")
             self.check_flags()
+        self.thread, self.number = me, self.number + 1
+        result = call(self, *args, **named)
+        self.thread = 0
+        self.lock.release()
+        return result
 
     def meet(self) -> None:
         """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
@@ -190,10 +204,12 @@ class Segment:
         Raises `RuntimeError` if a peer has ended or given up, or does not come within the group's timeout.
         """
         post, try_wait = self.semaphores.post, self.semaphores.try_wait
-        for number, (theirs, mine) in enumerate(self.rounds):
-            post(theirs)
+        for number, theirs, mine in self.rounds_left:
+            if theirs:
+                post(theirs)
             if try_wait(mine):
                 self.await_signal(number)
+        self.rounds_left = self.rounds
         self.half ^= 1
 
     def agree(self, call: tuple[int, int, int]) -> list[tuple[int, int, int]]:
@@ -203,21 +219,27 @@ class Segment:
         here = start + self.rank * CALL.size
         self.memory[here : here + CALL.size] = mine
         self.meet()
+        self.hasty = 0
         told = self.memory[start : start + self.size * CALL.size]
         if told == self.size * mine:
             return [call]
-        numbers, calls = zip(*((number, tuple(rest)) for number, *rest in CALL.iter_unpack(told)), strict=True)
-        if len(set(numbers)) > 1:
-            raise RuntimeError(f"{LOST}: a rank has left a call: the ranks are in their calls {numbers}")
-        return list(calls)
+        calls = [*CALL.iter_unpack(told)]
+        if len({number for number, *_ in calls}) > 1:
+            raise RuntimeError(f"{LOST}: a rank has left a call, and made the next")
+        return [(first, second, third) for _, first, second, third in calls]
 
     def await_signal(self, number: int) -> None:
         """Wait for this rank's signal of that round, which has not come yet."""
-        semaphore, try_wait = self.rounds[number][1], self.semaphores.try_wait
+        semaphore, try_wait = self.rounds[number][2], self.semaphores.try_wait
         for _ in range(self.tries):
             os.sched_yield()
             if not try_wait(semaphore):
                 return
+        if self.hasty and self.hasty == self.thread:
+            self.rounds_left = [(number, 0, semaphore), *self.rounds[number + 1 :]]
+            self.number, self.hasty, self.thread = self.number - 1, 0, 0
+            self.lock.release()
+            raise NotAllCome
         timeout = self.timeout()
         end = time.monotonic() + timeout
         self.waits[self.rank].value = number + 1
@@ -270,6 +292,8 @@ class Segment:
     def check_flags(self, *needed: int) -> None:
         """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left the group."""
         flags = self.memory[self.flags]
+        if not self.fine:
+            raise RuntimeError("this process was forked from a rank: it cannot call the ranks' collectives")
         if (rank := flags.find(BROKEN)) >= 0:
             raise RuntimeError(
                 f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this host share: "
@@ -302,13 +326,9 @@ class Segment:
         """Say that this rank has left a call: every rank that waits in this memory, or comes, gets an error."""
         self.memory[self.flags.start + self.rank] = BROKEN
 
-    def is_broken(self) -> bool:
-        """Whether a rank has left a call."""
-        return BROKEN in self.memory[self.flags]
-
     def leave(self) -> None:
         """Say that this rank makes no further call. What all have come to, others can still end."""
-        if not self.is_broken():
+        if BROKEN not in self.memory[self.flags]:
             self.memory[self.flags.start + self.rank] = GONE
 
 
@@ -350,7 +370,14 @@ def give_up_all() -> None:
         segment.give_up()
 
 
-call_in_children(segments.clear)  # whose processes are no ranks
+def disown_all() -> None:
+    """This process has been forked from a rank, and is none."""
+    for segment in list(segments):
+        segment.fine = b""
+    segments.clear()
+
+
+call_in_children(disown_all)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -213,16 +213,22 @@ def call_back(rank: int, size: int) -> list[float]:
 
 
 def expanded(rank: int, size: int) -> list[float]:
+    """Expanded tensors, and one of inference mode in a thread."""
     one, row = torch.ones(1).expand(4), torch.full((2, 1), rank + 1.0).expand(2, 3)
     dist.all_reduce(one)
     dist.broadcast(row, 1)
-    return [*one.tolist(), *row.flatten().tolist()]
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        dist.reduce_scatter_tensor(torch.ones(1).expand(4), torch.ones(8))
+    with torch.inference_mode():
+        large = torch.ones(SLOT)
+        dist.all_reduce(large, async_op=True).wait()
+    return [*one.tolist(), *row.flatten().tolist(), *large[:2].tolist()]
 
 
 @needs_shm
 @pytest.mark.parametrize(
     ("fn", "results"),
-    [(overlap, [3.0] * 6), (call_back, [3.0, 3.0, 3.0, 0.0]), (expanded, [2.0] * 10)],
+    [(overlap, [3.0] * 6), (call_back, [3.0, 3.0, 3.0, 0.0]), (expanded, [2.0] * 12)],
 )
 def test_a_script_gets_what_it_gets_from_gloo(fn: Callable[..., Any], results: list[float], world: Worlds) -> None:
     for backend in ("gloo", "shm"):
