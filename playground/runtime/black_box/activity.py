@@ -7,14 +7,12 @@ Sources: proc_pid_stat(5), proc_pid_task(5), tcp(7), Linux's include/uapi/linux/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
 import socket
 import struct
 import sys
-import termios
 import threading
 import weakref
 from collections.abc import Iterator
@@ -35,10 +33,12 @@ reasons: their work is seen in the sockets."""
 POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 """Libraries whose threads compute for those that call them."""
 C_LIBRARY = re.compile(r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$")
+RUNNABLE = ([b"R"], [b"D"])
+"""States of a thread that runs, waits for a core, or for a disk."""
 STACK = 2**15
 """Bytes of a thread's stack in which the function is looked for that the thread began in."""
-TCP_INFO, BYTES = 11, struct.Struct("=120x2Q")
-"""bytes_acked and bytes_received of struct tcp_info"""
+TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
+"""unacked (packets), bytes_acked and bytes_received of struct tcp_info"""
 
 callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
 """Callbacks of futures that have not run yet."""
@@ -51,8 +51,11 @@ class Activity:
     may_act: str
     """Who may still call an operation, or what is not known of that: "what thread Thread-1 does"; empty: nobody."""
     in_flight: bool
-    """Whether data waits in one of its sockets."""
-    transferred: tuple[tuple[int, int], ...]
+    """Whether data is on its way out of one of its sockets."""
+    runnable: frozenset[str]
+    """Threads that run, or wait for a core or a disk. What has arrived in a socket and is not read although all others
+    sleep is read by none of them: nobody has asked for it yet."""
+    transferred: tuple[list[int], ...]
     """Bytes that each of its connections has sent and received."""
     ticks: tuple[bytes, ...]
     """Of the processor, that each thread has used."""
@@ -68,12 +71,13 @@ def look(spare_port: int = 0) -> Activity | None:
 
 def find_activity(spare_port: int) -> Activity:
     """As `look`. Raises `OSError`."""
-    sockets = [state for each in tcp_connections() for state in look_at(each, spare_port)]
+    sockets = [found for each in tcp_connections() for found in look_at(each, spare_port)]
     threads = [(thread, name, process_status(os.getpid(), "task", thread)) for thread, name in list_threads()]
     return Activity(
         may_act=find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
-        in_flight=any(waiting for waiting, _ in sockets),
-        transferred=tuple(sorted(transferred for _, transferred in sockets)),
+        in_flight=any(unacked for unacked, *_ in sockets),
+        runnable=frozenset(thread for thread, _, status in threads if status[:1] in RUNNABLE),
+        transferred=tuple(sorted(transferred for _, *transferred in sockets)),
         ticks=tuple(b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)),
     )
 
@@ -83,18 +87,17 @@ def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
     if before is None or now is None:
         return "what it does, as it gives no answer", True
     computes = "what its threads compute" if before.ticks != now.ticks else ""
-    moves = before.in_flight or now.in_flight or before.transferred != now.transferred
+    starved = before.runnable & now.runnable  # one that sleeps in a look has done what there was to do
+    moves = before.in_flight or now.in_flight or before.transferred != now.transferred or bool(starved)
     return before.may_act or now.may_act or computes, moves
 
 
-def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """How many bytes wait in it, and how many it has transferred."""
+def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, int, int]]:
+    """How many packets the other end has not acknowledged, and how many bytes were sent and received."""
     with contextlib.suppress(OSError):  # it has been closed
         if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
-            queues = (fcntl.ioctl(connection, request, bytes(4)) for request in (termios.FIONREAD, termios.TIOCOUTQ))
             information = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
-            acknowledged, received = BYTES.unpack_from(information.ljust(BYTES.size, b"\0"))
-            yield sum(struct.unpack("i", queue)[0] for queue in queues), (acknowledged, received)
+            yield TRANSFER.unpack_from(information.ljust(TRANSFER.size, b"\0"))
 
 
 def list_threads() -> Iterator[tuple[str, str]]:
