@@ -27,7 +27,7 @@ EXERCISE = Exercise(
         Mistake(
             "divides as float16",
             {".half()": ".half().div_(size)", "value()[0]).div_(size)": "value()[0])"},
-            "each share is rounded again",
+            "a quotient of float16 is rounded again",
         ),
         Mistake(
             "waits in the hook",
