@@ -73,6 +73,17 @@ def rebuild_tensor(memory: bytearray, dtype: str, shape: tuple[int, ...], requir
     return tensor.requires_grad_() if requires_grad else tensor
 
 
+class Pickler(pickle.Pickler):
+    """Pickles tensors, and what `lend` reduces, in their own ways."""
+
+    def __init__(self, file: io.BytesIO, lend: Callable[[Any], Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.lend = lend
+
+    def reducer_override(self, part: Any) -> Any:
+        return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.lend(part)
+
+
 def unpack(envelope: torch.Tensor, receive: Callable[[torch.Tensor], Any]) -> Any:
     """The object in an envelope; `receive` fills memory with what follows."""
     _, length = HEADER.unpack_from(envelope.numpy())
@@ -294,15 +305,10 @@ class Agent:
     def pack(self, rank: int, number: int, obj: Any, what: str) -> list[torch.Tensor]:
         """The messages with `obj` for that rank, an envelope and, if it does not fit, the pickle. Raises `TypeError` if
         it cannot be sent, `UsageError` if it has a tensor on an accelerator."""
-
-        class Pickler(pickle.Pickler):
-            def reducer_override(_, part: Any) -> Any:  # noqa: N805 (self is the agent)
-                return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.references.lend(part, rank)
-
         file = io.BytesIO(bytes(HEADER.size))
         file.seek(HEADER.size)
         try:
-            Pickler(file, pickle.HIGHEST_PROTOCOL).dump(obj)
+            Pickler(file, partial(self.references.lend, rank=rank)).dump(obj)
         except (UsageError, dist.DistNetworkError):
             raise
         except Exception as error:
