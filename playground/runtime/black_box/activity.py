@@ -58,7 +58,7 @@ class Activity:
     transferred: tuple[list[int], ...]
     """Bytes that each of its connections has sent and received."""
     ticks: tuple[bytes, ...]
-    """Of the processor, that each thread has used."""
+    """Processor time that each thread has used, in ticks."""
 
 
 def look(spare_port: int = 0) -> Activity | None:

@@ -82,7 +82,7 @@ class Examiner:
 
     @property
     def progress(self) -> list[object]:
-        """Of each rank: if it stays the same, the rank stands still."""
+        """The progress of each rank: a rank whose progress stays the same stands still."""
         return [(rank.done, rank.vanished, rank.box and rank.box.progress) for rank in self.ranks]
 
     def states(
