@@ -399,7 +399,8 @@ def test_threads_that_call_at_the_same_time_are_all_counted() -> None:
     sys.setswitchinterval(interval)
     state = View(os.getpid(), box.file).read()
     assert state.counts == {(SEND, (0, 1), 1, 7, 0): 20_000}
-    assert len({each.index for each in state.operations}) == len(state.operations) == 2048
+    assert len({each.index for each in state.operations}) == len(state.operations)
+    assert 2048 - len(threads) < len(state.operations) <= 2048  # a thread held up in a call writes over a later one's
 
 
 def test_a_box_cannot_write_to_a_terminal() -> None:
