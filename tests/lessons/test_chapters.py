@@ -16,8 +16,8 @@ LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
 """Chapters of lessons and tools; the other pages have no boxes, runs and exercises."""
 BOX = re.compile(
-    r"# .+\n\n> - \*\*You will see\*\* (?:.*\n>)+ - \*\*You need\*\* (?:.*\n>)+ "
-    r"- \*\*Time\*\*: .+ to run, \d+ minutes? to read\.\n\n"
+    r"# .+\n\n> - \*\*Why it matters\*\*: (?:.*\n>)+ - \*\*You run\*\* `python -m playground .+, and \d+ minutes to read\.\n> "
+    r"- \*\*You see\*\* (?:.*\n>)+ - \*\*You need\*\* .*\n(?:> .*\n)*\n"
 )
 LONGEST_RUN = 25
 """Lines of a run that is shown."""
