@@ -130,6 +130,11 @@ def mpi_is_not_built_in() -> None:
     dist.init_process_group("mpi", store=dist.HashStore(), rank=0, world_size=1)
 
 
+@tries("`init_method='tcp://127.0.0.1:FREEPORT'`")
+def no_port_is_filled_in() -> None:
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:FREEPORT", rank=0, world_size=1)
+
+
 @tries("`if dist.get_rank() == 0: download()` before `init_process_group`")
 def guard_before_init() -> int:
     return dist.get_rank()
@@ -197,9 +202,22 @@ def no_gpu_is_left(fork_program: Callable[..., Any]) -> str:
     return str(err)
 
 
+@tries("`CUDA_VISIBLE_DEVISES=0,1` in a published listing")
+def nothing_reads_a_misspelt_name() -> str:
+    program = "import os; os.environ['CUDA_VISIBLE_DEVISES'] = ''; import torch; print(torch.cuda.device_count())"
+    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(seen) == torch.cuda.device_count()
+    return "every"
+
+
 @tries("`init_process_group(…, device_id=…)`, on CPUs too")
 def device_id_is_for_accelerators() -> None:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore(), device_id=torch.device("cpu"))
+
+
+@tries("`torch.cuda.set_device(rank)`, with the global rank")
+def a_rank_is_no_local_rank() -> None:
+    torch.cuda.set_device(torch.cuda.device_count() + 5)
 
 
 @tries("`python -m torchelastic.distributed.launch`")
@@ -235,6 +253,12 @@ def the_others_wait(world: Worlds) -> str:
 @tries("`dist.all_reduce(tensor, op=dist.reduce_op.SUM)`")
 def reduce_op_is_deprecated(alone: None) -> None:
     assert dist.reduce_op.SUM == dist.ReduceOp.SUM
+
+
+@tries("`dist.ReduceOp.Min`")
+def operations_are_in_capitals() -> None:
+    assert dist.ReduceOp.MIN
+    _ = dist.ReduceOp.Min
 
 
 @tries("`dist.all_reduce(tensor, dist.ReduceOp.SUM, group=0)`")
@@ -362,6 +386,24 @@ def data_parallel_without_gpus(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(parallel.device_ids)
 
 
+@tries("a forward that returns one loss per device, then `loss.backward()`")
+def losses_are_a_vector() -> None:
+    losses = torch.ones(4, requires_grad=True) * 2
+    losses.mean().backward(retain_graph=True)
+    losses.backward()
+
+
+@tries("a criterion that returns `(loss, targets)`, then `loss.backward()`")
+def a_tuple_has_no_backward() -> None:
+    loss = (torch.ones(1, requires_grad=True).sum(), torch.ones(1))
+    loss.backward()
+
+
+@tries("`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`")
+def outputs_are_predictions() -> None:
+    exec("predictions = 1\nloss = max(outputs, 0)", {})
+
+
 @tries("`from parallel import DataParallelModel, DataParallelCriterion`")
 def parallel_is_ours() -> None:
     losses = importlib.import_module("playground.lessons.data_parallel.losses")
@@ -379,6 +421,11 @@ def one_ddp_for_all(alone: None) -> None:
 def buckets_have_a_cap(alone: None) -> None:
     DistributedDataParallel(nn.Linear(1, 1), bucket_cap_mb=25)
     DistributedDataParallel(nn.Linear(1, 1), bucket_size_mb=25)
+
+
+@tries("`DistributedDataParallel(model, device_id=[rank])`")
+def devices_are_ids(alone: None) -> None:
+    DistributedDataParallel(nn.Linear(1, 1), device_id=[0])
 
 
 @tries("`DistributedDataParallel(model, device_ids=[rank])` on CPUs")
@@ -647,6 +694,13 @@ def whole_tensors_go_round(world: Worlds) -> str:
     assert world(4).run(tensors_sent, "ring") == [1.5] * 4
     [each] = {*world(4).run(tensors_sent, "tutorial-ring")}
     return f"{each:g}"
+
+
+@tries('"Baidu developed the ring all-reduce in 2017."')
+def the_ring_is_older() -> str:
+    chapter = (PAGE.parent / "all_reduce" / "README.md").read_text(encoding="utf-8")
+    [year] = re.findall(r"Patarasuk, Yuan: .*, (\d{4})$", chapter, re.MULTILINE)
+    return year
 
 
 def test_the_glossary_is_in_order_and_each_word_is_in_its_chapter_or_on_the_page() -> None:
