@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from ranks import small_model
+from ranks import observed, small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import observed
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
