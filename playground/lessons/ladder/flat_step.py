@@ -19,11 +19,10 @@ from torch import nn
 from playground.algorithms.messages import segment_of
 from playground.algorithms.shared_memory import BLOCK, add_all, agree
 from playground.runtime.shared_memory import Segment
-from playground.training.gradients import AllReduce
-from playground.training.overlap import Bucket, OverlappedAverage, new_flat, views_of
+from playground.training.sync import AllReduce, Bucket, Overlapped, new_flat, views_of
 
 
-class FlatStep(OverlappedAverage):
+class FlatStep(Overlapped):
     """All gradients of one type in one bucket, whose all_reduce has nothing to overlap; and SGD on flat tensors."""
 
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
