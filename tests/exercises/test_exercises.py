@@ -14,13 +14,14 @@ import pytest
 
 from playground.app import CHAPTERS
 from playground.exercises import check
-from playground.exercises.exercise import BLOCKED, DEADLOCK, ERROR, FAIL, LOOP, PASS, Exercise, Mistake, exercises
-from playground.exercises.verdict import Source, Verdict, check_source, explain_digits, tell_lines
+from playground.exercises.exercise import BLOCKED, CATALOGUE, DEADLOCK, ERROR, FAIL, LOOP, PASS, Exercise, Mistake
+from playground.exercises.observation import explain_digits
+from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.exercises.work import Work, check_file, progress_file
 from playground.runtime.launcher.server import preload
 
 Run = Callable[..., Any]
-ALL = list(exercises().values())
+ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake) for exercise in ALL for mistake in exercise.mistakes]
 preload(*(module for exercise in ALL for module in exercise.preload))
 QUICK = {"swap", "reduce-scatter", "average"}
@@ -28,8 +29,8 @@ QUICK = {"swap", "reduce-scatter", "average"}
 
 
 def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
-    before = Work(Path("nowhere")).sources_before(exercise)
-    return check_source(exercise, Source(exercise.function, text, exercise.file), before, world)
+    before = Work(Path("nowhere")).solutions_before(exercise)
+    return check_solution(Solution(exercise, text, exercise.file), before, world)
 
 
 def parameters(exercise: Exercise, *others: Any, quick: bool = True) -> Any:
@@ -51,7 +52,7 @@ def test_the_reference_passes_and_the_stub_is_not_written_yet(exercise: Exercise
     [parameters(exercise, mistake, quick=mistake.status == FAIL) for exercise, mistake in MISTAKES],
 )
 def test_a_mistake_is_called_by_its_name(exercise: Exercise, mistake: Mistake) -> None:
-    verdict = judge(exercise, mistake.apply(exercise.solution))
+    verdict = judge(exercise, mistake.text)
     assert (verdict.mistake, verdict.status) == (mistake.name, mistake.status), tell_lines(verdict)
     assert len(tell_lines(verdict)) <= 12
 
@@ -64,19 +65,19 @@ def test_every_exercise_has_its_parts(exercise: Exercise) -> None:
     assert "NotImplementedError" in exercise.stub
     assert "NotImplementedError" not in exercise.solution
     for mistake in exercise.mistakes:
-        assert mistake.apply(exercise.solution) != exercise.solution
+        assert mistake.text != exercise.solution
 
 
 @pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in ALL}))
 def test_chapters_name_their_exercises(lesson: str) -> None:
     chapter = CHAPTERS[lesson].read_text(encoding="utf-8")
     for named in re.findall(r"\[checked\]\(../../exercises/README.md\): (.*?)\.\n", chapter, re.DOTALL):
-        found = [exercises()[name] for name in re.findall(r"`([\w-]+)`", named)]
+        found = [CATALOGUE[name] for name in re.findall(r"`([\w-]+)`", named)]
         assert found
         assert {exercise.lesson for exercise in found} == {lesson}
 
 
-SWAP = exercises()["swap"]
+SWAP = CATALOGUE["swap"]
 LONG = "98765.4321"
 """Seconds for which a process that is left behind sleeps; found by this."""
 IMPORTS = "import torch\nimport torch.distributed as dist\n\n\n"
@@ -139,7 +140,7 @@ def test_what_happens_is_told(body: str, status: str, words: str) -> None:
 
 
 def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> None:
-    chain = exercises()["chain"]
+    chain = CATALOGUE["chain"]
     verdict = judge(chain, f"{IMPORTS}def chain(rank, size, tensor):\n    dist.all_reduce(tensor)\n", 2)
     assert (verdict.mistake, verdict.line) == ("short cut", 6)
     assert verdict.words == "dist.all_reduce is not to be used here, says the task"
@@ -186,13 +187,13 @@ OTHER_SOLUTIONS = {
 
 @pytest.mark.parametrize("name", OTHER_SOLUTIONS)
 def test_another_right_solution_passes(name: str) -> None:
-    verdict = judge(exercises()[name], IMPORTS + OTHER_SOLUTIONS[name])
+    verdict = judge(CATALOGUE[name], IMPORTS + OTHER_SOLUTIONS[name])
     assert verdict.status == PASS, tell_lines(verdict)
 
 
 def test_a_sum_that_nobody_waits_for_is_not_there() -> None:
     text = OTHER_SOLUTIONS["average"].replace("work.wait()", "pass")
-    verdict = judge(exercises()["average"], IMPORTS + text, 2)
+    verdict = judge(CATALOGUE["average"], IMPORTS + text, 2)
     assert (verdict.mistake, verdict.words) == ("no wait", "nobody waits for this all_reduce")
 
 
@@ -255,7 +256,7 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert run_cli("check", "swap.py").out == "swap.py  not written yet\n"
     assert "has not passed here" in run_cli("solution", "swap").err
     assert "1 of 3: " in run_cli("hint", "swap").out
-    (folder / "swap.py").write_text(SWAP.mistakes[2].apply(SWAP.solution))
+    (folder / "swap.py").write_text(SWAP.mistakes[2].text)
     failed = run_cli("check")
     assert failed.code == 1
     assert "Next: hint swap (2 of 3)   Again: check swap.py -n 2" in failed.out
@@ -281,13 +282,13 @@ def test_what_progress_has_lost_is_found_out_again(folder: Path) -> None:
 
 
 def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
-    ring, reduce_scatter = exercises()["ring"], exercises()["reduce-scatter"]
+    ring, reduce_scatter = CATALOGUE["ring"], CATALOGUE["reduce-scatter"]
     own = folder / reduce_scatter.file
-    own.write_text(reduce_scatter.mistakes[0].apply(reduce_scatter.solution))
-    assert [source.file for source in Work(folder).sources_before(ring)] == ["<reduce_scatter.py>"]
+    own.write_text(reduce_scatter.mistakes[0].text)
+    assert [source.file for source in Work(folder).solutions_before(ring)] == ["<reduce_scatter.py>"]
     own.write_text(f"{reduce_scatter.solution}# mine\n")
     assert check_file(own, None, 0).status == PASS
-    assert [source.text for source in Work(folder).sources_before(ring)] == [own.read_text()]
+    assert [source.text for source in Work(folder).solutions_before(ring)] == [own.read_text()]
 
 
 @pytest.mark.parametrize(
@@ -326,9 +327,7 @@ def test_bad_requests_get_one_line(words: tuple[str, ...], message: str, folder:
 
 
 def test_json_has_what_the_text_has(folder: Path, run_cli: Run) -> None:
-    (folder / "reduce_scatter.py").write_text(exercises()["reduce-scatter"].mistakes[0].apply(
-        exercises()["reduce-scatter"].solution
-    ))  # fmt: skip
+    (folder / "reduce_scatter.py").write_text(CATALOGUE["reduce-scatter"].mistakes[0].text)
     shown = run_cli("check", "--json", "--seed", 7)
     [verdict] = json.loads(shown.out)["verdicts"]
     assert shown.code == 1
@@ -337,9 +336,9 @@ def test_json_has_what_the_text_has(folder: Path, run_cli: Run) -> None:
 
 
 def test_the_case_that_fails_is_recorded_beside_the_reference_s_run(folder: Path, run_cli: Run) -> None:
-    swap = exercises()["swap"]
+    swap = CATALOGUE["swap"]
     both_send_first = next(mistake for mistake in swap.mistakes if mistake.status == DEADLOCK)
-    (folder / swap.file).write_text(both_send_first.apply(swap.solution))
+    (folder / swap.file).write_text(both_send_first.text)
     result = run_cli("check", "swap", "--see", folder / "mine.playground")
     assert result.code == 1
     assert "mine.playground shows" in result.err
@@ -351,10 +350,10 @@ def test_the_case_that_fails_is_recorded_beside_the_reference_s_run(folder: Path
 
 def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: Run) -> None:
     """What one solution patches, prints to descriptor 1, or leaves running, is nothing to the others."""
-    average = exercises()["average"]
+    average = CATALOGUE["average"]
     patch = "import os, subprocess, torch.distributed as dist\ndist.all_reduce = print\nos.write(1, b'forged')\n"
     leave = f"subprocess.Popen(['sleep', '{LONG}'], start_new_session=True)\n"
-    wrong = average.mistakes[0].apply(average.solution)
+    wrong = average.mistakes[0].text
     for student, text in {"ann": patch + leave + wrong, "ben": average.solution, "eve": wrong}.items():
         (folder / student).mkdir()
         (folder / student / "average.py").write_text(text)
@@ -399,7 +398,7 @@ def test_a_saved_file_is_checked_again(folder: Path, start_cli: Callable[..., su
 
 
 def test_without_a_verdict_nothing_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = exercises()["handover"]
+    broken = CATALOGUE["handover"]
     monkeypatch.setattr("playground.exercises.verdict.JUDGE", explode)
     verdict = judge(broken, broken.solution, 2)
     assert (verdict.status, verdict.exit_code) == (BLOCKED, 2)

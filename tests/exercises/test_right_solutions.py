@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from playground.exercises.exercise import PASS, exercises
-from playground.exercises.verdict import Source, check_source, tell_lines
+from playground.exercises.exercise import CATALOGUE, PASS
+from playground.exercises.verdict import Solution, check_solution, tell_lines
 from playground.exercises.work import Work
 from playground.runtime.launcher.server import preload
 
@@ -759,13 +759,13 @@ def one_forward_one_backward(rank, size, stage, microbatches):
 }
 
 for name, _ in SOLUTIONS:
-    preload(*exercises()[name].preload)
+    preload(*CATALOGUE[name].preload)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize(("name", "way"), SOLUTIONS)
 def test_another_way_is_right_too(name: str, way: str) -> None:
-    exercise = exercises()[name]
-    source = Source(exercise.function, SOLUTIONS[name, way], exercise.file)
-    verdict = check_source(exercise, source, Work(Path("nowhere")).sources_before(exercise))
+    exercise = CATALOGUE[name]
+    solution = Solution(exercise, SOLUTIONS[name, way], exercise.file)
+    verdict = check_solution(solution, Work(Path("nowhere")).solutions_before(exercise))
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)

@@ -10,47 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from playground.exercises.cases import Case
-from playground.exercises.exercise import ERROR, Exercise, Mistake
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.exercises.cases import Case, Cases
 from playground.runtime.temporary_folder import temporary_folder
 
-NEW, RENAME = 'file.with_suffix(".new")', "        os.replace("
-EXERCISE = Exercise(
-    worlds=(2, 3, 1),
-    forbidden=("barrier",),
-    preload=("torch._dynamo",),  # which the optimizer imports
-    mistakes=(
-        Mistake(
-            "one file for all ranks", {'f"rank{rank}.pt"': '"all.pt"'}, "a rank resumes from what another has written"
-        ),
-        Mistake(
-            "the optimizer's state is missing",
-            {'        optimizer.load_state_dict(held["optimizer"])\n': ""},
-            "momentum begins at zero again",
-        ),
-        Mistake(
-            "the state of the random numbers is missing",
-            {'        torch.set_rng_state(held["rng"])\n': ""},
-            "those of the first steps are drawn again",
-        ),
-        Mistake(
-            "the position is missing",
-            {'        step = held["step"]\n': ""},
-            "steps that are in the model are taken again",
-        ),
-        Mistake(
-            "not atomic",
-            {f"{RENAME}{NEW}, file)\n": "", NEW: "file"},
-            "a file half written is taken for a snapshot",
-            ERROR,
-        ),
-        Mistake(
-            "deletes the old one first",
-            {RENAME: f"        file.unlink(missing_ok=True)\n{RENAME}"},
-            "whoever is killed in between has none",
-        ),
-    ),
-)
 STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"
 SAVE, REPLACE = "torch.save", "os.replace"
@@ -61,9 +27,7 @@ class Killed(BaseException):
     """Ends a life; what catches `Exception` does not catch it."""
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    import torch.distributed as dist
-
+def cases(rank: int, size: int, seed: int) -> Cases:
     due = live(rank, seed, lambda model, optimizer, train: [train(step) for step in range(STEPS)], [])
     with temporary_folder("snapshot") if rank == 0 else contextlib.nullcontext() as own:
         folders = [own]
@@ -89,8 +53,6 @@ def live_on(
 ) -> dict[str, object]:  # fmt: skip
     """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
     same in every run."""
-    import torch.distributed as dist
-
     taken, found = list[int](), dict[str, object]()
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
 
@@ -112,9 +74,6 @@ def live_on(
 def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -> dict[str, object]:
     """One process from its start: `solve(model, optimizer, train)` trains. The steps that are taken are noted; what is
     returned is the model in the end."""
-    import torch
-    from torch import nn
-
     torch.manual_seed(seed + rank)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -135,8 +94,6 @@ def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -
 def killing(imported: dict[str, Any], when: str, operation: str, number: int) -> Iterator[None]:
     """Raise `Killed` before, after or half-way through the write, or the renaming, of this number. `imported`: what the
     solution may have imported by its name."""
-    import torch
-
     calls = 0
 
     def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
