@@ -162,7 +162,7 @@ CATALOGUE = {
             forbidden=("all_reduce", "reduce_scatter", "reduce_scatter_tensor", *GATHERS),
             builds_on=("reduce-scatter",),
         ),
-        Exercise("allreduce/doubling", (2, 4, 3, 5, 1), forbidden=("all_reduce",)),
+        Exercise("allreduce/doubling", (2, 4, 3, 6, 1), forbidden=("all_reduce",)),
         Exercise(
             "data_parallel/scatter_gather",
             (3, 2, 1, 5, 4),

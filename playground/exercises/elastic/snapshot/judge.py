@@ -20,7 +20,7 @@ from playground.runtime.temporary_folder import temporary_folder
 STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"
 SAVE, REPLACE = "torch.save", "os.replace"
-AGAIN = "steps taken again, but for one after each kill"
+AGAIN, SHARED = "steps taken again, but for one after each kill", "files of other ranks that it changed"
 
 
 class Killed(BaseException):
@@ -44,7 +44,7 @@ def cases(rank: int, size: int, seed: int) -> Cases:
         )):  # fmt: skip
             folder = (folders[0] or Path()) / str(number)
             run = partial(live_on, rank, size, seed, folder, kills, kill)
-            yield Case(about, (), run=run, returns={AGAIN: 0} | due, is_coded=False)
+            yield Case(about, (), run=run, returns={AGAIN: 0, SHARED: "none"} | due, is_coded=False)
 
 
 def live_on(
@@ -54,6 +54,7 @@ def live_on(
     """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
     same in every run."""
     taken, found = list[int](), dict[str, object]()
+    mine, shared = set[Path](), set[str]()
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
 
     def solve(model: object, optimizer: object, train: Callable[[int], None]) -> None:
@@ -62,13 +63,25 @@ def live_on(
     for life in range(kills + 1):
         for turn in range(size):
             if turn == rank:
+                before = read_times(folder)
                 with (
                     contextlib.suppress(Killed),
                     killing(function.__globals__, *kill) if life < kills else contextlib.nullcontext(),
                 ):
                     found = live(rank, seed, solve, taken)
+                after = read_times(folder)
+                changed = {file for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
+                shared |= {file.name for file in (changed & before.keys()) - mine}
+                mine |= changed
             dist.group.WORLD.barrier().wait()
-    return {AGAIN: max(0, len(taken) - STEPS - kills)} | found
+    again = max(0, len(taken) - STEPS - kills)
+    return {AGAIN: again, SHARED: ", ".join(sorted(shared)) or "none"} | found
+
+
+def read_times(folder: Path) -> dict[Path, tuple[int, int]]:
+    """What tells of each file whether it has been written or replaced."""
+    found = ((file, file.stat()) for file in folder.rglob("*") if file.is_file())
+    return {file: (about.st_mtime_ns, about.st_ino) for file, about in found}
 
 
 def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -> dict[str, object]:

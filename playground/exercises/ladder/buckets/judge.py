@@ -18,6 +18,7 @@ def cases(rank: int, size: int, seed: int) -> Cases:
         ("parameters of 6, 2, 2 and 1 elements, cap 100", LINEAR, 100, (11,), None),
         ("parameters of 6, 2, 2 and 1 elements, cap 1", LINEAR, 1, (1, 2, 2, 6), None),
         ("odd ranks have no gradient of parameter 1, cap 4", EQUAL, 4, (4,) * 4, 1),
+        ("parameters of 1, 2 and 3 elements, cap 4", ((1,), (2,), (3,)), 4, (3, 3), None),
     ):
         model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
         for place, gradient in enumerate(give_gradients(rank, size, shapes, unused)):
