@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from playground.console.options import ALL, RunOptions, flags, names_option, pack_options, select_names
-from playground.console.session import Session
+from playground.console.session import Session, session_command
 from playground.console.text import Prose, bad, good, prose
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
@@ -68,12 +68,11 @@ def finding_text(finding: Finding) -> Prose:
 
 
 def examine(
-    session: Session, settings: DoctorSettings, chosen: Sequence[str], words: Sequence[str], size: int
+    session: Session, settings: DoctorSettings, chosen: Sequence[str], words: Sequence[str], size: int, timeout: float
 ) -> tuple[list[Finding], dict[str, object], int]:
     """Examine tier by tier, and say what each has found: this machine, a script with its arguments (`words`), `size`
     hosts. Returns all findings, the facts of each tier, and the number of errors that the host that leads has found."""
     findings, facts, elsewhere = list[Finding](), dict[str, object](), 0
-    timeout, env = session.run.timeout, session.world.rank_env
 
     def conclude(tier: str, found: object, summary: str = "", theirs: Sequence[Finding] = ()) -> None:
         new, number = [*run_checks(TIERS[tier], chosen, found), *theirs], sum(name in TIERS[tier] for name in chosen)
@@ -81,40 +80,45 @@ def examine(
         findings.extend(new)
         session.say(f"{tier}: {count(new, number)}" + f" ({summary})" * bool(summary), *map(finding_text, new))
 
-    with session.bar() as bar:
-        if TIERS["machine"].keys() & chosen:
-            several = machine.spans_hosts() or not all(map(is_loopback, settings.hosts))
-            conclude("machine", machine.MachineFacts(several_hosts=several))
-        if TIERS["torch"].keys() & chosen:
-            bar.show("torch, in a process of its own")
-            torch = software.examine(timeout)
-            conclude("torch", torch, software.summarize(torch))
-        if TIERS["script"].keys() & chosen:
-            bar.show(f"running {words[0]}")
-            ran = script.examine(Path(words[0]), words[1:], settings.seconds, timeout)
-            conclude("script", ran, script.summarize(ran))
-        if TIERS["hosts"].keys() & chosen:
-            listener, addresses = hosts.listen(settings.hosts, size, settings.port, env, findings)
-            bar.show("waiting for the other hosts")
-            silent = hosts.meet(listener, addresses, timeout)
-            bar.show("measuring the links")
-            if silent is None:
-                session.say(f"hosts: {([*settings.hosts] or range(size))[listener.leader]} leads, and reports")
-                elsewhere = hosts.follow(listener, addresses, timeout)
-            else:
-                found = hosts.lead(listener, addresses, settings.hosts, silent)
-                conclude("hosts", found, hosts.summarize(found), found.theirs)
-                hosts.dismiss(listener, addresses, found, count_errors(findings))
+    if TIERS["machine"].keys() & chosen:
+        several = machine.spans_hosts() or not all(map(is_loopback, settings.hosts))
+        conclude("machine", machine.MachineFacts(several_hosts=several))
+    if TIERS["torch"].keys() & chosen:
+        session.bar.show("torch, in a process of its own")
+        torch = software.examine(timeout)
+        conclude("torch", torch, software.summarize(torch))
+    if TIERS["script"].keys() & chosen:
+        session.bar.show(f"running {words[0]}")
+        ran = script.examine(Path(words[0]), words[1:], settings.seconds, timeout)
+        conclude("script", ran, script.summarize(ran))
+    if TIERS["hosts"].keys() & chosen:
+        listener, addresses = hosts.listen(settings.hosts, size, settings.port, session.world.rank_env, findings)
+        session.bar.show("waiting for the other hosts")
+        silent = hosts.meet(listener, addresses, timeout)
+        session.bar.show("measuring the links")
+        if silent is None:
+            session.say(f"hosts: {([*settings.hosts] or range(size))[listener.leader]} leads, and reports")
+            elsewhere = hosts.follow(listener, addresses, timeout)
+        else:
+            found = hosts.lead(listener, addresses, settings.hosts, silent)
+            conclude("hosts", found, hosts.summarize(found), found.theirs)
+            hosts.dismiss(listener, addresses, found, count_errors(findings))
     return findings, facts, elsewhere
 
 
-@click.command(TOOL.name, short_help=TOOL.purpose, context_settings={"allow_interspersed_args": False})
-@click.argument("words", metavar="[SCRIPT.py [ARGS]…]", nargs=-1, type=click.UNPROCESSED)
-@pack_options("settings", DoctorSettings)
-@names_option("--check", known=[*TIERS, *CHECKS], default=(ALL,), help="Checks to run, by name or tier")
-@flags(RunOptions, "timeout", "as_json", changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}})
+@session_command(
+    TOOL.name,
+    click.argument("words", metavar="[SCRIPT.py [ARGS]…]", nargs=-1, type=click.UNPROCESSED),
+    pack_options("settings", DoctorSettings),
+    names_option("--check", known=[*TIERS, *CHECKS], default=(ALL,), help="Checks to run, by name or tier"),
+    flags(RunOptions, "timeout", changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}}),
+    only=("as_json",),
+    size=1,
+    short_help=TOOL.purpose,
+    context_settings={"allow_interspersed_args": False},
+)
 def command(
-    words: tuple[str, ...], settings: DoctorSettings, check: tuple[str, ...], timeout: float, as_json: bool
+    session: Session, words: Sequence[str], settings: DoctorSettings, check: Sequence[str], timeout: float
 ) -> None:
     """Examine this machine, torch, and, with --hosts or under torchrun, the hosts and their links. Or a script for
     torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen,
@@ -128,7 +132,6 @@ def command(
         python -m playground doctor --hosts a,b,c
         python -m playground doctor train.py --epochs 1
     """
-    session = Session(TOOL.name, RunOptions(timeout=timeout, as_json=as_json), default_size=1)
     env = session.world.rank_env
     size = len(settings.hosts) or (env.size // env.local_size if env else 1)
     if words and (env or settings.hosts):
@@ -137,7 +140,7 @@ def command(
         return  # one process examines a host
     chosen = choose(check, ["script"] if words else ["machine", "torch", *["hosts"] * (size > 1)])
     session.say(f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python {platform.python_version()}", "")
-    findings, facts, elsewhere = examine(session, settings, chosen, words, size)
+    findings, facts, elsewhere = examine(session, settings, chosen, words, size, timeout)
     session.print_document({}, findings=findings, **facts)
     if count_errors(findings):
         checks = dict.fromkeys(each.check for each in findings if each.severity == ERROR)
