@@ -23,6 +23,7 @@ from torch import nn
 
 from playground.algorithms import load_all_reduce
 from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.link import Link
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 AllReduce = Callable[..., object]
@@ -369,4 +370,6 @@ def new_grad_sync(
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
     """The gradient synchronisation for `model` that `settings` ask for."""
     all_reduce = load_all_reduce(settings.all_reduce)
+    if settings.link:
+        all_reduce = Link(settings.link).all_reduce(all_reduce)
     return new_grad_sync(settings.sync, model, all_reduce, settings.bucket_cap, settings.sync_every)

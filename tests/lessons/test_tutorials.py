@@ -396,7 +396,7 @@ def losses_are_a_vector() -> None:
 @tries("a criterion that returns `(loss, targets)`, then `loss.backward()`")
 def a_tuple_has_no_backward() -> None:
     loss = (torch.ones(1, requires_grad=True).sum(), torch.ones(1))
-    loss.backward()
+    loss.backward()  # type: ignore[attr-defined]
 
 
 @tries("`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`")
