@@ -25,9 +25,8 @@ from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 from playground.algorithms import shared_memory
 from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
-from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
-from playground.runtime.host import digest, host_id
+from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment
 
 INLINE = 256 * 1024
@@ -70,11 +69,11 @@ class SharedMemory(Backend):
     def open_segment(self, world: Sequence[int]) -> Segment | None:
         if self.size() == 1:
             return None
-        hosts, options = Hosts.from_ids(self.exchange([digest(host_id())])), self.options
+        hosts, options = ranks_by_host(self.exchange([digest(host_id())])), self.options
         found: Segment | str = "ranks are on several hosts"
-        if not hosts.several:
+        if len(hosts) == 1:
             timeout = lambda: options._timeout.total_seconds()  # noqa: E731 - which the program may set
-            found = open_segment(self.rank(), hosts.members, world, self.exchange, timeout)
+            found = open_segment(self.rank(), hosts, world, self.exchange, timeout)
         if isinstance(found, str):
             shared_memory.say_why_not(found, self.rank())
             return None

@@ -15,7 +15,6 @@ from simulation import Simulation, Sizes
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
-from playground.algorithms.hosts import Hosts
 from playground.algorithms.messages import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
@@ -119,8 +118,8 @@ def test_messages_between_three_nodes_of_four(name: str, between: int) -> None:
     assert COSTS[name](Task(12, 1024, 4)).between.messages == between
 
 
-def one_host(size: int) -> Hosts:
-    return Hosts.from_ids([0] * size)
+def one_host(size: int) -> list[tuple[int, ...]]:
+    return [tuple(range(size))]
 
 
 @pytest.mark.parametrize("cores", [2, 64])

@@ -12,9 +12,9 @@ from hosts import Network
 from hypothesis import given, settings, strategies as st
 
 from playground.algorithms.cost_model import Machine
-from playground.algorithms.hosts import Hosts
 from playground.console.rendering import render
 from playground.runtime import UsageError
+from playground.runtime.host import ranks_by_host
 from playground.tools.scale import page, plan
 from playground.tools.scale.plan import Sample
 
@@ -26,8 +26,8 @@ latency, inverse_bandwidth = st.floats(1e-6, 1e-3), st.floats(1e-11, 1e-7)
 share = st.floats(0.001, 1)
 
 
-def even(hosts: int, node: int) -> Hosts:
-    return Hosts.from_ids([rank // node for rank in range(hosts * node)])
+def even(hosts: int, node: int) -> tuple[tuple[int, ...], ...]:
+    return ranks_by_host(rank // node for rank in range(hosts * node))
 
 
 def plan_of(hosts: int, node: int) -> plan.Plan:
@@ -94,7 +94,7 @@ def test_a_level_that_cannot_be_measured_is_named() -> None:
 @pytest.mark.parametrize("layout", [(0, 0, 1), (0, 1, 0, 1)])
 def test_hosts_that_are_not_alike_are_refused(layout: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="as many ranks on each host, consecutive ones"):
-        plan.plan_for(Hosts.from_ids(layout), plan.Effort(0.0), CORES, CORES)
+        plan.plan_for(ranks_by_host(layout), plan.Effort(0.0), CORES, CORES)
 
 
 def test_simulated_hosts_are_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

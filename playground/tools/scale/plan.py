@@ -16,7 +16,6 @@ from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
-from playground.algorithms.hosts import Hosts
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
@@ -144,21 +143,21 @@ class Plan:
         return min(hosts * self.cores, self.all_cores)
 
 
-def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
+def plan_for(hosts: Sequence[tuple[int, ...]], effort: Effort, cores: int, all_cores: int) -> Plan:
     """The plan for these hosts. Raises `UsageError` for a world that is too small, too large, or uneven."""
-    size = sum(map(len, hosts.members))
-    if not MIN_RANKS <= size <= MAX_RANKS and not (hosts.several and size <= MAX_RANKS):
+    size = sum(map(len, hosts))
+    if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
         raise UsageError(
             f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to {MAX_RANKS}; for a "
             f"cluster give --alpha and --beta"
         )
     one_level = tuple(name for name in COSTS if not ALGORITHMS[name].needs_hosts)
     return Plan(
-        names=tuple(COSTS) if hosts.several else one_level,
-        groups=tuple(groups_of_hosts(hosts, effort) if hosts.several else groups_of_one_host(size, effort)),
+        names=tuple(COSTS) if len(hosts) > 1 else one_level,
+        groups=tuple(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort)),
         seconds=effort.seconds,
-        hosts=len(hosts.members),
-        ranks_per_host=hosts.smallest,
+        hosts=len(hosts),
+        ranks_per_host=min(map(len, hosts)),
         cores=cores,
         all_cores=all_cores,
     )
@@ -173,18 +172,18 @@ def groups_of_one_host(size: int, effort: Effort) -> Iterator[Group]:
         yield Group(ranks=tuple(range(members)), held_out=effort.held_out)
 
 
-def groups_of_hosts(hosts: Hosts, effort: Effort) -> Iterator[Group]:
+def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Effort) -> Iterator[Group]:
     """Two ranks of one host, and one rank on each of two: each pair has a level to itself, and the model is fitted to
     both. Larger groups, on one level or on both, it has to predict. Raises `UsageError` for hosts that are not alike.
     """
-    first, node = hosts.members[0], hosts.smallest
-    size = node * len(hosts.members)
-    if tuple(chain.from_iterable(hosts.members)) != tuple(range(size)) or {*map(len, hosts.members)} != {node}:
-        counts = ", ".join(str(len(host)) for host in hosts.members)
+    first, node = hosts[0], min(map(len, hosts))
+    size = node * len(hosts)
+    if tuple(chain.from_iterable(hosts)) != tuple(range(size)) or {*map(len, hosts)} != {node}:
+        counts = ", ".join(str(len(host)) for host in hosts)
         raise UsageError(
             f"hosts with {counts} ranks: measuring both levels takes as many ranks on each host, consecutive ones"
         )
-    heads = tuple(host[0] for host in hosts.members)
+    heads = tuple(host[0] for host in hosts)
     yield Group(ranks=heads[:2], fitted=effort.fitted_between, held_out=effort.held_out_between)
     if len(heads) > 2:
         yield Group(ranks=heads, held_out=effort.held_out_between)

@@ -18,10 +18,9 @@ import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.cost_model import ELEMENT
-from playground.algorithms.hosts import Hosts
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
-from playground.runtime.host import cores, host_id
+from playground.runtime.host import cores, host_id, ranks_by_host
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.tools.scale.plan import Effort, Group, Key, Plan, plan_for
 
@@ -34,7 +33,7 @@ def measure(rank: int, size: int, effort: Effort) -> tuple[Plan, dict[Key, list[
     """The plan, and seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of
     this world. Rank 0 reports its `Plan`. Rounds begin until the effort's seconds have passed. The one before the first
     warms up, and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
-    hosts = Hosts.from_ids(all_gather_object(host_id()))
+    hosts = ranks_by_host(all_gather_object(host_id()))
     plan = plan_for(hosts, effort, cores(), count_cores())
     if rank == 0:
         report(plan=plan)
