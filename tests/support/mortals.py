@@ -58,5 +58,5 @@ class Mortal(CountedSteps):
 
     def after_step(self, last: bool) -> None:
         super().after_step(last)
-        if self.next_kill == Kill(self.rank, self.steps):
+        if self.next_kill == (self.rank, self.steps):
             os.kill(os.getpid(), signal.SIGKILL)
