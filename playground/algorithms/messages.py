@@ -19,13 +19,13 @@ import torch.distributed as dist
 
 from playground.algorithms import background
 from playground.algorithms.operation import ADDS
-from playground.runtime.backends import backend_of
+from playground.runtime.backends import BACKENDS, backend_of
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import Segment, open_segment
 
 TAG = 2017
 """Tag of our messages: none is taken for a message of the user's between the same two ranks."""
-IN_BATCHES = {"cuda"}
+IN_BATCHES = {backend.device_type for backend in BACKENDS.values() if backend.batches_messages}
 """Kinds of devices on which the messages of one step must be started together."""
 Addressed = tuple[torch.Tensor, int]
 """(what, the rank of the group that it goes to or comes from). Tensors are flat and contiguous."""
