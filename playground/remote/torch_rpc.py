@@ -49,9 +49,7 @@ class TorchAgent:
     def on_loss(self, callback: Callable[[int], None]) -> None:
         """Does nothing: torch's RPC does not report lost ranks."""
 
-    def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        dist.barrier()
+    barrier = staticmethod(dist.barrier)
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         """Run `function(*args)` on that rank. Returns its result, or raises its exception."""

@@ -156,7 +156,7 @@ def let_go() -> None:
 
 
 def counts() -> list[int]:
-    return list(current_agent().references.counts.values())
+    return list(current_agent().counts.values())
 
 
 def ask_for_counts() -> list[int]:
