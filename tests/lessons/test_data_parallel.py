@@ -72,7 +72,7 @@ def test_gradients_are_those_of_one_device_with_the_whole_batch(devices: int, ba
 
 
 def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
-    lstm, inputs = nn.LSTM(5, 4, batch_first=True).double(), torch.randn(7, 3, 5, dtype=torch.float64)
+    lstm, inputs = nn.LSTM(5, 4, batch_first=True).double(), torch.randn(6, 3, 5, dtype=torch.float64)
     parallel = DataParallel(lstm, DEVICES[:3])
     alone, together = gradients(lambda x: lstm(x)[0], lstm, inputs), gradients(lambda x: parallel(x)[0], lstm, inputs)
     assert (alone - together).abs().max() <= 1e-12
