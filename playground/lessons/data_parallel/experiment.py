@@ -16,7 +16,6 @@ from statistics import median
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel import page
 from playground.lessons.data_parallel.lesson import data_parallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import (
     LOSSES,
@@ -100,17 +99,19 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
         after("(before)")
         training_step(optimizer, [forward], GradSync(model), moment=moment)
         after("optimizer.step")
-    for (part, source, target), count in account.bytes_moved().items():
+    for (part, source, target), count in account.moved.items():
         move = {"part": part, "from": "host" if source == HOST else str(source), "bytes": count}
         steps[target]["received"].append(move)
     return list(steps.values())
 
 
-def ways(rank: int, size: int, settings: DataParallelSettings) -> list[page.WayResult]:
+def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
     another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
-    For each of `settings.ways`, in order. All take their first step from the same parameters.
+    For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from other devices, of
+    each device the most bytes that it holds at any moment, these by label, and the share of the step in which it
+    computes, 0 to 1; and the median of a step's seconds. All take their first step from the same parameters.
     """
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -123,18 +124,18 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[page.WayR
         steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
         first_loss = steps[-1]().item()  # from here on the optimizer has its state
         account = track_step(model, optimizer, loss, devices)
-        gathered = sum(move.bytes for move in account.moves if move.part == "gather")
-        with track_utilisation(devices) as use:
+        gathered = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
+        with track_utilisation(devices) as share:
             for _ in range(settings.steps):
                 steps[-1]()
         peak, at_peak = account.peak, account.at_peak
         loads = [
-            page.DeviceLoad(device=str(each), peak=peak[each], at_peak=at_peak[each], share=share)
-            for each, share in use.share.items()
+            {"device": str(each), "peak": peak[each], "at_peak": at_peak[each], "share": share[each]}
+            for each in devices
         ]
-        results.append(partial(page.WayResult, **vars(way), loss=first_loss, gathered=gathered, devices=loads))
+        results.append({**vars(way), "loss": first_loss, "gathered": gathered, "devices": loads})
     turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
-    return [result(seconds=median(seconds)) for result, seconds in zip(results, turns, strict=True)]
+    return [{**result, "seconds": median(seconds)} for result, seconds in zip(results, turns, strict=True)]
 
 
 def track_step(

@@ -98,28 +98,6 @@ MEANS = ("mean", "mean of means", "weighted mean")
 """Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceLoad:
-    """The load of a step on one device: the most bytes it holds at any moment, these by label, and the share of the
-    step in which it computes, 0 to 1."""
-
-    device: str
-    peak: int
-    at_peak: dict[str, int]
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class WayResult(Way):
-    """The cost of a step by one way to the loss: the loss before it, the bytes that gather copies from other devices,
-    and the median time."""
-
-    loss: float
-    gathered: int
-    devices: list[DeviceLoad]
-    seconds: float
-
-
 COLUMNS = {
     "device": Column("device"),
     "chunks": Column("chunks", wraps=True),
@@ -138,6 +116,11 @@ COLUMNS = {
     ),
 }
 """Columns by the names of values in rows."""
+COSTS = figures(
+    ("gathered", "copied by\ngather", "bytes", ","),
+    ("seconds", "time\nper step", "ms", ".1f", 1000),
+    ("loss", "loss", "", ".6f"),
+)
 NUMBER = Column("", right=True)
 """Those of other names."""
 
@@ -155,28 +138,24 @@ def step_texts(devices: Sequence[Row]) -> Texts:
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
-def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
+def ways_texts(ways: Sequence[Row], alone: Row) -> Texts:
     """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
-    gathers, devices = ("gathered", "on"), [device.device for device in ways[0].devices]
-    peaks = Table(*gathers, *numbers(*((device, "bytes", ",") for device in devices)))
-    shares = Table(*gathers, *numbers(*((device, "%", ".0f") for device in devices)))
-    figures = ("copied by\ngather", "bytes", ","), ("time\nper step", "ms", ".1f"), ("loss", "", ".6f")
-    costs = Table(*gathers, *numbers(*figures))
-    for way in ways:
-        name = way.gather, way.output_device
-        peaks.add(*name, *(device.peak for device in way.devices))
-        shares.add(*name, *(100 * device.share for device in way.devices))
-        costs.add(*name, way.gathered, 1000 * way.seconds, way.loss)
-    [first] = alone.devices
+    gathered, first = {"gather": Column("gathered"), "output_device": Column("on")}, alone["devices"][0]
+    names = [device["device"] for device in ways[0]["devices"]]
+
+    def by_device(figure: str, *about: Any) -> Table:
+        rows = [{**way, **{each["device"]: each[figure] for each in way["devices"]}} for way in ways]
+        return tabulate(rows, gathered | figures(*((name, name, *about) for name in names)))
+
     return [
-        f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):",
-        peaks,
-        f"  What that is where {ways[0].gather} are gathered on {ways[0].output_device}:",
-        *bars([(device.device, device.at_peak) for device in ways[0].devices], LABELS),
+        f"  Peak memory of each device ({first['device']} alone, with the whole batch: {first['peak']:,} bytes):",
+        by_device("peak", "bytes", ","),
+        f"  What that is where {ways[0]['gather']} are gathered on {ways[0]['output_device']}:",
+        *bars([(device["device"], device["at_peak"]) for device in ways[0]["devices"]], LABELS),
         "  What gather copies from other devices, and how long a step takes:",
-        costs,
+        tabulate(ways, gathered | COSTS),
         "  Share of a step in which each device computes:",
-        shares,
+        by_device("share", "%", ".0f", 100),
     ]
 
 
@@ -282,7 +261,7 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     session.print_document(
         {
             "split": shares, "one_step": devices,
-            **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
+            **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
         devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size, ways=ways,
         one_device=alone, means=means, claims={"copies": copies, "steps": steps}, threads=threads,
