@@ -420,7 +420,7 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
     stopwatch = Stopwatch()
     with stopwatch.slot("F", 0):
         alone = hold_the_gpu()
-    found["forward"] = (stopwatch.slots[0].end - stopwatch.slots[0].start) / alone
+    found["forward"] = (stopwatch.slots[0]["end"] - stopwatch.slots[0]["start"]) / alone
     called: list[float] = []
     seconds = timed(lambda: called.append(hold_the_gpu()))()
     found["call"] = seconds / called[0]

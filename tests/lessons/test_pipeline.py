@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +26,8 @@ from playground.lessons.pipeline.page import (
     EXACT,
     SCHEDULES,
     PipelineSettings,
-    ScheduleRun,
-    Slot,
-    StageRun,
     bubble,
+    check,
     draw,
     summarize,
 )
@@ -39,6 +36,7 @@ from playground.runtime import PlaygroundError, RankFailed, device
 from playground.runtime.backends import BACKENDS
 from playground.testing import World
 from playground.training.replicas import flat
+from playground.training.results import Row
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -218,13 +216,13 @@ class SimulatedStage:
         self.order.append(("B", m))
 
 
-def simulate(name: str, stages: int, microbatches: int) -> list[list[Slot]]:
+def simulate(name: str, stages: int, microbatches: int) -> list[list[Row]]:
     """What each stage does, and when, if nothing but computing takes time."""
     paper = [SimulatedStage(stage, stages) for stage in range(stages)]
     for stage in paper:
         SCHEDULES[name].code(stage, microbatches)
     ends: dict[tuple[int, str, int], float] = {}
-    steps: list[list[Slot]] = [[] for _ in paper]
+    steps: list[list[Row]] = [[] for _ in paper]
     while any(stage.order for stage in paper):
         before = len(ends)
         for s, stage in enumerate(paper):
@@ -234,10 +232,10 @@ def simulate(name: str, stages: int, microbatches: int) -> list[list[Slot]]:
             neighbour = (s - 1, "F", m) if kind == "F" else (s + 1, "B", m)
             if 0 <= neighbour[0] < stages and neighbour not in ends:
                 continue
-            start = max(ends.get(neighbour, 0.0), steps[s][-1].end if steps[s] else 0.0)
+            start = max(ends.get(neighbour, 0.0), steps[s][-1]["end"] if steps[s] else 0.0)
             end = start + (FORWARD if kind == "F" else BACKWARD)
             ends[s, kind, m] = end
-            steps[s].append(Slot(kind=kind, microbatch=m, start=start, end=end))
+            steps[s].append({"kind": kind, "microbatch": m, "start": start, "end": end})
             stage.order.pop(0)
         assert len(ends) > before, "a deadlock"
     return steps
@@ -248,10 +246,10 @@ def test_the_formulas_are_those_of_the_schedules(name: str, stages: int, microba
     steps, spec = simulate(name, stages, microbatches), SCHEDULES[name]
     assert bubble(steps) == pytest.approx(spec.bubble(stages, microbatches))
     for stage, slots in enumerate(steps):
-        assert Counter((slot.kind, slot.microbatch) for slot in slots) == Counter(
+        assert Counter((slot["kind"], slot["microbatch"]) for slot in slots) == Counter(
             (kind, m) for kind in "FB" for m in range(microbatches)
         )
-        held = [sum(1 if slot.kind == "F" else -1 for slot in slots[: place + 1]) for place in range(len(slots))]
+        held = [sum(1 if slot["kind"] == "F" else -1 for slot in slots[: place + 1]) for place in range(len(slots))]
         assert (max(held), held[-1]) == (spec.held(stage, stages, microbatches), 0)
 
 
@@ -302,18 +300,14 @@ def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
         assert 0 < schedule["bubble"] < 1
 
 
-def a_run(folder: Path, **changes: Any) -> ScheduleRun:
-    slot = Slot(kind="F", microbatch=0, start=0.0, end=1.0)
-    rank = StageRun(gradient_difference=0.0, held=1, held_bytes=1, losses=[1.0], steps=[[slot]])
-    settings = PipelineSettings(size=1, folder=folder, microbatches=1)
-    return summarize(SCHEDULES["gpipe"], [replace(rank, **changes)], settings)
-
-
 @pytest.mark.parametrize("changes", [{"gradient_difference": 1e-9}, {"gradient_difference": float("nan")}, {"held": 2}])
 def test_what_is_not_as_promised_is_an_error(changes: dict[str, Any], tmp_path: Path) -> None:
-    a_run(tmp_path).check()
+    slot = {"kind": "F", "microbatch": 0, "start": 0.0, "end": 1.0}
+    rank = {"gradient_difference": 0.0, "held": 1, "held_bytes": 1, "losses": [1.0], "steps": [[slot]]}
+    settings = PipelineSettings(size=1, folder=tmp_path, microbatches=1)
+    check("gpipe", summarize("gpipe", [rank], settings))
     with pytest.raises(PlaygroundError, match="must not be"):
-        a_run(tmp_path, **changes).check()
+        check("gpipe", summarize("gpipe", [{**rank, **changes}], settings))
 
 
 class DyingStage(Stage):
