@@ -54,20 +54,9 @@ def _restored_path() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_restored_path")
-@pytest.mark.parametrize("order", [(), pytest.param(("-p", "no:randomly", "--reverse"), marks=pytest.mark.stress)])
-def test_a_failing_world_fails_its_own_test_only(pytester: pytest.Pytester, order: tuple[str, ...]) -> None:
-    pytester.makeconftest(
-        """
-        def pytest_addoption(parser):
-            parser.addoption("--reverse", action="store_true")
-
-        def pytest_collection_modifyitems(config, items):
-            if config.getoption("--reverse"):
-                items.reverse()
-        """
-    )
+def test_a_failing_world_fails_its_own_test_only(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=MODULE)
-    result = pytester.runpytest_inprocess("-q", *order)
+    result = pytester.runpytest_inprocess("-q", "-p", "no:randomly")
     result.assert_outcomes(passed=2, failed=3)
     result.stdout.fnmatch_lines_random(
         [
