@@ -471,8 +471,8 @@ def test_training_ends_with_the_same_bits(
         shown(run_cli, *words, "-n", size, *training, "--epochs", epochs, "--snapshots", tmp_path / name)
     for name in ("second", "parts"):  # the last snapshots, byte by byte
         [found] = world(1, backend="nccl", timeout=ENOUGH).run(compare, tmp_path / "first", tmp_path / name)
-        assert found.nbytes > NET
-        assert found.differing == 0
+        assert found["nbytes"] > NET
+        assert found["differing"] == 0
 
 
 def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:
