@@ -117,23 +117,21 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     start = {name: value.clone() for name, value in model.state_dict().items()}
     steps, results = [], []
-    for way in settings.ways:
-        loss = partial(LOSSES[way.gather], model, tokens, targets, devices, torch.device(way.output_device))
+    for way, output_device in settings.ways:
+        loss = partial(LOSSES[way], model, (tokens, targets), devices, torch.device(output_device))
         optimizer = new_optimizer(model)
         model.load_state_dict(start)
         steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
         first_loss = steps[-1]().item()  # from here on the optimizer has its state
         account = track_step(model, optimizer, loss, devices)
-        gathered = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
+        moved = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
         with track_utilisation(devices) as share:
             for _ in range(settings.steps):
                 steps[-1]()
-        peak, at_peak = account.peak, account.at_peak
-        loads = [
-            {"device": str(each), "peak": peak[each], "at_peak": at_peak[each], "share": share[each]}
-            for each in devices
-        ]
-        results.append({**vars(way), "loss": first_loss, "gathered": gathered, "devices": loads})
+        held = zip(devices, account.peak.values(), account.at_peak.values(), share.values(), strict=True)
+        loads = [dict(zip(("device", "peak", "at_peak", "share"), (str(at), *rest), strict=True)) for at, *rest in held]
+        about = {"gather": way, "output_device": output_device, "loss": first_loss, "gathered": moved}
+        results.append({**about, "devices": loads})
     turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
     return [{**result, "seconds": median(seconds)} for result, seconds in zip(results, turns, strict=True)]
 

@@ -125,7 +125,7 @@ class Copy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, source: torch.device, device: torch.device, part: str) -> torch.Tensor:
-        ctx.source, ctx.part = source, part
+        ctx.source = source
         with moving(part, device, tensor):
             return tensor.clone() if device.type == tensor.device.type == "cpu" else tensor.to(device)
 
