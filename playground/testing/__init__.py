@@ -105,7 +105,7 @@ class ImportedAsByPytest:
     """
 
     fn: Callable[..., Any]
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     """Arguments of `load`."""
 
     def __call__(self, *args: Any) -> Any:
@@ -141,7 +141,7 @@ def load(
     return function
 
 
-def read_settings(config: pytest.Config) -> dict[str, Any]:
+def read_settings(config: pytest.Config) -> Mapping[str, Any]:
     """The settings of this run of pytest that ranks need."""
     options = {}
     for name in OPTIONS:

@@ -18,11 +18,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
-from ranks import device_behind
 
 from playground.lessons.parameter_server import experiment, lesson
 from playground.lessons.parameter_server.experiment import MeasuredServer
-from playground.lessons.parameter_server.lesson import Push, new_model, paced, whole_batches
+from playground.lessons.parameter_server.lesson import Push, new_model, whole_batches
 from playground.lessons.parameter_server.page import (
     LARGEST,
     MODES,
@@ -47,70 +46,54 @@ def small(folder: Path, **more: Any) -> ServerSettings:
     return ServerSettings(folder=folder, limit=200, batch_size=40, **more)
 
 
-def parameters_of_server(rank: int, size: int, settings: ServerSettings, dtype: str) -> list[float]:
+def parameters_of_server(rank: int, size: int, settings: ServerSettings) -> list[float]:
     """The server's parameters, after the last mode."""
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        experiment.run(rank, size, settings)
-        return flat(lesson.servers[0].model.parameters()).tolist() if rank == 0 else []
-    finally:
-        torch.set_default_dtype(torch.float32)
+    experiment.run(rank, size, settings)
+    return flat(lesson.servers[0].model.parameters()).tolist() if rank == 0 else []
 
 
-def parameters_by_sgd(rank: int, size: int, settings: ServerSettings, dtype: str) -> list[float]:
+def parameters_by_sgd(rank: int, size: int, settings: ServerSettings) -> list[float]:
     """As the lesson sgd takes its steps."""
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        model, coming = new_model(settings), whole_batches(settings, dist.group.WORLD)
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        for _ in range(settings.steps):
-            images, labels, samples_per_rank = next(coming)
-            optimizer.zero_grad()
-            (F.nll_loss(model(images), labels, reduction="sum") / samples_per_rank).backward()
-            average_gradients(model)
-            optimizer.step()
-        return flat(model.parameters()).tolist()
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def parameters_by_plain_sgd(rank: int, size: int, settings: ServerSettings) -> list[float]:
-    """By rank 1 alone, with as many threads as a worker has, on which bits depend."""
-    alone = dist.new_group([1])
-    if rank == 0:
-        return []
-    model, coming = new_model(settings), whole_batches(settings, alone)
+    model, coming = new_model(settings), whole_batches(settings, dist.group.WORLD)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     for _ in range(settings.steps):
-        images, labels, _ = next(coming)
+        images, labels, samples_per_rank = next(coming)
         optimizer.zero_grad()
-        (F.nll_loss(model(images), labels, reduction="sum") / len(labels)).backward()
+        (F.nll_loss(model(images), labels, reduction="sum") / samples_per_rank).backward()
+        average_gradients(model)
         optimizer.step()
     return flat(model.parameters()).tolist()
 
 
-def difference_to_sgd(workers: int, settings: ServerSettings, world: Worlds) -> float:
-    ours = world(workers + 1).run(parameters_of_server, settings, "float64")[0]
-    theirs = world(workers).run(parameters_by_sgd, settings, "float64")[0]
-    return (torch.tensor(ours).double() - torch.tensor(theirs).double()).abs().max().item()
+def in_float64(rank: int, size: int, parameters: Callable[..., list[float]], settings: ServerSettings) -> list[float]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return parameters(rank, size, settings)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("workers", [3, *(pytest.param(many, marks=pytest.mark.stress) for many in (1, 8))])
-def test_synchronous_steps_are_those_of_sgd(workers: int, digits_folder: Path, world: Worlds) -> None:
-    assert difference_to_sgd(workers, small(digits_folder, modes=("sync",), steps=8), world) <= 1e-12
-
-
-@pytest.mark.stress
-def test_over_rpc_they_are_the_same(digits_folder: Path, world: Worlds) -> None:
-    settings = small(digits_folder, modes=("sync",), steps=20, over="rpc")
-    assert difference_to_sgd(4, settings, world) <= 1e-12
-
-
-@pytest.mark.parametrize("mode", ["async", pytest.param("stale-synchronous", marks=pytest.mark.stress)])
-def test_one_worker_alone_takes_plain_sgd_s_steps_to_the_bit(mode: str, digits_folder: Path, world: Worlds) -> None:
-    settings = small(digits_folder, modes=(mode,), steps=12, staleness=0)
-    ours = world(2).run(parameters_of_server, settings, "float32")[0]
-    assert ours == world(2).run(parameters_by_plain_sgd, settings)[1]
+@pytest.mark.parametrize(
+    ("workers", "about"),
+    [
+        (3, {"modes": ("sync",)}),
+        (1, {"modes": ("async",)}),
+        *(
+            pytest.param(workers, about, marks=pytest.mark.stress)
+            for workers, about in (
+                (8, {"modes": ("sync",)}),
+                (4, {"modes": ("sync",), "over": "rpc"}),
+                (1, {"modes": ("stale-synchronous",), "staleness": 0}),
+            )
+        ),
+    ],
+)
+def test_steps_are_those_of_sgd(workers: int, about: dict[str, Any], digits_folder: Path, world: Worlds) -> None:
+    """Synchronous ones, and those of one worker alone in every mode."""
+    settings = small(digits_folder, steps=8, **about)
+    ours = world(workers + 1).run(in_float64, parameters_of_server, settings)[0]
+    theirs = world(workers).run(in_float64, parameters_by_sgd, settings)[0]
+    assert (torch.tensor(ours).double() - torch.tensor(theirs).double()).abs().max().item() <= 1e-12
 
 
 @pytest.mark.parametrize(("size", "over"), [pytest.param(2, "send-recv", marks=pytest.mark.stress), (3, "rpc")])
@@ -272,23 +255,6 @@ def test_without_those_it_needs_the_server_cannot_go_on(mode: str, size: int, di
     settings, lost = small(digits_folder, modes=(mode,), steps=100_000), list[RankFailed]()
     with pytest.raises(RankFailed, match=f"^rank 1 of {size} was killed by SIGKILL$"):
         launch(train_until_killed, size, args=(settings, 1), expendable=range(1, size), on_loss=lost.append)
-
-
-def take_time(rank: int, size: int, settings: ServerSettings) -> float:
-    """Seconds of a worker for what is issued at once and takes the device 0.2 s."""
-    with device_behind(0.2):
-        started = time.perf_counter()
-        with paced(settings, dist.group.WORLD):
-            pass
-        return time.perf_counter() - started
-
-
-def test_the_slow_worker_is_slow_by_what_its_device_takes(world: Worlds, digits_folder: Path) -> None:
-    """Both wait until the device has done what came before; the slow one then takes three times 0.2 s, and not of
-    nothing."""
-    seconds = world(2).run(take_time, small(digits_folder, slow_worker=3.0))
-    assert seconds[0] >= 0.2
-    assert seconds[1] >= 0.8
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ Every copy from one device to another is recorded, and so is what each device's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from playground.measurement import format_bytes
+from playground.measurement import Fields, format_bytes
 from playground.see.analyse import ref_of
 from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
 from playground.see.paint.results import DataParallelStep, Evidence
@@ -206,13 +205,13 @@ STYLES = {
 }
 
 
-def way_of(run: Evidence, gather: str) -> dict[str, Any]:
+def way_of(run: Evidence, gather: str) -> Fields:
     """The measurements on the only rank, by this way to the loss."""
-    ways: Sequence[dict[str, Any]] = run.results[0]
+    ways: Sequence[Fields] = run.results[0]
     return next(way for way in ways if way["gather"] == gather)
 
 
-def add_memory(drawing: Drawing, devices: Sequence[dict[str, Any]]) -> None:
+def add_memory(drawing: Drawing, devices: Sequence[Fields]) -> None:
     """Add bars of what each device holds at its peak."""
     bars = []
     for number, load in enumerate(devices):
@@ -222,7 +221,7 @@ def add_memory(drawing: Drawing, devices: Sequence[dict[str, Any]]) -> None:
     add_bars(drawing, bars)
 
 
-def add_memory_key(drawing: Drawing, devices: Sequence[dict[str, Any]]) -> None:
+def add_memory_key(drawing: Drawing, devices: Sequence[Fields]) -> None:
     used = {label for load in devices for label in load["at_peak"]}
     add_key(drawing, {style: label for label, style in STYLES.items() if label in used})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Any
 
 import playground.see.paint as paint
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
@@ -255,7 +254,7 @@ def schedules(run: Evidence) -> Scene:
     )
 
 
-def add_schedule(drawing: Drawing, name: str, step: Sequence[Sequence[dict[str, Any]]], axis: paint.TimeAxis) -> None:
+def add_schedule(drawing: Drawing, name: str, step: Sequence[Sequence[Fields]], axis: paint.TimeAxis) -> None:
     """Add a lane for each stage, with the step whose bubble is the median."""
     began = min(slot["start"] for rank in step for slot in rank)
     y = drawing.bottom + (CELL[1] if drawing.marks else 0)
