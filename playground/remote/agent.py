@@ -18,6 +18,7 @@ see `RemoteReference`. Pickles with memory beside them: https://peps.python.org/
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import itertools
 import pickle
@@ -65,7 +66,7 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:
     if not tensor.is_cpu:
         raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
-        return NotImplemented
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
     memory = elements.as_strided((elements.numel(),), (1,)).view(torch.uint8).numpy()  # strides of 0 or 1 vary
     leaf = tensor.requires_grad and tensor.is_leaf
@@ -78,15 +79,8 @@ def rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gra
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-class Pickler(pickle.Pickler):
-    """Pickles tensors, and what `lend` reduces, in their own ways; appends larger memory to `buffers`, uncopied."""
-
-    def __init__(self, file: io.BytesIO, buffers: Messages, lend: Callable[[Any], Any]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
-        self.lend = lend
-
-    def reducer_override(self, part: Any) -> Any:
-        return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.lend(part)
+REDUCE = {**copyreg.dispatch_table, torch.Tensor: reduce_tensor, torch.nn.Parameter: reduce_tensor}
+"""How to pickle objects of a type in another way than their own."""
 
 
 def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
@@ -324,7 +318,9 @@ class Agent:
         file = io.BytesIO(EMPTY)
         file.seek(HEADER.size)
         try:
-            Pickler(file, buffers, lambda part: self.lend(part, rank)).dump(obj)
+            pickler = pickle.Pickler(file, -1, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
+            pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank)}
+            pickler.dump(obj)
         except (UsageError, dist.DistNetworkError):
             raise
         except Exception as error:
@@ -371,16 +367,14 @@ class Agent:
                 del self.counts[number]
                 self.objects.pop(number, None)
 
-    def lend(self, obj: Any, rank: int) -> Any:
-        """Count a reference for `rank`. Returns how to rebuild it there, as `__reduce__` does; `NotImplemented` for
-        other objects. It is not counted for its owner: the caller's own reference lives until the reply has come."""
-        if not isinstance(obj, RemoteReference):
-            return NotImplemented
-        if obj.owner not in (rank, self.rank):
-            self.call(obj.owner, call_agent, "count", obj.number, 1)
-        elif rank != self.rank == obj.owner:
-            self.count(obj.number, 1)
-        return borrow, (obj.owner, obj.number)
+    def lend(self, rank: int, reference: RemoteReference) -> Any:
+        """Count a reference for `rank`. Returns how to rebuild it there, as `__reduce__` does. It is not counted for
+        its owner: the caller's own reference lives until the reply has come."""
+        if rank != reference.owner == self.rank:
+            self.count(reference.number, 1)
+        elif rank != reference.owner:
+            self.call(reference.owner, call_agent, "count", reference.number, 1)
+        return borrow, (reference.owner, reference.number)
 
     def drop(self, owner: int, number: int) -> None:
         """Drop a reference. This may happen in the middle of anything, so another owner is told later."""
