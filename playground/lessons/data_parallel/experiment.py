@@ -6,6 +6,7 @@ training does not go well": every forward makes new ones from the one model, whi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -195,47 +196,39 @@ def count_models(settings: DataParallelSettings, devices: list[torch.device]) ->
 
 
 def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[Row]:
-    """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64."""
-    models = [
-        ParallelLossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)
-    ]
-    optimizers = [new_optimizer(model) for model in models]
-    _, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
-    return [compare_step(step, models, optimizers, batch, devices) for step in range(1, settings.steps + 1)]
-
-
-def compare_step(
-    step: int,
-    models: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    batch: Sequence[torch.Tensor],
-    devices: list[torch.device],
-) -> Row:
-    """One step of the first model on all devices, and of the second on the first device alone: the largest differences
-    of the other replicas' parameters and gradients from the first one's, and of the two models after the step."""
-    parallel, alone = models
-    chunks = scatter(tuple(batch), devices)
-    used = devices[: len(chunks)]
-    replicas = replicate(parallel, used)
-    first, *others = (parameters_of(replica, parallel) for replica in replicas)
-    for parameter in chain(first, *others):
-        parameter.retain_grad()
-    replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
-    losses = gather(parallel_apply(replicas, chunks, None, used), devices[0])
-    together = weighted_mean(losses, [len(tokens) for tokens, _ in chunks])
-    on_one_device = alone(*(tensor.to(devices[0]) for tensor in batch))
-    for optimizer, loss in zip(optimizers, (together, on_one_device), strict=True):
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    gradients = [[parameter.grad for parameter in replica] for replica in (first, *others)]
-    return {
-        "step": step,
-        "loss": together.item(),
-        "replicas_differ": replicas_differ,
-        "gradients_differ": max((largest_difference(gradients[0], other) for other in gradients[1:]), default=0.0),
-        "from_one_device": largest_difference(list(parallel.parameters()), list(alone.parameters())),
-    }
+    """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64: the
+    largest differences of the other replicas' parameters and gradients from the first one's, and of the two models
+    after each step."""
+    model, *_ = new_model_and_batch(1, settings.seed, devices[0])
+    _, tokens, targets = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
+    parallel = ParallelLossModel(model, TokenLoss()).double()
+    alone, steps = copy.deepcopy(parallel), []
+    optimizers = [new_optimizer(each) for each in (parallel, alone)]
+    for step in range(1, settings.steps + 1):
+        chunks = scatter((tokens, targets), devices)
+        used = devices[: len(chunks)]
+        replicas = replicate(parallel, used)
+        first, *others = (parameters_of(replica, parallel) for replica in replicas)
+        for parameter in chain(first, *others):
+            parameter.retain_grad()
+        replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
+        losses = gather(parallel_apply(replicas, chunks, None, used), devices[0])
+        together = weighted_mean(losses, [len(chunk) for chunk, _ in chunks])
+        on_one_device = alone(tokens.to(devices[0]), targets.to(devices[0]))
+        for optimizer, loss in zip(optimizers, (together, on_one_device), strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        gradients, *rest = ([parameter.grad for parameter in replica] for replica in (first, *others))
+        found = {
+            "step": step,
+            "loss": together.item(),
+            "replicas_differ": replicas_differ,
+            "gradients_differ": max((largest_difference(gradients, other) for other in rest), default=0.0),
+            "from_one_device": largest_difference(list(parallel.parameters()), list(alone.parameters())),
+        }
+        steps.append(found)
+    return steps
 
 
 def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:
