@@ -14,7 +14,7 @@ import click
 from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
-from playground.lessons.data_parallel.page import DataParallelSettings, Way
+from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.elastic.page import Kill
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
@@ -96,7 +96,7 @@ def pipeline_settings(folder: Path) -> tuple[PipelineSettings]:
 
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
-BOTH = tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss"))
+BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
 WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from playground.lessons.data_parallel.page import DeviceLoad, WayResult
-from playground.measurement import format_bytes
+from playground.measurement import Fields, format_bytes
 from playground.see.analyse import ref_of
 from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
 from playground.see.paint.results import DataParallelStep, Evidence
@@ -206,24 +205,24 @@ STYLES = {
 }
 
 
-def way_of(run: Evidence, gather: str) -> WayResult:
+def way_of(run: Evidence, gather: str) -> Fields:
     """The measurements on the only rank, by this way to the loss."""
-    ways: Sequence[WayResult] = run.results[0]
-    return next(way for way in ways if way.gather == gather)
+    ways: Sequence[Fields] = run.results[0]
+    return next(way for way in ways if way["gather"] == gather)
 
 
-def add_memory(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
+def add_memory(drawing: Drawing, devices: Sequence[Fields]) -> None:
     """Add bars of what each device holds at its peak."""
     bars = []
     for number, load in enumerate(devices):
-        label, held = f"device {number}", load.at_peak.items()
+        label, held = f"device {number}", load["at_peak"].items()
         pieces = [Piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}") for what, size in held]
-        bars.append(Bar(label, pieces, format_bytes(load.peak)))
+        bars.append(Bar(label, pieces, format_bytes(load["peak"])))
     add_bars(drawing, bars)
 
 
-def add_memory_key(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
-    used = {label for load in devices for label in load.at_peak}
+def add_memory_key(drawing: Drawing, devices: Sequence[Fields]) -> None:
+    used = {label for load in devices for label in load["at_peak"]}
     add_key(drawing, {style: label for label, style in STYLES.items() if label in used})
 
 
@@ -231,17 +230,17 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     """F4: DataParallel: memory and utilisation of each device."""
     way = way_of(run, LOSS)
     drawing = Drawing("DataParallel: memory and utilisation of each device")
-    add_memory(drawing, way.devices)
+    add_memory(drawing, way["devices"])
     bars = []
-    for number, each in enumerate(way.devices):
-        piece = Piece(each.share, "compute", f"device {number} busy")
-        bars.append(Bar(f"device {number}", [piece], f"{each.share * 100:.0f} % busy"))
+    for number, each in enumerate(way["devices"]):
+        piece = Piece(each["share"], "compute", f"device {number} busy")
+        bars.append(Bar(f"device {number}", [piece], f"{each['share'] * 100:.0f} % busy"))
     add_bars(drawing, bars, most=1.0)
-    add_memory_key(drawing, way.devices)
-    peaks = [load.peak for load in way.devices]
+    add_memory_key(drawing, way["devices"])
+    peaks = [load["peak"] for load in way["devices"]]
     return drawing.scene(
         f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as much as the emptiest.",
-        f"Busy: the share of a step of {way.seconds * 1e3:.3g} ms in which a device computes.",
+        f"Busy: the share of a step of {way['seconds'] * 1e3:.3g} ms in which a device computes.",
     )
 
 
@@ -249,9 +248,9 @@ def imbalance(run: Evidence) -> Scene:
     """F18: DataParallel: memory per device where logits are gathered."""
     way = way_of(run, LOGITS)
     drawing = Drawing("DataParallel: memory per device where logits are gathered")
-    add_memory(drawing, way.devices)
-    add_memory_key(drawing, way.devices)
-    peaks = [load.peak for load in way.devices]
+    add_memory(drawing, way["devices"])
+    add_memory_key(drawing, way["devices"])
+    peaks = [load["peak"] for load in way["devices"]]
     return drawing.scene(
         f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as the emptiest: "
         f"{' / '.join(map(format_bytes, peaks))}."

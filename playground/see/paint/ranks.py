@@ -195,7 +195,7 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     for way in WAYS:
-        loss = partial(LOSSES[way], model, tokens, targets, devices, devices[0])
+        loss = partial(LOSSES[way], model, (tokens, targets), devices, devices[0])
         track_step(model, new_optimizer(model), loss, devices)
     chunks = scatter((tokens,), devices)
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)

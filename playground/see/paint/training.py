@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import ceil
 
 import playground.see.paint as paint
-from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
+from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
 from playground.see.paint import CELL, Bar, Cell, Drawing, Piece, Row, Scene, add_bars, add_key, meant_moves, rows_scene
 from playground.see.paint.collectives import DASHED
@@ -239,36 +239,34 @@ def schedules(run: Evidence) -> Scene:
     """pipeline: a pipeline's stages at work, by three schedules."""
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.stages, settings.microbatches
-    runs = collect(run.results, settings)
+    by_schedule = zip(settings.schedules, zip(*run.results, strict=True), strict=True)
+    steps = {name: typical_step(ranks) for name, ranks in by_schedule}
     drawing = Drawing("A pipeline's stages at work, by three schedules")
-    longest = max(span(each.typical) for each in runs)
+    longest = max(map(span, steps.values()))
     axis = paint.TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=0.0, end=longest)
-    for each in runs:
-        add_schedule(drawing, each, axis)
+    for name, step in steps.items():
+        add_schedule(drawing, name, step, axis)
     add_key(drawing, {"forward": "forward", "backward": "backward of a microbatch"})
-    bubbles = ", ".join(f"{each.summary['bubble']:.0%} with {each.spec.name}" for each in runs)
+    bubbles = ", ".join(f"{bubble(step):.0%} with {name}" for name, step in steps.items())
     return drawing.scene(
         f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
         f"{bubbles}."
     )
 
 
-def add_schedule(drawing: Drawing, run: ScheduleRun, axis: paint.TimeAxis) -> None:
+def add_schedule(drawing: Drawing, name: str, step: Sequence[Sequence[Fields]], axis: paint.TimeAxis) -> None:
     """Add a lane for each stage, with the step whose bubble is the median."""
-    step = run.typical
-    began = min(slot.start for rank in step for slot in rank)
+    began = min(slot["start"] for rank in step for slot in rank)
     y = drawing.bottom + (CELL[1] if drawing.marks else 0)
-    drawing.add(
-        paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{run.spec.name}: {span(step) * 1e3:,.0f} ms", align="start"
-    )
+    drawing.add(paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{name}: {span(step) * 1e3:,.0f} ms", align="start")
     for stage, slots in enumerate(step):
         y += 1.5 * ROW
         drawing.add(paint.TEXT, CELL[0], y + ROW / 2, text=f"stage {stage}", align="start", style="muted")
         drawing.add(paint.LANE, axis.x, y, axis.w, ROW, style="idle")
         for slot in slots:
-            start, end = slot.start - began, slot.end - began
+            start, end = slot["start"] - began, slot["end"] - began
             left, width = axis.at(start), axis.at(end) - axis.at(start)
-            style = "forward" if slot.kind == "F" else "backward"
-            text = str(slot.microbatch) if width > CELL[0] else ""
-            title = f"{style} of microbatch {slot.microbatch}, {slot.seconds * 1e3:.3g} ms"
+            style = "forward" if slot["kind"] == "F" else "backward"
+            text = str(slot["microbatch"]) if width > CELL[0] else ""
+            title = f"{style} of microbatch {slot['microbatch']}, {(end - start) * 1e3:.3g} ms"
             drawing.add(paint.BAR, left, y, width, ROW, style=style, text=text, title=title)

@@ -29,7 +29,7 @@ def step_on_three(rank: int, size: int) -> Bytes:
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         data_parallel(model, torch.ones(SAMPLES, FEATURES), devices).sum().backward()
-    return {(part, str(source), str(target)): count for (part, source, target), count in account.bytes_moved().items()}
+    return {(part, str(source), str(target)): count for (part, source, target), count in account.moved.items()}
 
 
 @pytest.fixture(scope="module")
