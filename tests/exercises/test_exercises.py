@@ -302,7 +302,7 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
         ["ben/column.py  passed on 2, 3 ranks"],
         [
             "eve/column.py  2 ranks: fail (16 elements, int64)",
-            "  Received into a lost copy: nobody looks at it again",
+            "  Received into a lost copy: the copy is never written back",
             "  rank 1, element 2: holds 10, should be 1: rank 1's share is in it, rank 0's share is missing",
         ],
     ]
