@@ -47,7 +47,7 @@ def cases(rank: int, size: int, seed: int) -> Cases:
         )):  # fmt: skip
             folder = (folders[0] or Path()) / str(number)
             run = partial(live_on, rank, size, seed, folder, kills, kill)
-            yield Case(about, (), run=run, returns={AGAIN: 0, SHARED: "none"} | due, is_coded=False)
+            yield Case(about, (), run=run, returns={AGAIN: 0, SHARED: 0} | due, is_coded=False)
 
 
 def live_on(
@@ -57,7 +57,7 @@ def live_on(
     """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
     same in every run."""
     taken, found = list[int](), dict[str, object]()
-    mine, shared, module = set[Path](), set[str](), sys.modules[function.__globals__["__name__"]]
+    mine, shared, module = set[Path](), set[Path](), sys.modules[function.__globals__["__name__"]]
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
 
     def solve(model: object, optimizer: object, train: Callable[[int], None]) -> None:
@@ -71,11 +71,11 @@ def live_on(
                     found = live(rank, seed, solve, taken)
                 after = read_times(folder)
                 changed = {file for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
-                shared |= {file.name for file in (changed & before.keys()) - mine}
+                shared |= (changed & before.keys()) - mine
                 mine |= changed
             dist.group.WORLD.barrier().wait()
     again = max(0, len(taken) - STEPS - kills)
-    return {AGAIN: again, SHARED: ", ".join(sorted(shared)) or "none"} | found
+    return {AGAIN: again, SHARED: len(shared)} | found
 
 
 def read_times(folder: Path) -> dict[Path, tuple[int, int]]:
