@@ -16,7 +16,7 @@ from playground.console.options import RunOptions
 from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher.entry import Around, World
+from playground.runtime.launcher.entry import Around, CommandWorld
 
 
 def to_document(content: Mapping[str, object]) -> str:
@@ -57,7 +57,7 @@ class Session:
             raise UsageError("--wide is for tables and --json prints none: leave one of them out")
         self.started = time.perf_counter()
         self.name, self.run = name, run
-        self.world = World(
+        self.world = CommandWorld(
             run.size,
             default_size=default_size,
             min_size=min_size,

@@ -16,7 +16,7 @@ import torch
 
 from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
-from playground.runtime.launcher.entry import World as EntryWorld
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.rank_handle import describe_exit
 from playground.testing import World
 
@@ -220,7 +220,7 @@ def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.Monke
     for backend, level in (("gloo", "FATAL"), ("nccl", "ERROR")):
         monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "to be restored")
         monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
-        EntryWorld(1, backend=backend)
+        CommandWorld(1, backend=backend)
         assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
 
 

@@ -30,7 +30,7 @@ from ranks import go_wrong
 import playground
 from playground.runtime import RankFailed, RankTimeout, UsageError, host, report
 from playground.runtime.host import cores
-from playground.runtime.launcher import shutdown, watch
+from playground.runtime.launcher import watch
 from playground.training.net import Net
 
 launch = partial(playground.launch, fresh=True)
@@ -344,7 +344,7 @@ def stay(rank: int, size: int) -> None:
 
 
 def test_a_rank_that_does_not_leave_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "LEAVE_LIMIT", 1.0)
+    monkeypatch.setattr(watch, "LEAVE_LIMIT", 1.0)
     with pytest.raises(RankFailed, match="did not leave cleanly: still there") as caught:
         launch(stay, 2)
     assert "threading.py" in caught.value.others[1]

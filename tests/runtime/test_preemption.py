@@ -212,6 +212,6 @@ def test_a_signal_to_a_child_of_the_launcher_is_no_notice() -> None:
         os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
-        assert wait(notice.ears, 0) == []
+        assert wait(notice.descriptors, 0) == []
     for descriptor in (ready, begun):
         os.close(descriptor)

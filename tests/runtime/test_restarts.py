@@ -16,18 +16,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, strategies as st
 from processes import ENOUGH, by_hand, free_port, is_alive
 from ranks import misbehave
 
 import playground
-from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
+from playground import PlaygroundError, RankFailed, UsageError, report
 from playground.runtime import restart_count
 from playground.runtime.launcher import server
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.kept import end_worlds, keep_worlds
-from playground.runtime.launcher.restarts import run_with_restarts
-from playground.runtime.rank.work import Work
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"
@@ -116,38 +113,6 @@ def test_the_impossible_is_not_tried_again() -> None:
     assert not any(map(is_alive, seen.pids))
 
 
-ERRORS: list[PlaygroundError] = [
-    UsageError("no"), RankFailed(1, 2, "failed"), RankTimeout(2, 1.0, {}), ForkServerFailed("has exited"),
-]  # fmt: skip
-
-
-@given(st.lists(st.sampled_from([*ERRORS, None]), max_size=6), st.integers(0, 4))
-def test_it_ends_with_the_first_that_cannot_be_restarted(outcomes: list[PlaygroundError | None], restarts: int) -> None:
-    """Outcomes of one world after the other, None standing for success, as for all that would follow."""
-    counts: list[int] = []
-    told: list[tuple[PlaygroundError, int]] = []
-
-    def run(work: Work) -> list[Any]:
-        counts.append(work.restart_count)
-        if error := [*outcomes, *[None] * 5][len(counts) - 1]:
-            raise error
-        return ["done"]
-
-    work = Work(pickled=b"", environ={}, folder=None, path=[], timeout=1.0)
-    ends = (i for i, outcome in enumerate([*outcomes, None]) if outcome is None or isinstance(outcome, UsageError))
-    worlds = min(next(ends), restarts) + 1
-    final = [*outcomes, None][worlds - 1]
-    run_all = partial(run_with_restarts, run, work, restarts, lambda *failure: told.append(failure))
-    if final is None:
-        assert run_all() == ["done"]
-    else:
-        with pytest.raises(type(final)) as caught:
-            run_all()
-        assert caught.value is final
-    assert counts == [*range(worlds)]
-    assert told == [(outcomes[i], i + 1) for i in range(worlds - 1)]
-
-
 def test_a_number_of_restarts_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="-1 restarts: use a whole number, 0 or more"):
         launch(refuse, 2, restarts=-1)
@@ -156,9 +121,9 @@ def test_a_number_of_restarts_that_cannot_be_is_refused() -> None:
 def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in by_hand(0, 2, free_port()).items():
         monkeypatch.setenv(name, value)
-    World(None)
+    CommandWorld(None)
     with pytest.raises(UsageError, match="with torchrun: --max-restarts 3"):
-        World(None, restarts=3)
+        CommandWorld(None, restarts=3)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert restart_count() == 2
 

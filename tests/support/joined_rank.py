@@ -11,7 +11,7 @@ from ranks import misbehave
 from playground.app import leave
 from playground.runtime import signals
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 
 
 def go_wrong(rank: int, size: int, how: str, culprit: int) -> None:
@@ -28,7 +28,7 @@ def main() -> NoReturn:
     signals.exit_after(1.0)
     signals.handle_termination()
     try:
-        World(None).run(go_wrong, how, int(culprit))
+        CommandWorld(None).run(go_wrong, how, int(culprit))
     except PlaygroundError as error:
         leave(error.exit_code, str(error))
     leave(0)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import Preempted, preempted, signals
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 
 
 def store(rank: int, size: int) -> None:
@@ -36,7 +36,8 @@ if __name__ == "__main__":
     signals.exit_after(0.1)
     signals.handle_termination()
     try:
-        World(None).run({"store": store, "hang": hang}[sys.argv[1]], grace=0.3 if sys.argv[1] == "hang" else 60.0)
+        fn, grace = {"store": (store, 60.0), "hang": (hang, 0.3)}[sys.argv[1]]
+        CommandWorld(None).run(fn, grace=grace)
     except Preempted as preemption:
         print(preemption, file=sys.stderr, flush=True)
         os._exit(preemption.exit_code)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from playground.app import CHAPTERS
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import outline
 from playground.tools.gallery.page import (
     BOARDS,
@@ -30,7 +30,7 @@ Run = Callable[..., Any]
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> None:
-    outcome = run(World(3), name)
+    outcome = run(CommandWorld(3), name)
     expected = PROGRAMS[name]
     assert (outcome["problem"], outcome["symptom"]) == ("", expected.symptom)
     assert outcome["cured"] == expected.right(3) != outcome["results"]
@@ -40,7 +40,7 @@ def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> No
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) -> None:
-    assert [run(World(size), name)["problem"] for _ in range(10)] == [""] * 10
+    assert [run(CommandWorld(size), name)["problem"] for _ in range(10)] == [""] * 10
 
 
 @pytest.mark.parametrize("board", BOARDS)

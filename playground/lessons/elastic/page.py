@@ -20,7 +20,7 @@ from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
 from playground.runtime.temporary_folder import temporary_folder
 from playground.survival.settings import SnapshotSettings
@@ -147,7 +147,7 @@ class Comparison:
 class Experiment:
     """The same training, undisturbed and with ranks that are killed: do both end with the same bits?"""
 
-    world: World
+    world: CommandWorld
     settings: TrainingSettings
     asked: ElasticOptions
     folder: Path
@@ -183,9 +183,9 @@ class Experiment:
         [comparison] = self.new_world(1).run(COMPARE, *(self.folder / name for name in names))
         return comparison
 
-    def new_world(self, size: int, restarts: int = 0) -> World:
-        world = self.world
-        return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
+    def new_world(self, size: int, restarts: int = 0) -> CommandWorld:
+        config, around = self.world.config, self.world.around
+        return CommandWorld(size, around=around, backend=config.backend, timeout=config.timeout, restarts=restarts)
 
 
 @LESSON.run_by(pack_options("asked", ElasticOptions), data_options)

@@ -10,7 +10,6 @@ import codecs
 import io
 import os
 import sys
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 
 from playground.runtime.forks import close_in_children
@@ -45,18 +44,14 @@ class Redirection:
         return redirect, self.pipes
 
 
-@dataclass(eq=False)
 class Output:
     """The launcher's end of one of these pipes."""
 
-    rank: int
-    stream: str
-    """The name in `sys` of the launcher's own stream to which it goes: "stdout" or "stderr"."""
-    pipe: Connection
-    unfinished: io.StringIO = field(default_factory=io.StringIO)
-    """The beginning of a line whose end has not arrived yet."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, rank: int, stream: str, pipe: Connection) -> None:
+        """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or "stderr"."""
+        self.rank, self.stream, self.pipe = rank, stream, pipe
+        self.unfinished = io.StringIO()
+        """The beginning of a line whose end has not arrived yet."""
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def relay(self) -> None:
