@@ -24,7 +24,6 @@ from playground import PlaygroundError, RankFailed, UsageError, report
 from playground.runtime import restart_count
 from playground.runtime.launcher import server
 from playground.runtime.launcher.entry import CommandWorld
-from playground.runtime.launcher.kept import end_worlds, keep_worlds
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"
@@ -333,30 +332,6 @@ def test_ctrl_c_ends_a_restart(delay: float) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert soon(lambda: children_of_the_server() <= before)
-
-
-def stop_the_server(rank: int, size: int, fails: bool) -> int:
-    """Rank 0 stops the server that it comes from and, the first time, fails."""
-    dist.barrier()
-    if rank == 0 and restart_count() == 0:
-        os.kill(os.getppid(), signal.SIGSTOP)
-        if fails:
-            os._exit(7)
-    dist.barrier()
-    return restart_count()
-
-
-def test_a_fork_server_that_is_stopped_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
-    seen = Restarts()
-    end_worlds()
-    try:
-        assert launch(stop_the_server, 2, args=(True,), restarts=2, on_restart=seen.on_restart) == [1, 1]
-        assert launch(stop_the_server, 2, args=(False,)) == [0, 0], "all results are in, and all ranks are gone"
-    finally:
-        server.release()
-        keep_worlds()
-    assert seen.headlines == ["rank 0 of 2 is out of reach: the fork server it came from was killed or stopped"]
 
 
 @pytest.mark.stress

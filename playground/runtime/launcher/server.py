@@ -27,7 +27,7 @@ from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.forks import call_in_children, close_in_children
-from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_DESCRIPTOR_LEFT, REFUSED
+from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
 from playground.runtime.launcher.output import Redirection, redirect
 from playground.runtime.signals import describe_signal
 from playground.runtime.surroundings import working_folder
@@ -36,15 +36,12 @@ from playground.runtime.temporary_folder import remove_empty_cache
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
 START_LIMIT = 300.0
-"""Seconds the server has to answer: for a request that has to wait for its imports, from a cold disk."""
-STOPPED_LIMIT = 5.0
-"""Seconds that the server may be stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awake a
-moment before the server is.)"""
-ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+"""Seconds the server has to answer, and a new process to come up: a cold disk reads torch slowly."""
+STOPPED_LOOKS = 5
+"""Number of looks, a second apart, that find the server stopped before it counts as lost. (After Ctrl-Z and `fg` this
+process may be awake a moment before the server is.)"""
 END_LIMIT = 0.5
 """Seconds the server has to say that it ends, before it is killed."""
-PUT_AWAY_LIMIT = 5.0
-"""Seconds that the kernel may take to put the memory of a process away, between closing its files and its end."""
 
 
 class ForkServerClient:
@@ -53,8 +50,6 @@ class ForkServerClient:
 
     def __init__(self, path: list[str], modules: list[str]) -> None:
         self.ready = False
-        self.lost = False
-        """Whether it has let go of a rank without a word: it is dead, even if the kernel is still closing its files."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as ours:
             self.requests, theirs = socket.socketpair()
             ours.enter_context(self.requests)
@@ -91,9 +86,10 @@ class ForkServerClient:
 
     def await_answer(self, status: socket.socket) -> tuple[int, int]:
         """The process id that the server answers with, and the pidfd."""
-        end = time.monotonic() + START_LIMIT
+        end, stopped = time.monotonic() + START_LIMIT, 0
         while not wait([status], 1.0):
-            if self.is_stopped() and not self.can_be_asked():
+            stopped = stopped + 1 if self.is_stopped() else 0
+            if stopped == STOPPED_LOOKS:
                 raise ForkServerFailed(f"is stopped (SIGSTOP): kill -CONT {self.pid} lets it go on")
             if time.monotonic() >= end:
                 raise ForkServerFailed(f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?")
@@ -106,33 +102,17 @@ class ForkServerClient:
         return pid, pidfds[0]
 
     def is_stopped(self) -> bool:
-        return self.state() == os.CLD_STOPPED
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            return bool(os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
+        return False
 
     def is_running(self) -> bool:
-        if self.lost or self.state() is not None:
-            return False
-        return not wait([self.requests], 0)  # hung up: it is being ended, which takes the kernel a while
-
-    def can_be_asked(self) -> bool:
-        """Whether it is running. If it is stopped, wait `STOPPED_LIMIT` seconds for it to go on."""
-        end = time.monotonic() + STOPPED_LIMIT
-        while self.is_stopped() and time.monotonic() < end:
-            time.sleep(0.02)
-        return self.is_running()
-
-    def state(self) -> int | None:
-        """`os.CLD_STOPPED`, one of the codes for its end, or None while it runs."""
-        try:
-            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else has waited for it
-            return os.CLD_EXITED
-        return found.si_code if found else None
+        """Whether it has not hung up. (It does so before the kernel has put its memory away, which takes a while.)"""
+        return not wait([self.requests], 0)
 
     def describe_end(self) -> str:
         """How it ended, having hung up without an answer."""
-        if not wait([self.pidfd], PUT_AWAY_LIMIT):
-            return NO_DESCRIPTOR_LEFT  # not one, to answer with
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
             if found and found.si_code != os.CLD_EXITED:
                 return f"was killed by {describe_signal(found.si_status)}: out of memory? (ulimit -v, dmesg)"
@@ -158,12 +138,6 @@ class ForkServerClient:
         """Whether it says that it does. It may have something to write then (coverage, for example)."""
         self.requests.shutdown(socket.SHUT_WR)
         return bool(wait([self.requests], END_LIMIT))
-
-    def read_exit_code(self, status: int) -> int | None:
-        """The exit code of a process that the server has waited for; None if it died before."""
-        message = os.read(status, MESSAGE.size)
-        self.lost = self.lost or not message
-        return int(MESSAGE.unpack(message)[0]) if message else None
 
 
 def spawn(words: list[str], stdin: int, kept: int) -> int:
@@ -293,9 +267,9 @@ call_in_children(_server.clear)
 
 
 def running_server() -> ForkServerClient:
-    """The fork server: a new one if there is none, none any more, or one that is stopped for good."""
+    """The fork server: a new one if there is none, or none any more."""
     with _lock:
-        if not (_server and _server[0].can_be_asked()):
+        if not (_server and _server[0].is_running()):
             while _server:
                 _server.pop().end()
             _server.append(ForkServerClient(find_modules_as_here(), PRELOADED))
@@ -318,8 +292,6 @@ class ForkedPopen(popen_fork.Popen):
         return len(self.fds) - 1
 
     def DupFd(self, index: int) -> Any:  # noqa: N802 (its name in multiprocessing)
-        from playground.runtime.launcher.fork_server import InheritedFd
-
         return InheritedFd(index)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
@@ -358,8 +330,8 @@ class ForkedPopen(popen_fork.Popen):
         while self.returncode is None:
             has_ended = bool(wait([self.pidfd], 0))
             if wait([self.status], 0):
-                code = self.server.read_exit_code(self.sentinel)
-                self.returncode = self.end_orphan() if code is None else code
+                message = os.read(self.sentinel, MESSAGE.size)
+                self.returncode = MESSAGE.unpack(message)[0] if message else self.end_orphan()
             elif has_ended and self.server.is_stopped():
                 self.returncode = LOST_BY_THE_SERVER
             elif flag == os.WNOHANG:

@@ -22,12 +22,10 @@ from playground.runtime.errors import (
 )
 from playground.runtime.launcher.examine import Examiner
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle, describe_exit
-from playground.runtime.launcher.server import LOST_BY_THE_SERVER
+from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
 
-START_LIMIT = 300.0
-"""Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
 AFTERMATH = 0.25
 """Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
 LEAVE_LIMIT = 30.0
