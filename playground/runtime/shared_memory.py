@@ -113,7 +113,7 @@ class Segment:
     ) -> None:
         self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
         self.memory, self.number = memory, 0
-        """Of the latest call."""
+        """`number`: of the latest call, counted from 1."""
         self.lock, self.thread = threading.Lock(), 0
         """Held inside a call, and by which thread. Who leaves a call by an exception does not release it."""
         others = [each for each in range(self.size) if each != rank]
@@ -133,7 +133,7 @@ class Segment:
         ]
         """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
         self.rounds_left = self.rounds
-        """Of the next meeting. An address is 0 where this rank has posted before."""
+        """What is left of the current meeting. An address is 0 where this rank has posted before."""
         self.hasty = 0
         """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
@@ -361,11 +361,11 @@ class Layout:
 
 
 segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-"""This process's, as long as somebody has them."""
+"""All segments of this process that are in use."""
 
 
 def give_up_all() -> None:
-    """This rank has failed, or has learnt of a loss: nobody is to wait for it in shared memory."""
+    """Break all segments of this rank, which has failed or knows of a loss: no peer is to wait for it."""
     for segment in list(segments):
         segment.give_up()
 

@@ -97,7 +97,7 @@ def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObj
             assert written.getvalue() == "" or written.getvalue().endswith("\n")
         theirs.close()
         output.relay_all()
-    output.close()
+    output.pipe.close()
     assert written.getvalue() == "".join(f"{line}\n" for line in lines)
 
 
@@ -112,7 +112,7 @@ def test_a_line_without_an_end_is_broken_before_it_fills_the_memory(monkeypatch:
     assert written.tell() > 2**24
     theirs.close()
     output.relay_all()
-    output.close()
+    output.pipe.close()
     assert {*written.getvalue()[1:-2]} == {"é", "\n"}
     assert written.getvalue().count("\n") == 2
 

@@ -197,16 +197,11 @@ def nccl_version() -> tuple[int, ...]:
 
     if not torch.distributed.is_nccl_available():
         return (0,)
-    return loaded_version() or tuple(torch.cuda.nccl.version())
-
-
-def loaded_version() -> tuple[int, ...] | None:
-    """The version that the library reports; None if the library is not found."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         if find_function("ncclGetVersion")(ctypes.byref(version)) == 0:
             return version.value // 10_000, version.value // 100 % 100, version.value % 100
-    return None
+    return tuple(torch.cuda.nccl.version())
 
 
 def find_function(name: str) -> Any:

@@ -208,7 +208,7 @@ def start_rank(
         )
     except BaseException:
         for output in outputs:
-            output.close()
+            output.pipe.close()
         raise
     finally:
         for end in ends:

@@ -144,7 +144,7 @@ class RankHandle:
         self.process.close()
         self.line.close()
         for output in self.outputs:
-            output.close()
+            output.pipe.close()
 
 
 def describe_exit(code: int | None, backend: Backend) -> str:

@@ -22,7 +22,7 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
-from playground.runtime.meeting.connections import socket_inodes
+from playground.runtime.meeting.connections import open_sockets
 from playground.runtime.meeting.rendezvous import Rendezvous
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
@@ -89,7 +89,7 @@ class Member:
 
     def look_at_sockets(self) -> None:
         """To be called before a group is formed: the sockets that this process has now are not the group's."""
-        self.sockets = socket_inodes()
+        self.sockets = {*open_sockets()}
 
     @contextlib.contextmanager
     def strangers_shut_out(self) -> Iterator[None]:
