@@ -61,7 +61,6 @@ def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tu
     ("how", "culprit", "reason"),
     [
         ("kill", 0, KILLED),
-        ("kill", 2, KILLED),
         ("raise", 1, "failed: ValueError: this rank has had enough"),
     ],
 )
@@ -76,26 +75,15 @@ def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) ->
     assert not any(map(is_alive, seen.pids))
 
 
-def test_a_world_that_hangs_is_replaced() -> None:
-    seen = Restarts()
-    results = launch(
-        go_wrong_at_first, 2, args=("hang", [1]), timeout=2, restarts=3,
-        on_restart=seen.on_restart, on_report=seen.on_report,
-    )  # fmt: skip
-    assert results == [(0, 1), (1, 1)]
-    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 2 s from ranks 0, 1 of 2"]
-    assert not any(map(is_alive, seen.pids))
-
-
-def test_after_the_last_restart_the_last_failure_is_raised() -> None:
+def test_after_the_last_restart_the_last_failure_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """Those before it are logged, by default, a line each."""
     seen = Restarts()
     with pytest.raises(RankFailed, match=f"^rank 2 of 3 {KILLED}$") as caught:
-        launch(
-            go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2,
-            on_restart=seen.on_restart, on_report=seen.on_report,
-        )  # fmt: skip
+        launch(go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2, on_report=seen.on_report)
     assert caught.value.__context__ is None, "the failures before it have been told"
-    assert seen.headlines == [f"rank {culprit} of 3 {KILLED}" for culprit in (0, 1)]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"rank {culprit} of 3 {KILLED}; restart {culprit + 1}" for culprit in (0, 1)]
     assert not any(map(is_alive, seen.pids))
 
 
@@ -112,11 +100,6 @@ def test_the_impossible_is_not_tried_again() -> None:
     assert not any(map(is_alive, seen.pids))
 
 
-def test_a_number_of_restarts_that_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="-1 restarts: use a whole number, 0 or more"):
-        launch(refuse, 2, restarts=-1)
-
-
 def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in by_hand(0, 2, free_port()).items():
         monkeypatch.setenv(name, value)
@@ -125,13 +108,6 @@ def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) ->
         CommandWorld(None, restarts=3)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert restart_count() == 2
-
-
-def test_unless_asked_otherwise_a_restart_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    launch(go_wrong_at_first, 2, args=("raise", [1]), restarts=1)
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage() == "rank 1 of 2 failed: ValueError: this rank has had enough; restart 1"
 
 
 def test_what_on_restart_raises_ends_the_launch() -> None:
@@ -166,8 +142,6 @@ def test_every_world_meets_in_the_way_that_was_asked_for(method: str, tmp_path: 
     init_method = method.format(port=free_port(), folder=tmp_path)
     run = partial(launch, go_wrong_at_first, 2, init_method=init_method, restarts=1, on_restart=lambda *failure: None)
     assert run(args=("kill", [0])) == [(0, 1), (1, 1)]
-    with pytest.raises(RankFailed, match=KILLED):
-        run(args=("kill", [1, 1]))
     assert os.listdir(tmp_path) == []
 
 
@@ -317,7 +291,7 @@ def fail_once_then_wait(rank: int, size: int) -> None:
     time.sleep(1000)
 
 
-@pytest.mark.parametrize("delay", [0.001, 0.04, *(pytest.param(i / 100, marks=pytest.mark.stress) for i in (10, 30))])
+@pytest.mark.parametrize("delay", [0.04, *(pytest.param(i / 1000, marks=pytest.mark.stress) for i in (1, 100, 300))])
 def test_ctrl_c_ends_a_restart(delay: float) -> None:
     """While a world that failed is being ended, while another starts, and when it has begun to work."""
     before = children_of_the_server()

@@ -56,7 +56,7 @@ def stranger(port: int) -> Iterator[None]:
 
 def can_connect(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=0.3):
+        with socket.create_connection(("127.0.0.1", port), timeout=0.1):
             return True
     except (TimeoutError, ConnectionRefusedError):  # a thread closes the sockets of a group that was destroyed
         return False
@@ -117,6 +117,5 @@ def sum_by_groups(rank: int, size: int) -> list[float]:
     return sums
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_nobody_can_connect_to_ranks_while_their_function_runs(size: int) -> None:
-    assert launch(sum_by_groups, size) == [[size * (size + 1) / 2] * 3] * size
+def test_nobody_can_connect_to_ranks_while_their_function_runs() -> None:
+    assert launch(sum_by_groups, 3) == [[6.0] * 3] * 3

@@ -1,24 +1,18 @@
 """Random injections: a process of a command gets a signal at a random moment, and the run must still end well.
 
-    python tests/support/injections.py 100 --seed 3 --only sgd hello
-
 The exit code must be right for what was done; what failed is said in one line that names the right rank, without a
-traceback; 2 s later no process is left, nor a file in TMPDIR. Prints what was done, when, and each mark that it left:
-what is seen; what should be.
+traceback; soon no process is left, nor a file in TMPDIR. What is not so is a mark: what is seen; what should be.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -205,22 +199,3 @@ def campaign(injections: Iterator[Injection], folder: Path, left: float) -> Iter
         if run.inject(injection, seconds[command]):
             yield injection, [*run.marks(injection, left)]
         shutil.rmtree(run.folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=[*COMMANDS], choices=COMMANDS)
-    parser.add_argument("--left", type=float, default=2.0, help="seconds that a process may outlive the command")
-    asked = parser.parse_args()
-    # A shell ignores both in the background, and the commands would inherit that.
-    signal.signal(SIGINT, signal.default_int_handler)
-    signal.signal(SIGHUP, signal.SIG_DFL)
-    with tempfile.TemporaryDirectory() as name:
-        done = campaign(draw(asked.count, asked.seed, asked.only), Path(name), asked.left)
-        results = []
-        for injected, seen in done:
-            results.append(seen)
-            print(injected, *seen, sep="\n    ", flush=True)
-    print(f"{len(results)} runs, {sum(map(bool, results))} with marks")
