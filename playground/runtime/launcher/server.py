@@ -59,7 +59,15 @@ class ForkServerClient:
             passed_on.callback(os.close, end)
             lifeline = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3)  # not the number of a stream that is closed here
             passed_on.callback(os.close, lifeline)
-            self.pid = spawn(command(lifeline, path, modules), stdin=theirs.fileno(), kept=lifeline)
+            # It looks for modules where this process does, from the first import on: not in a working folder that
+            # happens to hold a `queue.py`.
+            code = (
+                f"import sys; sys.path[:] = {path!r}; "
+                f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, {modules!r})"
+            )
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            words = [os.fsdecode(get_executable()), *flags, "-c", code]
+            self.pid = spawn(words, stdin=theirs.fileno(), kept=lifeline)
             self.pidfd = os.pidfd_open(self.pid)
             ours.pop_all()
         close_in_children(self)
@@ -142,33 +150,17 @@ class ForkServerClient:
 
 def spawn(words: list[str], stdin: int, kept: int) -> int:
     """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
-    files: list[tuple[int, ...]] = [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in find_inheritable()]
+    files: list[tuple[int, ...]] = []
+    with contextlib.suppress(OSError):  # no /proc
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # closed by now
+                if descriptor > 2 and os.get_inheritable(descriptor):
+                    files.append((os.POSIX_SPAWN_CLOSE, descriptor))
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
         return os.posix_spawn(words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY)
     except OSError as error:
         raise ForkServerFailed(f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?") from error
-
-
-def find_inheritable() -> list[int]:
-    """The descriptors, besides standard streams, that a program would inherit from this process."""
-    found = []
-    with contextlib.suppress(OSError):  # no /proc
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # closed by now
-                if descriptor > 2 and os.get_inheritable(descriptor):
-                    found.append(descriptor)
-    return found
-
-
-def command(lifeline: int, path: list[str], modules: list[str]) -> list[str]:
-    """The server's command line. It looks for modules where this process does, from the first import on: not in a
-    working folder that happens to hold a `queue.py`."""
-    code = (
-        f"import sys; sys.path[:] = {path!r}; "
-        f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, {modules!r})"
-    )
-    return [os.fsdecode(get_executable()), *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
 
 def has_pidfds() -> bool:
@@ -214,7 +206,10 @@ def start(
     """
     ours, theirs = mp.Pipe()
     close_in_children(ours)
-    limit_sends(ours)
+    with socket.socket(fileno=os.dup(ours.fileno())) as end:
+        end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
+        # A message that is not taken in (the process is stopped) raises BlockingIOError.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
     started: process.BaseProcess
     if CAN_FORK:
         started = ForkedProcess(target=main, args=(theirs, *args), name=name)
@@ -228,13 +223,6 @@ def start(
         ours.close()
         raise
     return started, ours
-
-
-def limit_sends(line: Connection) -> None:
-    """Let a message that is not taken in (the process is stopped) raise `BlockingIOError` after `START_LIMIT`."""
-    with socket.socket(fileno=os.dup(line.fileno())) as end:
-        end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
 
 
 def run_redirected(streams: Sequence[Connection], main: Callable[..., None], *args: Any) -> None:
@@ -321,30 +309,23 @@ class ForkedPopen(popen_fork.Popen):
         """
         if not self.polling.acquire(blocking=flag != os.WNOHANG):
             return self.returncode
-        try:
-            return self.await_end(flag)
-        finally:
-            self.polling.release()
-
-    def await_end(self, flag: int) -> int | None:
-        while self.returncode is None:
-            has_ended = bool(wait([self.pidfd], 0))
-            if wait([self.status], 0):
-                message = os.read(self.sentinel, MESSAGE.size)
-                self.returncode = MESSAGE.unpack(message)[0] if message else self.end_orphan()
-            elif has_ended and self.server.is_stopped():
-                self.returncode = LOST_BY_THE_SERVER
-            elif flag == os.WNOHANG:
-                return None
-            else:
-                wait([self.status] if has_ended else [self.status, self.pidfd], 1.0)
-        return self.returncode
-
-    def end_orphan(self) -> int:
-        """End the process, whose server is gone: it may be stopped, or hold the GIL, and notice nothing. Its code."""
-        self.kill()
-        wait([self.pidfd])
-        return LOST_BY_THE_SERVER
+        with contextlib.ExitStack() as polled:
+            polled.callback(self.polling.release)
+            while self.returncode is None:
+                has_ended = bool(wait([self.pidfd], 0))
+                if wait([self.status], 0):
+                    message = os.read(self.sentinel, MESSAGE.size)
+                    if not message:  # the server is gone; the process may be stopped, or hold the GIL, and not notice
+                        self.kill()
+                        wait([self.pidfd])
+                    self.returncode = MESSAGE.unpack(message)[0] if message else LOST_BY_THE_SERVER
+                elif has_ended and self.server.is_stopped():
+                    self.returncode = LOST_BY_THE_SERVER
+                elif flag == os.WNOHANG:
+                    break
+                else:
+                    wait([self.status] if has_ended else [self.status, self.pidfd], 1.0)
+            return self.returncode
 
     def _send_signal(self, sig: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has waited for it

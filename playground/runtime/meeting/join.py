@@ -54,8 +54,11 @@ def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: La
     report_to(partial(config.on_report, env.rank))
     watch = PeerWatch(env, timeout, backend.stuck_limit, lambda: exit_stuck(watch))
     try:
+        # The socket to serve the store on, if that is up to this process and all ranks are on this host.
+        serves = env.rank == 0 and env.rendezvous.served and env.rendezvous.local
+        listener = listen(env.rendezvous.host, env.rendezvous.port) if serves else None
         member = Member(
-            env.rank, env.size, backend.name, rendezvous=env.rendezvous, listener=bind_store(env),
+            env.rank, env.size, backend.name, rendezvous=env.rendezvous, listener=listener,
             local_rank=env.local_rank, local_size=env.local_size, joined=True, timeout=timeout,
         )  # fmt: skip
         member.form_group(timeout)
@@ -64,29 +67,15 @@ def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: La
             result = run_until_preempted(fn, env.rank, env.size, *args)
         hooks.end_program()
         with hooks.paused():  # these calls are not the program's
-            results = share(watch, result)
+            results = all_gather_object(result)
+            dist.barrier()  # all leave together, since nccl's communicators end only when their peers' do
+            watch.close()
         member.leave()
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
             raise
         raise failed from error
     raise_if_preempted(results)
-    return results
-
-
-def bind_store(env: RankEnv) -> socket.socket | None:
-    """The loopback socket to serve the store on, if that is up to this process and all ranks are on this host."""
-    if env.rank > 0 or not (env.rendezvous.served and env.rendezvous.local):
-        return None
-    return listen(env.rendezvous.host, env.rendezvous.port)
-
-
-def share(watch: PeerWatch, result: Any) -> list[Any]:
-    """The results of all ranks, on every rank. Returns once all ranks have arrived: all leave together, since nccl's
-    communicators end only when their peers' do."""
-    results = all_gather_object(result)
-    dist.barrier()
-    watch.close()
     return results
 
 
