@@ -136,8 +136,6 @@ def format_stacks(stacks: dict[int, str]) -> str:
     return "\n".join(f"rank {rank} stands at:\n{stack.rstrip()}" for rank, stack in stacks.items())
 
 
-for _error in (
-    PlaygroundError, UsageError, ForkServerFailed, RendezvousTimeout, RankFailed, PeerDisconnected, RankTimeout,
-    Deadlock, Preempted,
-):  # fmt: skip
-    _error.__module__ = "playground"  # users import them from there, and tracebacks say so
+for _error in [*vars().values()]:
+    if isinstance(_error, type) and issubclass(_error, PlaygroundError):
+        _error.__module__ = "playground"  # users import them from there, and tracebacks say so

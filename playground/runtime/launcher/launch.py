@@ -17,7 +17,8 @@ from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
+from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, prepare_rendezvous, remove_store
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import PreemptionNotice, raise_if_preempted
 from playground.runtime.rank.rank import Progress
@@ -195,17 +196,15 @@ def start(ranks: list[RankHandle], size: int, backend: str, init_method: str | N
     rendezvous, listener = prepare_rendezvous(init_method, port_limit)
     with listener or contextlib.nullcontext():
         for number in range(size):
-            ranks.append(start_rank(number, size, backend, rendezvous, listener if number == 0 else None))
+            env = RankEnv(rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous)
+            ranks.append(start_rank(env, backend, listener if number == 0 else None))
 
 
-def start_rank(
-    number: int, size: int, backend: str, rendezvous: Rendezvous, listener: socket.socket | None
-) -> RankHandle:
-    outputs, ends = open_pipes(number)
+def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> RankHandle:
+    outputs, ends = open_pipes(env.rank)
     try:
-        process, line = server.start(
-            f"rank {number} of {size}", rank_process.main, number, size, backend, rendezvous, listener, streams=ends
-        )
+        name = f"rank {env.rank} of {env.size}"
+        process, line = server.start(name, rank_process.main, env, backend, listener, streams=ends)
     except BaseException:
         for output in outputs:
             output.pipe.close()
@@ -213,4 +212,4 @@ def start_rank(
     finally:
         for end in ends:
             end.close()
-    return RankHandle(number, size, process, line, outputs, backends.get_backend(backend))
+    return RankHandle(env.rank, env.size, process, line, outputs, backends.get_backend(backend))

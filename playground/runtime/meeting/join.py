@@ -24,7 +24,7 @@ from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, Pla
 from playground.runtime.launcher.launch import LaunchConfig
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.peers import Loss, PeerWatch
+from playground.runtime.meeting.peers import POLL_INTERVAL, Loss, PeerWatch
 from playground.runtime.meeting.rendezvous import listen
 from playground.runtime.meeting.torchelastic import await_reaped, write_error_file
 from playground.runtime.rank.preemption import preempt_on_sigterm, raise_if_preempted, run_until_preempted
@@ -57,10 +57,7 @@ def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: La
         # The socket to serve the store on, if that is up to this process and all ranks are on this host.
         serves = env.rank == 0 and env.rendezvous.served and env.rendezvous.local
         listener = listen(env.rendezvous.host, env.rendezvous.port) if serves else None
-        member = Member(
-            env.rank, env.size, backend.name, rendezvous=env.rendezvous, listener=listener,
-            local_rank=env.local_rank, local_size=env.local_size, joined=True, timeout=timeout,
-        )  # fmt: skip
+        member = Member(env, backend.name, listener, timeout=timeout, joined=True)
         member.form_group(timeout)
         watch.start()
         with preempt_on_sigterm(config.grace):
@@ -85,7 +82,8 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
     A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
     """
     watch.handled.set()
-    watch.poll_after_signal()
+    if signals.stopping.is_set() and watch.thread.ident:  # perhaps because of a loss: the watch looks once more
+        watch.thread.join(2 * POLL_INTERVAL)
     if not (isinstance(error, Exception) or watch.known.is_set()):
         watch.closing.set()
         return error

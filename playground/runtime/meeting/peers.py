@@ -212,7 +212,7 @@ class PeerWatch:
             return
         # without a way to the others, what gloo says of them has to do
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
-            self.store = connect_as_client(self.env.rendezvous, self.env.size, self.timeout)
+            self.store = connect_as_client(self.env, self.timeout)
             detect_silence_of(self.env.rendezvous.port)
             self.exchange_addresses()
             if hooks.box:
@@ -259,12 +259,6 @@ class PeerWatch:
             self.ends.close()
         if self.known.is_set() and not self.handled.wait(self.stuck_limit):
             self.exit_stuck()
-
-    def poll_after_signal(self) -> None:
-        """After a signal that ends this process: wait until the thread has seen whether it was sent because of a
-        loss."""
-        if signals.stopping.is_set() and self.thread.ident:
-            self.thread.join(2 * POLL_INTERVAL)
 
     def poll(self) -> None:
         """Take in what has happened to the peers, and what others report of it."""
@@ -335,8 +329,10 @@ class PeerWatch:
 
     def lost_local_pids(self) -> list[int]:
         """The process numbers of the lost ranks on this machine."""
-        lost = self.loss.ranks if self.loss and self.peers else []
-        return [peer.pid for rank in lost if (peer := self.peers[rank]).machine == machine() and rank != self.env.rank]
+        lost = (
+            [self.peers[rank] for rank in self.loss.ranks if rank != self.env.rank] if self.loss and self.peers else []
+        )
+        return [peer.pid for peer in lost if peer.machine == machine()]
 
     def loss_of_store(self, error: str) -> Loss:
         """The loss that is behind the loss of the store."""

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
-from playground.runtime.meeting.rendezvous import Rendezvous
+from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -124,33 +124,30 @@ class Launcher:
         self.send("result", pickled, clean)
 
 
-def main(
-    line: Connection, rank: int, size: int, backend: str, rendezvous: Rendezvous, listener: socket.socket | None
-) -> None:
+def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
     """The life of a rank."""
-    launcher = Launcher(line, rank, size)
+    launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
     sys.breakpointhook = partial(debug, launcher)
     try:
-        live(launcher, backend, rendezvous, listener)
+        live(launcher, env, backend, listener)
     except BaseException as error:  # whatever it is, SystemExit included: the launcher must receive it
         flush()
-        launcher.send("failed", failure(error, rank, size))
+        launcher.send("failed", failure(error, env.rank, env.size))
         threading.Event().wait()
 
 
-def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
+def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
     """Enter the world, run what the launcher sends, leave the world when all may."""
     from playground.runtime.black_box.hooks import hooks
     from playground.runtime.rank.world import Member, ProcessState
 
-    rank, size = launcher.rank, launcher.size
     member = state = None
     for work in iter(launcher.assignments.get, None):
         work.move_in()
         if member is None or state is None:
-            member = Member(rank, size, backend, rendezvous=rendezvous, listener=listener, timeout=work.timeout)
+            member = Member(env, backend, listener, timeout=work.timeout)
             state = ProcessState()
             if member.box:  # now, while there is time to open it: gloo may abort this process in its first operation
                 launcher.send("box", member.box.file)
@@ -162,10 +159,9 @@ def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: soc
             launcher.send("running")
         leave_to_launcher(work.preemptible)
         state.begin()
-        result = run_until_preempted(call, fn, rank, size, *args)
+        result = run_until_preempted(call, fn, env.rank, env.size, *args)
         hooks.end_program()
         launcher.submit(result, state.is_unchanged())
-        member.look_at_sockets()  # now, while no rank waits for it
     if member:
         member.leave()
 
