@@ -82,24 +82,6 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
     assert stranger.poll() is None
 
 
-def test_a_child_of_the_launcher_does_not_keep_the_server_alive(begin: Begin) -> None:
-    client = begin()
-    process = server.ForkedProcess(target=time.sleep, args=(60,))
-    process.start()
-    child = os.fork()
-    if child == 0:
-        time.sleep(1000)
-        os._exit(0)
-    try:
-        os.close(client.lifeline)  # as when the launcher is killed
-        process.join(ENOUGH)
-        assert process.exitcode == server.LOST_BY_THE_SERVER
-        assert is_gone(client.pid)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processes(begin: Begin) -> None:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 250, inheritable=True)

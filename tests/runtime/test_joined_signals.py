@@ -18,7 +18,6 @@ from programs import ForkedProgram
 
 Fork = Callable[..., ForkedProgram]
 ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port"]
 
 
 def is_adopted() -> bool:
@@ -52,29 +51,6 @@ def test_a_rank_that_waits_in_gloo_can_be_ended(fork_program: Fork) -> None:
     assert second.stdout.readline() == "now\n"
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=ENOUGH) == 128 + signal.SIGTERM
-
-
-@pytest.mark.stress
-def test_torchrun_ends_soon_when_a_rank_dies_and_names_it(data_dir: Path) -> None:
-    words = [*TORCHRUN, free_port(), "-m", "playground", *ENDLESS, str(data_dir)]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as torchrun:
-        wait_for_training(torchrun)
-        os.kill(find_rank(torchrun.pid, 1), signal.SIGKILL)
-        _, err = torchrun.communicate(timeout=25)  # it would kill ranks that stay after 30
-    assert torchrun.returncode == 1
-    cause = err[err.index("Root Cause") :]
-    assert "rank      : 1 (local_rank: 1)" in cause
-    assert "-9" in cause
-    assert session_ends(torchrun.pid)
-
-
-def find_rank(torchrun: int, rank: int) -> int:
-    for child in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split():
-        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            return int(child)
-    raise AssertionError(f"torchrun has started no rank {rank}")
 
 
 def test_a_signal_to_a_child_of_a_rank_is_not_heard_by_the_rank() -> None:

@@ -21,35 +21,10 @@ from signal import SIGABRT, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, 
 
 from processes import ENOUGH, catches_signals, free_port
 
-DATA = "--dataset digits --limit 600 --data-dir {data}"
-TRAINING = f"-n 3 --epochs 3 {DATA} --snapshots {{folder}}/taken --snapshot-every 20"
-COMMANDS = {
-    "hello": "hello -n 2",
-    "p2p": "p2p",
-    "collectives": "collectives -n 2",
-    "allreduce": "allreduce -n 3",
-    "data-parallel": "data-parallel",
-    "sgd": f"sgd {TRAINING}",
-    "sgd, restarts": f"sgd {TRAINING} --restarts 2",
-    "sgd, recorded": f"sgd -n 2 --epochs 2 {DATA} --see {{folder}}/run.playground",
-    "ddp, restarts": f"ddp {TRAINING} --restarts 2",
-    "elastic": f"elastic -n 2 --kills 1 {DATA}",
-    "rpc": "rpc",
-    "parameter-server": f"parameter-server {DATA}",
-    "pipeline": f"pipeline {DATA}",
-    "ladder": f"ladder --steps 2 {DATA}",
-    "prove": f"prove {DATA}",
-    "torchrun hello": "torchrun hello",
-    "torchrun sgd": f"torchrun sgd {TRAINING.replace('-n 3 ', '')}",
-}
+COMMANDS = {"hello": "hello -n 2", "p2p": "p2p", "torchrun hello": "torchrun hello"}
 FATAL = (SIGKILL, SIGABRT, SIGSEGV)
 LAUNCHER, SERVER, RANK, GROUP = "launcher", "fork server", "rank", "group"
-SIGNALS = {
-    LAUNCHER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
-    SERVER: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
-    RANK: (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
-    GROUP: (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGSTOP),
-}
+SIGNALS = (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP)
 TIMEOUT = 60
 """Seconds after which silent ranks are given up: one of them may be stopped."""
 UNEXPLAINED = re.compile(r"Traceback|terminate called|Exception ignored")
@@ -73,8 +48,8 @@ class Injection:
 def draw(count: int, seed: int, commands: Sequence[str]) -> Iterator[Injection]:
     generator = random.Random(seed)
     for _ in range(count):
-        command, target = generator.choice(commands), generator.choice([*SIGNALS])
-        number = generator.choice(SIGNALS[target])
+        command, target = generator.choice(commands), generator.choice([LAUNCHER, SERVER, RANK, GROUP])
+        number = generator.choice(SIGNALS)
         yield Injection(command, target, number, generator.random(), number == SIGSTOP and generator.random() < 0.5)
 
 
@@ -91,10 +66,10 @@ def children(pid: int) -> list[int]:
 class Run:
     """A command in a folder of its own, and what becomes of it."""
 
-    def __init__(self, command: str, folder: Path, data: Path) -> None:
+    def __init__(self, command: str, folder: Path) -> None:
         self.folder = folder
         (folder / "temporary").mkdir(parents=True)
-        words = [*COMMANDS[command].format(folder=folder, data=data).split(), "--timeout", str(TIMEOUT)]
+        words = [*COMMANDS[command].split(), "--timeout", str(TIMEOUT)]
         self.torchrun = words[0] == "torchrun"
         if self.torchrun:
             words[0] = f"torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m playground"
@@ -192,10 +167,10 @@ def campaign(injections: Iterator[Injection], folder: Path, left: float) -> Iter
     for number, injection in enumerate(injections):
         command = injection.command
         if command not in seconds:
-            run, begun = Run(command, folder / f"{number}-undisturbed", folder / "data"), time.monotonic()
+            run, begun = Run(command, folder / f"{number}-undisturbed"), time.monotonic()
             yield f"{command}, undisturbed", [*run.marks(None, left)]
             seconds[command] = time.monotonic() - begun
-        run = Run(command, folder / str(number), folder / "data")
+        run = Run(command, folder / str(number))
         if run.inject(injection, seconds[command]):
             yield injection, [*run.marks(injection, left)]
         shutil.rmtree(run.folder, ignore_errors=True)
