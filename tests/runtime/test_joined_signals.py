@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import signal
 import socket
@@ -25,9 +23,8 @@ def is_adopted() -> bool:
     return b"python" not in Path("/proc/1/cmdline").read_bytes()
 
 
-def wait_for_training(process: subprocess.Popen[str] | ForkedProgram) -> None:
+def wait_for_training(process: ForkedProgram) -> None:
     """Return when the table has a row for the first epoch."""
-    assert process.stdout
     for line in process.stdout:
         if re.match(r"\s*(epoch)?\s*1\s", line):
             return
@@ -76,16 +73,6 @@ print(signals.stopping.wait(0.3))
     assert (done.returncode, done.stdout) == (0, "False\n")
 
 
-AGENT = """
-import os, subprocess, sys, time
-for rank in "01":
-    words = [sys.executable, "-m", "playground", *sys.argv[2:]]
-    subprocess.Popen(words, env={**os.environ, "RANK": rank, "LOCAL_RANK": rank})
-time.sleep(float(sys.argv[1]))
-os._exit(1)
-"""
-
-
 @pytest.mark.parametrize(
     "seconds",
     [
@@ -93,20 +80,13 @@ os._exit(1)
         1000,
     ],
 )
-def test_ranks_end_with_what_has_started_them(seconds: int, data_dir: Path, tmp_path: Path) -> None:
+def test_ranks_end_with_what_has_started_them(seconds: int, fork_program: Fork, data_dir: Path, tmp_path: Path) -> None:
     """As torchrun does: before they know it, and while they train, with snapshots."""
-    environ = {**os.environ, **by_hand(0, 2, free_port()), "TORCHELASTIC_RUN_ID": "none"}
-    words = [sys.executable, "-c", AGENT, str(seconds), *ENDLESS, str(data_dir), "--snapshots", str(tmp_path / "taken")]
-    with subprocess.Popen(
-        words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as agent:
-        if seconds:
-            wait_for_training(agent)
-            agent.kill()
-        try:
-            _, err = agent.communicate(timeout=ENOUGH)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(agent.pid, signal.SIGKILL)
-    assert err == "playground: torchrun has ended, and its ranks with it\n"
+    environ = {**by_hand(0, 2, free_port()), "TORCHELASTIC_RUN_ID": "none"}
+    words = ("playground", *ENDLESS, data_dir, "--snapshots", tmp_path / "taken")
+    agent = fork_program("agent", seconds, *words, **environ)
+    if seconds:
+        wait_for_training(agent)
+        agent.send_signal(signal.SIGKILL)
+    assert agent.communicate(timeout=ENOUGH)[1] == "playground: torchrun has ended, and its ranks with it\n"
     assert session_ends(agent.pid)
