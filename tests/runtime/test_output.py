@@ -101,22 +101,6 @@ def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObj
     assert written.getvalue() == "".join(f"{line}\n" for line in lines)
 
 
-def test_a_line_without_an_end_is_broken_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", written)
-    ours, theirs = Pipe(duplex=False)
-    output, characters = Output(0, "stdout", ours), 2**24 + 2**20
-    for _ in range(characters // 2**15):  # two bytes each, of which the first arrives without the second
-        os.write(theirs.fileno(), b"\xa9" + "é".encode() * (2**15 - 1) + b"\xc3")
-        output.relay()
-    assert written.tell() > 2**24
-    theirs.close()
-    output.relay_all()
-    output.pipe.close()
-    assert {*written.getvalue()[1:-2]} == {"é", "\n"}
-    assert written.getvalue().count("\n") == 2
-
-
 def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

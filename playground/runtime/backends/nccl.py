@@ -215,7 +215,7 @@ def find_function(name: str) -> Any:
 def last_error() -> str:
     """What NCCL has said of its last failure in this process, in one line; empty where it has not failed.
 
-    torch's ProcessGroupNCCL2 only tells its kind ("invalid usage").
+    torch's ProcessGroupNCCL2 only says its kind ("invalid usage").
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclgetlasterror
     """
     with contextlib.suppress(OSError, AttributeError):

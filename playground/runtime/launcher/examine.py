@@ -1,4 +1,4 @@
-"""Looks at the ranks' black boxes from time to time: a deadlock is told when it can be proved, not when time is up."""
+"""Looks at the ranks' black boxes from time to time: a deadlock is reported when it is proved, not when time is up."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Examiner:
         seen: Seen | None = None,
         still: Collection[RankHandle] | None = None,
     ) -> Diagnosis | None:
-        """Why the ranks stand still, or one has failed, as far as can be told. `stacks` say where ranks are."""
+        """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where ranks are."""
         states = self.states(still, CAPACITY, seen)
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
         if any(state.doing == DEAD for state in states):  # gloo aborts a process that gets another size than it expects

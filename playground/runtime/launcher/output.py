@@ -16,8 +16,6 @@ from playground.runtime.forks import close_in_children
 
 READ_AT_ONCE = 2**16
 """Bytes: what a pipe holds."""
-MAX_LINE = 2**24
-"""Characters of a line that are waited for; a longer one is broken. (A bar that is drawn over and over has no end.)"""
 
 
 def redirect(stdout: Connection, stderr: Connection) -> None:
@@ -61,7 +59,7 @@ class Output:
             return
         lines, newline, rest = self.decode(arrived).rpartition("\n")
         self.unfinished.write(lines)
-        if newline or self.unfinished.tell() > MAX_LINE:
+        if newline:
             self.write_unfinished()
         self.unfinished.write(rest)
 

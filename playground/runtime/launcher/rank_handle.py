@@ -19,7 +19,7 @@ from playground.runtime.rank.work import Assignment
 from playground.runtime.signals import describe_signal
 
 GRACE = 1.0
-"""Seconds a rank has to answer, or to end once told to, before it is stopped harder."""
+"""Seconds a rank has to answer, or to end once asked to, before it is stopped harder."""
 
 
 class RankHandle:
@@ -46,7 +46,7 @@ class RankHandle:
         self.failure: PlaygroundError | None = None
         self.failed_at = 0.0
         self.vanished = False
-        """Whether its process has ended without being told to."""
+        """Whether its process has ended unasked."""
         self.lost = False
         """Whether it has died, and the others continue."""
         self.assigned = 0
@@ -120,7 +120,7 @@ class RankHandle:
         self.failure, self.failed_at = error, time.monotonic()
 
     def vanish(self) -> None:
-        """The process has ended without being told to."""
+        """The process has ended unasked."""
         self.vanished = True
         self.process.join(self.backend.exit_limit)
         code = self.process.exitcode
@@ -148,7 +148,7 @@ class RankHandle:
 
 
 def describe_exit(code: int | None, backend: Backend) -> str:
-    """The end of a process that was not told to end, in words."""
+    """How a process ended that was not asked to, in words."""
     if code is None:
         return "hung up on its launcher but is still there"
     if code == LOST_BY_THE_SERVER:

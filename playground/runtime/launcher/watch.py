@@ -246,7 +246,7 @@ def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
 
 
 def stop(ranks: list[RankHandle]) -> None:
-    """End what is left of the ranks: the closed line tells them, then SIGTERM, then SIGKILL."""
+    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL."""
     try:
         for rank in ranks:
             rank.relay_output()

@@ -106,8 +106,8 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
     assert watch.loss
     rank, size = watch.env.rank, watch.env.size
     if watch.loss.deadlock and rank == 0:
-        told = Diagnosis(**watch.loss.deadlock)
-        return Deadlock(size, 0.0, {}, replace(told, culprits=tuple(told.culprits)))
+        diagnosis = Diagnosis(**watch.loss.deadlock)
+        return Deadlock(size, 0.0, {}, replace(diagnosis, culprits=tuple(diagnosis.culprits)))
     if watch.loss.deadlock:
         return PeerDisconnected(rank, size, f"ends with the others: {watch.loss.reason}")
     given_up = rank in watch.loss.ranks

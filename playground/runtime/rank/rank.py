@@ -1,4 +1,4 @@
-"""Inside a rank that the launcher started: run the function, tell the launcher how it goes, follow its orders.
+"""Inside a rank that the launcher started: run the function, report to the launcher, follow its orders.
 
 | rank → launcher              | launcher → rank                                      |
 |------------------------------|------------------------------------------------------|
@@ -11,8 +11,8 @@
 | `("box", file)`              |                                                      |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
-fails only because it is gone, and the first failure to be told is the first that happened. A rank that has handed in
-its result waits too: for the order to leave, or for more work.
+fails only because it is gone, and the first failure to be reported is the first that happened. A rank that has handed
+in its result waits too: for the order to leave, or for more work.
 """
 
 from __future__ import annotations
