@@ -31,7 +31,7 @@ AFTERMATH = 0.25
 LEAVE_LIMIT = 30.0
 """Seconds a rank has to destroy its process group and give its memory back, all results being in."""
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks for ranks whose exit code does not arrive, because the fork server is stopped."""
+"""Seconds between two looks for ranks that have not left."""
 
 
 def ignore_report(rank: int, event: Event) -> None:
@@ -165,7 +165,10 @@ def receive(
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
-    ready = set(wait_relaying(ranks, [*sources, *others], seconds))
+    outputs = {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
+    ready: set[Any] = set(wait([*sources, *others, *outputs], seconds))
+    for pipe in outputs.keys() & ready:
+        outputs[pipe].relay()
     events: list[tuple[int, Event]] = []
     for rank in present:
         ended = rank.process.sentinel in ready
@@ -188,18 +191,6 @@ def receive_while(
     return holds
 
 
-def wait_relaying(ranks: Iterable[RankHandle], others: Sequence[Any], seconds: float) -> list[Any]:
-    """Wait until there is something at one of `others`, or in a pipe that the ranks print to: that is passed on.
-
-    Returns all that was ready, the pipes too; nothing if `seconds` passed in silence.
-    """
-    outputs = {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
-    ready: list[Any] = wait([*others, *outputs], seconds)
-    for pipe in outputs.keys() & set(ready):
-        outputs[pipe].relay()
-    return ready
-
-
 def ask_for_stacks(ranks: Sequence[RankHandle], on_report: Progress = ignore_report) -> dict[int, str]:
     """By rank, where each of these stands."""
     for rank in ranks:
@@ -213,32 +204,19 @@ def release(ranks: list[RankHandle]) -> None:
     """Let the ranks leave, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
     for rank in ranks:
         rank.order("leave")
-    staying: dict[Any, RankHandle] = {rank.process.sentinel: rank for rank in ranks}
-    lines: dict[Any, RankHandle] = {rank.line: rank for rank in ranks}
     end = time.monotonic() + LEAVE_LIMIT
-    while staying:
-        left = end - time.monotonic()
-        ready = wait_relaying(ranks, [*staying, *lines], max(0.0, min(left, LOOK_INTERVAL)))
-        if not ready and left <= 0:
-            # rank 0 waits for the others: if one of them is still there, it is that one
-            last = max(staying.values(), key=lambda rank: rank.number)
+    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
+        if time.monotonic() > end:
+            last = staying[-1]  # rank 0 waits for the others: if one of them is still there, it is that one
             failure = unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
             failure.others = ask_for_stacks([last])
             raise failure
-        for line in lines.keys() & set(ready):
-            try:
-                lines[line].receive()
-            except (EOFError, OSError):  # it is about to end
-                del lines[line]
-            else:
-                if reason := lines[line].failure:
-                    raise reason
-        for sentinel in staying.keys() & set(ready) if ready else [*staying]:
-            code = staying[sentinel].process.exitcode
-            if code in (0, LOST_BY_THE_SERVER):  # its result is in, and it is gone
-                del staying[sentinel]
-            elif code is not None:
-                raise unclean_exit(staying[sentinel], describe_exit(code, staying[sentinel].backend))
+        receive(staying, LOOK_INTERVAL)
+        for rank in staying:
+            if rank.failure and not rank.vanished:
+                raise rank.failure
+            if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):  # its result is in
+                raise unclean_exit(rank, describe_exit(code, rank.backend))
 
 
 def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
