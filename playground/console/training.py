@@ -21,8 +21,7 @@ from playground.console.training_options import (
     prepare_data,
 )
 from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
-from playground.runtime.launcher.restarts import OnRestart, describe_restart
-from playground.runtime.launcher.watch import describe_loss
+from playground.runtime.launcher.launch import OnRestart, describe_loss, describe_restart
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.signals import stopping_signal

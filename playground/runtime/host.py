@@ -39,8 +39,8 @@ def host_id() -> str:
 
 
 def namespace_id(kind: str) -> str:
-    """Identity of this machine since boot and of this process's namespace of that kind ("net", "pid"), to tell it from
-    others by.
+    """Identity of this machine since boot and of this process's namespace of that kind ("net", "pid"), which together
+    are unlike any other's.
 
     Source: namespaces(7)
     """

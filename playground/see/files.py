@@ -18,7 +18,7 @@ import click
 
 from playground.console.paths import check_writable
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
 from playground.see.paint.painters import check_ending, paint_scene, to_svg, to_text, write
@@ -78,7 +78,7 @@ class Recordings:
         """The error that kept a recording from being written."""
 
     @contextlib.contextmanager
-    def __call__(self, world: World, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         """The function that the ranks of `world` run in place of `fn` here. Afterwards the recording is written."""
         self.worlds += 1
         folder = self.folder / str(self.worlds)

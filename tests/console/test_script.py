@@ -13,7 +13,7 @@ import playground
 from playground.console.steps import Lesson
 from playground.lessons import LESSONS
 from playground.runtime import UsageError, remote as references
-from playground.runtime.remote import outline, remote
+from playground.runtime.remote import parse, remote
 
 PACKAGE = Path(playground.__file__).parent
 
@@ -59,10 +59,10 @@ def broken_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lesson:
 
 @pytest.mark.parametrize("part", ["steps", "help", "texts"])
 def test_what_is_read_of_a_broken_lesson_names_its_file(part: str, broken_lesson: Lesson) -> None:
-    outline.cache_clear()
+    parse.cache_clear()
     with pytest.raises(UsageError, match=r"p2p/lesson\.py, line 3: "):
         getattr(broken_lesson, part)
-    outline.cache_clear()
+    parse.cache_clear()
 
 
 def test_a_reference_into_a_broken_module_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from playground.lessons.ladder.page import (
 from playground.measurement import environment
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import GRAD_SYNCS
@@ -276,7 +276,7 @@ def test_more_models_than_the_memory_holds_are_refused() -> None:
     if environment.memory("MemAvailable") > 200e9:
         pytest.skip("this machine has room for 128 ranks")
     with pytest.raises(UsageError, match=r"128 ranks need about [\d,]+ bytes of memory"):
-        check_memory(World(128), "resnet18")
+        check_memory(CommandWorld(128), "resnet18")
 
 
 @pytest.mark.parametrize(

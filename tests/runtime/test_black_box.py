@@ -501,8 +501,8 @@ def test_under_torchrun_a_deadlock_is_proved(fork_program: Fork, tmp_path: Path)
     main = tmp_path / "main.py"
     main.write_text(
         "import sys\nfrom crossed import run\nfrom playground.runtime.errors import PlaygroundError\n"
-        "from playground.runtime.launcher.entry import World\nimport os\n"
-        "try:\n    World(None, timeout=300.0).run(run)\n"
+        "from playground.runtime.launcher.entry import CommandWorld\nimport os\n"
+        "try:\n    CommandWorld(None, timeout=300.0).run(run)\n"
         "except PlaygroundError as error:\n    print(error, file=sys.stderr, flush=True)\n    os._exit(1)\n"
     )
     program = fork_program(*torchrun, str(main))

@@ -34,7 +34,7 @@ from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, flags_of, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig, Tokenizer
@@ -140,14 +140,14 @@ class Runner:
         """The results of all ranks, in a world with as many ranks as the way takes."""
         return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=on_report or self.session.bar)
 
-    def new_world(self, code: Remote, settings: BertSettings) -> World:
+    def new_world(self, code: Remote, settings: BertSettings) -> CommandWorld:
         """The world that was joined, or one with as many ranks as the way takes."""
         world = self.session.world
         self.session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
         if world.rank_env:
             return world
-        same = {name: getattr(world, name) for name in ("backend", "timeout", "init_method", "around")}
-        return World(settings.ranks, **same)
+        same = {name: getattr(world.config, name) for name in ("backend", "timeout", "init_method")}
+        return CommandWorld(settings.ranks, around=world.around, **same)
 
     def of_devices(self, code: Remote) -> dict[str, list[Any]]:
         """By way, the result for each device: all of one process, or one of each rank."""
@@ -317,7 +317,7 @@ def prepare(asked: BertOptions, bar: Bar) -> tuple[BertConfig | None, PairsSourc
 
 
 def make_settings(
-    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: World, seed: int
+    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, seed: int
 ) -> BertSettings:
     """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
     defaults = PRETRAINED if pretrained else SMALL

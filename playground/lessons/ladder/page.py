@@ -18,7 +18,7 @@ from playground.lessons import LESSONS
 from playground.measurement import Fields, environment
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.training import models
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import ModelSpec
@@ -213,7 +213,7 @@ def command(session: Session, data: DataOptions, model: str, plot: Path | None, 
     session.print_document({"run": result["parts"]}, dataset=prepared.summary, **recipe, **measured)
 
 
-def check_memory(world: World, model: str) -> None:
+def check_memory(world: CommandWorld, model: str) -> None:
     """Raise `UsageError` for more replicas of a model than this host's memory has room for."""
     replicas = len(candidates(model))
     needed = world.local_size * replicas * COPIES * 4 * MODELS[model].parameters

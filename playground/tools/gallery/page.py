@@ -26,7 +26,7 @@ from playground.measurement import Fields
 from playground.runtime.black_box import UNASKED, RankState, diagnosis, wait_graph
 from playground.runtime.black_box.box import View, find_boxes, process_status
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
-from playground.runtime.launcher.entry import World, run_as_it_is
+from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
 from playground.runtime.temporary_folder import temporary_folder
@@ -140,22 +140,21 @@ returned) and what it said (`told`); the kind of the `diagnosis`, the ranks that
 (`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is right."""
 
 
-def run(world: World, name: str) -> Outcome:
+def run(world: CommandWorld, name: str) -> Outcome:
     """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
     expected, error, results = PROGRAMS[name], None, None
     logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
-        world.timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
+        timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
         logger.addHandler(warnings)
         try:
-            results = world.run(find(name))
+            results = world.run(find(name), timeout=timeout)
         except (RankFailed, RankTimeout) as failed:
             error = failed
         finally:
             logger.removeHandler(warnings)
-        world.timeout, world.restarts, world.around = DEFAULT_TIMEOUT, expected.restarts, run_as_it_is
-        cured = world.run(find(name, "_cured"))
-        world.restarts = 0
+        world.around = run_as_it_is
+        cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
     warned = (record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis))
     told = error.diagnosis if error else next(warned, None)
     words, culprits = str(told or error or ""), told.culprits if told else ()

@@ -20,7 +20,7 @@ import torch
 from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
 from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
@@ -193,7 +193,7 @@ def test_a_run_that_failed_is_shown(tmp_path: Path) -> None:
     """What led to it is what one wants to see, and the failure is told all the same."""
     file = tmp_path / "failed.playground"
     with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
-        World(2, around=Recordings(file)).run(reduce_and_die)
+        CommandWorld(2, around=Recordings(file)).run(reduce_and_die)
     assert read_recording(file).ranks[1].is_cut_off
     assert list(tmp_path.iterdir()) == [file]
 
@@ -204,7 +204,7 @@ def test_each_world_of_a_command_has_its_recording(tmp_path: Path) -> None:
     anybodys = tmp_path / "ring-2.playground"
     anybodys.write_text("mine")
     for count in (3, 1):  # fewer: what the command before has left is gone
-        world = World(1, around=Recordings(file))
+        world = CommandWorld(1, around=Recordings(file))
         for _ in range(count):
             world.run(reduce_once)
         assert len(read_recording(file).ranks) == 1
@@ -217,7 +217,7 @@ def test_what_is_in_the_way_of_more_worlds_is_left_alone(tmp_path: Path) -> None
     in_the_way = tmp_path / "ring.playground.worlds"
     in_the_way.mkdir()
     (in_the_way / "notes.txt").write_text("mine")
-    World(1, around=Recordings(tmp_path / "ring.playground")).run(reduce_once)
+    CommandWorld(1, around=Recordings(tmp_path / "ring.playground")).run(reduce_once)
     assert (in_the_way / "notes.txt").read_text() == "mine"
     in_the_way = tmp_path / "other.playground.worlds"
     in_the_way.write_text("mine")
@@ -268,10 +268,10 @@ def die_at_once(rank: int, size: int) -> None:
 def test_where_nothing_was_recorded_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "none.playground"
 
-    def kill_ranks(world: World, fn: object) -> Any:
+    def kill_ranks(world: CommandWorld, fn: object) -> Any:
         return Recordings(file)(world, fn)  # type: ignore[arg-type]
 
-    world = World(2, around=kill_ranks)
+    world = CommandWorld(2, around=kill_ranks)
     with pytest.raises(RankFailed, match="SIGKILL"), Recordings(file)(world, reduce_once):
         launch(die_at_once, 2)  # before the recording begins
     assert "--see: no rank had begun to record, so there is nothing to be seen" in capfd.readouterr().err
