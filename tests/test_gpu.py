@@ -22,6 +22,7 @@ from ranks import all_reduce_in_group, all_reduce_large, go_wrong, several_at_on
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.lessons.bert import grammar
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.parameter_server.lesson import paced
@@ -52,7 +53,6 @@ from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.history import History
 from playground.training.loop import train_by_hand
 from playground.training.net import Net
-from playground.training.sentence_pairs import grammar
 from playground.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.gpu

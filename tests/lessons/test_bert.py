@@ -12,17 +12,16 @@ import torch
 import torch.nn.functional as F
 from processes import by_hand
 
-from playground.lessons.bert import measure
+from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
 from playground.lessons.bert.page import averaging_texts, left_out
+from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.lessons.bert.settings import DDP, EXACT, WAYS, BertSettings, compare_losses
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model
 from playground.training.bert_config import BertConfig
 from playground.training.results import Row
-from playground.training.sentence_pairs import grammar
-from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
 
 Run = Callable[..., Any]
 SMALL: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "intermediate": 32, "max_length": 32, "dropout": 0.0}
@@ -70,7 +69,7 @@ def test_the_loss_is_that_of_plain_training(settings: BertSettings, world: Run) 
 
 
 def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
-    from playground.training.sentence_pairs.pairs import Pairs
+    from playground.lessons.bert.pairs import Pairs
 
     torch.manual_seed(settings.seed)
     model = Model(settings.config).double()

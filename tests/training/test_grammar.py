@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain, islice
 
-from playground.training.sentence_pairs import grammar
-from playground.training.sentence_pairs.grammar import (
+from playground.lessons.bert import grammar
+from playground.lessons.bert.grammar import (
     CONTRADICTION,
     ENTAILMENT,
     NEUTRAL,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from playground.lessons.bert.pretrained import SCRATCH
+from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
 from playground.training.bert_config import BertConfig
-from playground.training.pretrained import SCRATCH
-from playground.training.results import Row
 from playground.training.settings import BUCKET_CAP
 
 ONE_PROCESS = ("data-parallel", "loss-in-forward")
@@ -119,7 +119,7 @@ EXACT = 1e-12
 """How far losses in float64 may be apart: that much is rounding."""
 
 
-def compare_losses(alone: Row, others: Sequence[Row]) -> list[Row]:
+def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
     """How far each training is from `alone`: the largest difference of any loss, and the first and the last. Raises
     `PlaygroundError` if it is by more than rounding."""
     result = []

@@ -129,29 +129,18 @@ COLUMNS = {
     "rank": RANK_COLUMN,
     "doubled": Column("more than\nonce", wraps=True),
     **figures(
-        ("bucket_cap_mb", "bucket cap", "MiB", "g"),
-        ("bucket",),
-        ("bytes", "size", "bytes", ","),
-        ("ready", "gradients\nready"),
-        ("messages",),
-        ("sent", "sent", "bytes", ","),
-        ("gradient_rel", "gradient\nrel. error", "", ".1e"),
-        ("parameters_rel", "parameters\nrel. error", "", ".1e"),
-        ("loss", "loss", "", ".6f"),
-        ("batches",),
-        ("steps",),
-        ("max_error", "max. error", "", ".1e"),
-        ("rel_error", "rel. error", "", ".1e"),
-        ("difference",),
-        ("early_end", "early end"),
+        ("bucket_cap_mb", "bucket cap", "MiB", "g"), ("bucket",), ("bytes", "size", "bytes", ","),
+        ("ready", "gradients\nready"), ("messages",), ("sent", "sent", "bytes", ","),
+        ("gradient_rel", "gradient\nrel. error", "", ".1e"), ("parameters_rel", "parameters\nrel. error", "", ".1e"),
+        ("loss", "loss", "", ".6f"), ("batches",), ("steps",), ("max_error", "max. error", "", ".1e"),
+        ("rel_error", "rel. error", "", ".1e"), ("difference",), ("early_end", "early end"),
         ("read", "read", "bytes", ","),
     ),
     **figures(
-        ("gradient_max", "gradient\nmax. error", "", ".1e"),
-        ("parameters_max", "parameters\nmax. error", "", ".1e"),
+        ("gradient_max", "gradient\nmax. error", "", ".1e"), ("parameters_max", "parameters\nmax. error", "", ".1e"),
         wide=True,
     ),
-}
+}  # fmt: skip
 """Columns of the lab's tables, by the names of values in rows; others are text under their own name."""
 
 

@@ -80,15 +80,10 @@ class Witness:
         self.failure, self.resumed_after = failure.headline, 0
 
 
-RECOVERY = {
-    "failure": Column("failure", wraps=True),
-    **figures(
-        ("killed_after", "after\nstep"),
-        ("resumed_after", "goes on\nafter step"),
-        ("redone", "steps\nredone"),
-        ("seconds", "until the\nnext step", "s", ".2f"),
-    ),
-}
+RECOVERY = {"failure": Column("failure", wraps=True)} | figures(
+    ("killed_after", "after\nstep"), ("resumed_after", "goes on\nafter step"), ("redone", "steps\nredone"),
+    ("seconds", "until the\nnext step", "s", ".2f"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from playground.training.sentence_pairs.prepare import read_sizes
+from playground.lessons.bert.prepare import read_sizes
 
 SPECIAL_TOKENS = 3
 """[CLS] premise [SEP] hypothesis [SEP]"""

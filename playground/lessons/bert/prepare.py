@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
+from playground.lessons.bert import grammar, pretrained
+from playground.lessons.bert.pretrained import Tokenizer
 from playground.runtime.errors import UsageError
 from playground.runtime.files import (
     CHECKSUMS,
@@ -34,10 +36,7 @@ from playground.runtime.files import (
     sha256,
     write_checksums,
 )
-from playground.training import pretrained
-from playground.training.bert_config import Tokenizer
 from playground.training.prepare import Say, default_data_dir
-from playground.training.sentence_pairs import grammar
 
 DATASETS = ("generated", "multinli")
 SPLITS = ("train", "test")
@@ -45,8 +44,6 @@ SIZES = "sizes.json"
 FILES = (*(f"{split}-{name}" for split in SPLITS for name in ("tokens.i32", "offsets.i64", "labels.u8")), SIZES)
 CHUNK = 1_000
 """Pairs that are tokenised at once."""
-Pair = tuple[str, str, int]
-"""Premise, hypothesis, label."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,9 @@ def new_word_tokenizer() -> Tokenizer:
     return Tokenizer(encode, len(ids), ids["[PAD]"], ids["[CLS]"], ids["[SEP]"], " ".join(ids))
 
 
-def tokenise(name: str, read: Callable[[str], Iterator[Pair]], tokenizer: Tokenizer, folder: Path, say: Say) -> None:
+def tokenise(
+    name: str, read: Callable[[str], Iterator[tuple[str, str, int]]], tokenizer: Tokenizer, folder: Path, say: Say
+) -> None:
     """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or none, unless another
     process just did."""
     with lock_directory(folder):
@@ -126,8 +125,8 @@ def tokenise(name: str, read: Callable[[str], Iterator[Pair]], tokenizer: Tokeni
             raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
 
 
-def write_split(folder: Path, split: str, pairs: Iterable[Pair], tokenizer: Tokenizer) -> int:
-    """Tokenise the pairs into the arrays of `split`; returns how many they were."""
+def write_split(folder: Path, split: str, pairs: Iterable[tuple[str, str, int]], tokenizer: Tokenizer) -> int:
+    """Tokenise the pairs, (premise, hypothesis, label), into the arrays of `split`; returns how many they were."""
     tokens, offsets, labels, coming = array("i"), array("q", [0]), array("B"), iter(pairs)
     while chunk := list(islice(coming, CHUNK)):
         for ids in tokenizer.encode([text for pair in chunk for text in pair[:2]]):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from playground.lessons.bert.pairs import Pairs
+from playground.lessons.bert.prepare import prepare_pairs
+from playground.lessons.bert.pretrained import MULTINLI, load_encoder, load_pretrained
 from playground.runtime.errors import UsageError
 from playground.training.bert import Model
-from playground.training.pretrained import MULTINLI, load_encoder, load_pretrained
-from playground.training.sentence_pairs.pairs import Pairs
-from playground.training.sentence_pairs.prepare import prepare_pairs
 
 Run = Callable[..., Any]
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "rain", "##s", "is", "dry", ".")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from playground.training.bert_config import Tokenizer
-from playground.training.sentence_pairs import grammar, prepare
-from playground.training.sentence_pairs.grammar import generate_pairs
-from playground.training.sentence_pairs.pairs import PairBatch, Pairs
-from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
+from playground.lessons.bert import grammar, prepare
+from playground.lessons.bert.grammar import generate_pairs
+from playground.lessons.bert.pairs import PairBatch, Pairs
+from playground.lessons.bert.prepare import PairsSource, prepare_pairs
+from playground.lessons.bert.pretrained import Tokenizer
 
 LETTERS = "abcdefghij"
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS)
