@@ -64,6 +64,7 @@ HEAVIER = (
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
+    "bert --only memory", "break send-send --see hang.html", "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async --over rpc",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
     "parameter-server -n 4 --mode async --steps 2000",
@@ -343,6 +344,7 @@ def python_blocks(kind: str) -> list[Any]:
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
+                heavier |= readme.parent.name in ("ladder", "pipeline")  # measure, and their own tests do
                 marks = [pytest.mark.stress] * heavier
                 found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
     return found

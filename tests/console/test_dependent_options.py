@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,8 +10,6 @@ import pytest
 from playground.console.options import only_with
 from playground.runtime import UsageError
 from playground.runtime.flags import ANY
-
-Run = Callable[..., Any]
 
 
 @click.command()
@@ -51,18 +48,3 @@ def test_an_option_with_an_effect_is_taken(words: list[str]) -> None:
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEP", "7")
     assert call()["keep"] == 7
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (("sgd", "--bucket-cap-mb", "25"), "--bucket-cap-mb"),
-        (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
-    ],
-    ids=" ".join,
-)
-def test_the_commands_say_what_has_no_effect(words: tuple[str, ...], option: str, run_cli: Run) -> None:
-    shown = run_cli(*words)
-    assert (shown.code, shown.out) == (2, "")
-    assert shown.err.startswith(f"playground: {option} has no effect with")
-    assert shown.err.count("\n") == 1

@@ -109,10 +109,3 @@ def test_damaged_files_are_named_and_made_again(source: PairsSource, tmp_path: P
     assert said[0] == f"{name} in {source.folder}: damaged, so they are made again"
     assert {file: (source.folder / file).read_bytes() for file in prepare.FILES} == whole
     assert not list(source.folder.glob(".unfinished-*"))
-
-
-def test_another_tokenizer_has_pairs_of_its_own(source: PairsSource, tmp_path: Path) -> None:
-    tokenizer = prepare.new_word_tokenizer()._replace(fingerprint="more", vocabulary=source.vocabulary + 1)
-    other = prepare_pairs("generated", tmp_path / "data", tokenizer)
-    assert other.folder != source.folder
-    assert other.vocabulary == source.vocabulary + 1

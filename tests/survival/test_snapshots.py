@@ -189,13 +189,6 @@ def test_a_folder_belongs_to_one_run_and_never_to_one_that_was_killed(tmp_path: 
         os.close(lock_folder(tmp_path))
 
 
-def test_a_run_that_has_raised_lets_go_of_its_folder(tmp_path: Path) -> None:
-    SnapshotWriter(tmp_path)
-    save(tmp_path, 1)
-    words = [sys.executable, "-c", HOLD, str(tmp_path)]
-    assert subprocess.run(words, input="", capture_output=True, check=True).stdout == b"\n"
-
-
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     with pytest.raises(UsageError, match="other users can put links there; choose a folder of your own"):

@@ -48,7 +48,7 @@ def normalised(rank: int, size: int, shares: list[int], shape: list[int], like: 
     return differences
 
 
-@pytest.mark.parametrize("shares", [[8], [4, 4], [5, 0, 2], [1, 4, 2, 0]], ids=str)
+@pytest.mark.parametrize("shares", [[8], [5, 0, 2]], ids=str)
 @pytest.mark.parametrize(
     ("shape", "like"),
     [([4, 5], {}), ([], {"momentum": None}), ([2, 2], {"affine": False, "track_running_stats": False})],

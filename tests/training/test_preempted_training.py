@@ -100,10 +100,6 @@ def test_the_end_has_the_same_bits(
     assert compare(0, 1, *map(folder_of, (undisturbed, settings)))["differing"] == 0
 
 
-def test_training_that_is_asked_in_its_last_step_ends_as_usual(settings: TrainingSettings) -> None:
-    assert len(train(2, settings, at=10).epochs) == 2
-
-
 def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> None:
     folder = folder_of(settings)
     (folder / ".unfinished").mkdir(parents=True)  # in the way
