@@ -14,9 +14,8 @@ from processes import by_hand
 
 from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
-from playground.lessons.bert.page import averaging_texts
+from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
-from playground.lessons.bert.settings import DDP, EXACT, WAYS, BertSettings, compare_losses
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model
 from playground.training.bert_config import BertConfig

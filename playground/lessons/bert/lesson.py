@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.bert.losses import LossHistory
+from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
-from playground.lessons.bert.settings import BertSettings
 from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.measurement import Fields

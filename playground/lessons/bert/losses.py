@@ -10,7 +10,7 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
+from playground.lessons.bert.page import LOSSES_TO_COMPARE, BertSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import report, synchronize

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
+from playground.lessons.bert.page import DDP, BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
-from playground.lessons.bert.settings import DDP, BertSettings
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory

@@ -19,12 +19,13 @@ from playground.console.options import ALL, Finite, flags, pack_options, read_na
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.console.training import announce_data, train_and_show
-from playground.console.training_options import (
+from playground.console.training import (
     DataOptions,
     SnapshotOptions,
+    announce_data,
     data_options,
     snapshot_options,
+    train_and_show,
 )
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError

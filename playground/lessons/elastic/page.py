@@ -13,8 +13,7 @@ from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import RUN_TRAINING
-from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.console.training import RUN_TRAINING, DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.backends import get_backend

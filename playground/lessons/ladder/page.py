@@ -12,8 +12,7 @@ from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, prose
-from playground.console.training import announce_data
-from playground.console.training_options import DataOptions, PreparedData, data_options
+from playground.console.training import DataOptions, PreparedData, announce_data, data_options
 from playground.lessons import LESSONS
 from playground.measurement import environment
 from playground.measurement.environment import Environment
