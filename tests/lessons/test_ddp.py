@@ -36,11 +36,11 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
-from playground.training.gradients import buckets
 from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import flat
 from playground.training.settings import TrainingSettings
+from playground.training.sync import buckets
 
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 
