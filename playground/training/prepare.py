@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where prepared data lies: `name` is mnist or digits, `folder` holds the four files, `why` tells how it came."""
 
     name: str
@@ -78,7 +78,7 @@ def check_mirror(address: str) -> None:
         raise NoData(f"{MIRROR}={address!r}: use a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH")
 
 
-def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> Source:
+def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> DataSource:
     """The data `dataset` ("mnist", "digits", or "auto": MNIST if it can be had, else digits), ready in `data_dir`.
 
     `mirror` replaces torchvision's servers: a folder, or an http://, https:// or file:// address that holds the four
@@ -89,9 +89,9 @@ def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = 
     if any("\ud800" <= character <= "\udfff" for character in str(data_dir)):  # how Python writes other bytes
         raise NoData(f"data directory {str(data_dir)!r}: torch reads no path but UTF-8; choose another with --data-dir")
     if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
-        return Source("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
+        return DataSource("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
     if dataset == "digits" and not find_damaged(raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)):
-        return Source("digits", raw, "as asked")
+        return DataSource("digits", raw, "as asked")
     with lock_directory(data_dir):
         if dataset == "digits":
             return find_or_draw_digits(data_dir, "as asked", say)
@@ -108,18 +108,18 @@ def raw_folder(data_dir: Path, name: str) -> Path:
     return data_dir / {"mnist": "MNIST", "digits": "digits"}[name] / "raw"
 
 
-def samples(source: Source, split: str) -> int:
+def samples(source: DataSource, split: str) -> int:
     """How many samples a split ("train" or "t10k") has, from the header of its labels."""
     with open(source.folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
         return int.from_bytes(stream.read(8)[4:], "big")
 
 
-def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
+def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> DataSource:
     """MNIST, found in `data_dir` or fetched into it."""
     raw = raw_folder(data_dir, "mnist")
     wrong = find_damaged(raw, MNIST)
     if not wrong:
-        return Source("mnist", raw, f"found in {data_dir}")
+        return DataSource("mnist", raw, f"found in {data_dir}")
     problems = [f"{name} in {raw} is damaged" for name in wrong if (raw / name).exists()]
     say("looking for MNIST")
     import torchvision.datasets
@@ -128,7 +128,7 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
         try:
             with replace_files(raw, MNIST) as folder:
                 fetch(address, folder, torchvision.datasets.MNIST.resources)
-            return Source("mnist", raw, f"from {address}")
+            return DataSource("mnist", raw, f"from {address}")
         except (OSError, RuntimeError, EOFError, ValueError, http.client.HTTPException) as error:
             if address != str(raw):
                 problems.append(f"{address}: {describe(error)}")
@@ -181,7 +181,7 @@ def tame_torchvision() -> Iterator[None]:
         yield
 
 
-def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> Source:
+def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> DataSource:
     """The generated digits, found in `data_dir` or drawn into it (`train` + `test` of them)."""
     raw = raw_folder(data_dir, "digits")
     if find_damaged(raw, read_checksums(raw, MNIST)):
@@ -194,4 +194,4 @@ def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000,
                 write_checksums(folder, MNIST)
         except OSError as error:
             raise NoData(f"digits cannot be written to {raw} ({error.strerror}): choose another --data-dir") from None
-    return Source("digits", raw, why)
+    return DataSource("digits", raw, why)

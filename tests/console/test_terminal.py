@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,13 +97,6 @@ def test_an_error_that_quotes_a_file_brings_none_either(run_cli: Run, tmp_path: 
     assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
     assert r"backend is gloo in one and \x1b]0;owned\x07\x9b2J\r\u202e in the other" in outcome.err
     assert run_cli("bench", "--diff", tmp_path / EVIL).err.rstrip("\n").isprintable()
-
-
-def test_help_in_latin_1_does_not_fail() -> None:
-    command = [sys.executable, "-m", "playground", "ddp", "--help"]
-    environ = {"PYTHONIOENCODING": "latin-1", "PATH": ""}
-    done = subprocess.run(command, capture_output=True, check=True, env=environ)
-    assert b"--comm-hook NAME,?" in done.stdout
 
 
 def test_a_bar_names_its_phase_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

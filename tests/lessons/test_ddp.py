@@ -193,17 +193,6 @@ def test_the_exact_mean_is_the_gradient_of_the_whole_batch(size: int, world: Wor
         assert largest > 1e-3
 
 
-def masks(rank: int, size: int, folder: Path) -> list[float]:
-    """Losses with dropout: of a batch twice, and of another."""
-    run = build_run(small_lab(folder))
-    return [run.backward(number) for number in (0, 0, 1)]
-
-
-def test_comparisons_have_the_same_dropout_masks(world: Worlds, digits_folder: Path) -> None:
-    for first, again, other in world(2).run(masks, digits_folder):
-        assert first == again != other
-
-
 def test_verdicts() -> None:
     """What a notebook that runs an experiment is given too."""
     nan = float("nan")

@@ -150,21 +150,6 @@ def test_the_tutorial_s_program_runs_as_it_stands(method: str, tmp_path: Path) -
     assert sorted(shown.stdout.splitlines(), key=lambda line: line.split()[::-1]) == lines
 
 
-def test_the_place_where_ranks_meet_is_the_tutorial_s_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    met: list[tuple[str, str]] = []
-
-    def meet(backend: str, rank: int, world_size: int) -> None:
-        met.append((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]))
-
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "put back after the test")
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(dist, "init_process_group", meet)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    hello.init_process(0, 1, lambda rank, size: None)
-    assert met == [("127.0.0.1", "29500")]
-
-
 def test_the_tutorials_processes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "set by whoever is next")

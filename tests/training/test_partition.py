@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.training.partition import DataPartitioner, Partition, share, shares
+from playground.training.partition import DataPartitioner, share, shares
 
 
 @given(st.integers(0, 5_000), st.integers(1, 64), st.integers(0, 10))
@@ -39,12 +39,6 @@ def test_the_seed_decides_and_shuffles() -> None:
 def test_fractions_that_are_none_are_refused(sizes: list[float]) -> None:
     with pytest.raises(ValueError, match="must be fractions"):
         DataPartitioner(range(10), sizes)
-
-
-def test_a_partition_is_a_dataset() -> None:
-    partition = Partition("abcdef", [5, 0, 3])
-    assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (3, "f", ["f", "a", "d"])
-    assert partition.__getitems__([2, 1]) == ["d", "a"]
 
 
 @given(st.integers(0, 100_000), st.integers(1, 64), st.integers(0, 500))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from playground import launch
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
-from playground.runtime.backends import BACKENDS
 from playground.survival.folder import find_snapshots
 from playground.survival.settings import SnapshotSettings
 from playground.survival.snapshots import Snapshot, read_snapshot
@@ -144,34 +142,6 @@ def test_ranks_that_are_new_draw_numbers_of_their_own_on_every_kind_of_device(mo
     assert drawn[0] == 2 * [torch.rand(1, generator=torch.Generator().manual_seed(4)).item()]
     for of_kind in zip(*drawn, strict=True):
         assert len({*of_kind, torch.rand(1, generator=Draws().generator).item()}) == 4
-
-
-def on_another_device(rank: int, size: int, settings: TrainingSettings, kills: list[Kill]) -> TrainingResult:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resumable, "device", lambda: torch.device("cuda"))
-        return by_hand(rank, size, settings, kills)
-
-
-def test_another_kind_of_device_does_not_go_on(settings: TrainingSettings) -> None:
-    """It rounds otherwise, and has random numbers of its own."""
-    train(1, by_hand, settings, [])
-    with pytest.raises(UsageError, match="device is cpu in the snapshot and cuda here"):
-        train(1, on_another_device, settings, [])
-
-
-def with_watched_kernels(rank: int, size: int, settings: TrainingSettings) -> list[str]:
-    """What ranks ask of their device: with snapshots, and without."""
-    asked: list[str] = []
-    runs = {"snapshots": settings, "nothing": replace(settings, snapshots=None, epochs=1)}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, run in runs.items():
-            patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", partial(asked.append, name))
-            by_hand(rank, size, run, [])
-    return asked
-
-
-def test_where_bits_are_promised_kernels_are_deterministic(settings: TrainingSettings, world: Any) -> None:
-    assert world(2, fresh=True).run(with_watched_kernels, settings) == [["snapshots"]] * 2
 
 
 def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.bert.losses import LossHistory
+from playground.lessons.bert.losses import StepLosses
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
@@ -38,11 +38,11 @@ from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.data import collate
 
-Loss = Callable[[PairBatch], torch.Tensor]
+LossFunction = Callable[[PairBatch], torch.Tensor]
 TEST_BATCH = 100
 
 
-def data_parallel(settings: BertSettings) -> tuple[Any, Loss]:
+def data_parallel(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the logits of its part of the batch. They come together on the first device, which alone
     computes the loss."""
     model = DataParallel(build_model(Model, settings), settings.devices)
@@ -62,7 +62,7 @@ class ModelWithLoss(Model):
         return F.cross_entropy(super().forward(*inputs), labels).reshape(1)
 
 
-def loss_in_forward(settings: BertSettings) -> tuple[Any, Loss]:
+def loss_in_forward(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the loss of its part of the batch, and only these come together: one number per device."""
     model = DataParallel(build_model(ModelWithLoss, settings), settings.devices)
 
@@ -73,7 +73,7 @@ def loss_in_forward(settings: BertSettings) -> tuple[Any, Loss]:
     return model, loss
 
 
-def ddp(settings: BertSettings) -> tuple[Any, Loss]:
+def ddp(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each rank computes the loss of its own batch, and backward averages the gradients over the ranks."""
     model = DistributedDataParallel(build_model(Model, settings))
 
@@ -97,17 +97,19 @@ def train(rank: int, size: int, settings: BertSettings) -> Fields:
     return history.result(model, *test(model.module, settings, rank, size))
 
 
-def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, LossHistory]:
+def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, StepLosses]:
     """The trained model, and its losses."""
     model, loss_of, optimizer = prepare(settings)
-    history = LossHistory(settings)
+    history = StepLosses(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
     for loss in take_steps(loss_of, optimizer, itertools.islice(batches(settings, rank, size), settings.steps)):
         history.add(loss)
     return model, history
 
 
-def take_steps(loss_of: Loss, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]) -> Iterator[torch.Tensor]:
+def take_steps(
+    loss_of: LossFunction, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]
+) -> Iterator[torch.Tensor]:
     """The training loop: a step on each batch. Yields the loss before it."""
     for batch in batches:
         optimizer.zero_grad()
@@ -117,7 +119,7 @@ def take_steps(loss_of: Loss, optimizer: torch.optim.Optimizer, batches: Iterabl
         yield loss
 
 
-def prepare(settings: BertSettings) -> tuple[Any, Loss, torch.optim.Optimizer]:
+def prepare(settings: BertSettings) -> tuple[Any, LossFunction, torch.optim.Optimizer]:
     """A model by the way that was asked for, its loss, and Adam."""
     torch.set_num_threads(settings.threads)
     model, loss_of = WAYS[settings.way](settings)

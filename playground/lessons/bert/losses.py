@@ -17,7 +17,7 @@ from playground.runtime import report, synchronize
 from playground.training.replicas import largest_difference
 
 
-class LossHistory:
+class StepLosses:
     """Counts the steps of a training loop. Ranks exchange messages for it only when a report is due."""
 
     def __init__(self, settings: BertSettings) -> None:

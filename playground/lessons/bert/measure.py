@@ -28,7 +28,7 @@ from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 
-class Step:
+class BertRun:
     """Called, it takes a step on this rank's part of the next batch."""
 
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
@@ -90,12 +90,12 @@ def speed(rank: int, size: int, settings: BertSettings) -> Fields:
 
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
-    per_step = median(slowest(time_steps(Step(rank, size, settings))))
+    per_step = median(slowest(time_steps(BertRun(rank, size, settings))))
     rate = settings.batch_size / per_step
     return {"way": settings.way, "workers": settings.workers, "seconds": per_step, "samples_per_second": rate}
 
 
-def time_steps(step: Step) -> list[float]:
+def time_steps(step: BertRun) -> list[float]:
     """Seconds of some steps on this rank, after the first few."""
     [seconds] = interleave([timed(step)], range(WARM_UP + STEPS), Random(0))
     return seconds[WARM_UP:]
@@ -111,7 +111,7 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     default = devices[0] if settings.way == DDP else HOST  # where a rank makes what has no operands
     with track_memory(devices, default) as account:
         with account.labelled("gradients"):  # the buckets of DDP
-            step = Step(rank, size, settings)
+            step = BertRun(rank, size, settings)
         if isinstance(step.model, DistributedDataParallel):
             label_buckets(step.model, account)
         for _ in range(2):  # DDP rearranges its buckets in the second
