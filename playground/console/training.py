@@ -26,7 +26,7 @@ from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.signals import stopping_signal
 from playground.runtime.untrusted import printable
-from playground.survival.settings import AUTO, NO, SnapshotSettings
+from playground.survival.folder import AUTO, NO, SnapshotSettings
 from playground.training import prepare
 from playground.training.grad_syncs import RUNGS
 from playground.training.results import Epoch, TrainingResult, replicas_verdict

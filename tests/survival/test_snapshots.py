@@ -16,8 +16,7 @@ import torch
 from playground import launch, report
 from playground.runtime import UsageError, device
 from playground.survival import snapshots as under_test
-from playground.survival.folder import KEPT, find_snapshots, lock_folder, make_folder, write_snapshot
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import KEPT, SnapshotSettings, find_snapshots, lock_folder, make_folder, write_snapshot
 from playground.survival.snapshots import Snapshot, SnapshotWriter, choose_snapshot, open_folder, read_snapshot
 
 RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}

@@ -20,8 +20,7 @@ from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.lessons.elastic.comparison import compare
-from playground.survival.folder import find_snapshots
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult

@@ -16,8 +16,7 @@ from playground import launch
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
-from playground.survival.folder import find_snapshots
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import Snapshot, read_snapshot
 from playground.training import resumable
 from playground.training.results import TrainingResult

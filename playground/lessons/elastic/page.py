@@ -22,7 +22,7 @@ from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import World
 from playground.runtime.rank.rank import Event
 from playground.runtime.temporary_folder import temporary_folder
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from ranks import difference, worked
 from torch import nn
 
+from playground.lessons.prove.batch_norm import AllReduceSum, SyncBatchNorm, convert_sync_batchnorm
 from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
 from playground.testing import World
-from playground.training.batch_norm import AllReduceSum, SyncBatchNorm, convert_sync_batchnorm
 
 Worlds = Callable[..., World]
 
