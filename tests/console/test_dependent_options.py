@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from playground.console.options import only_with
+from playground.console.options import only_with, refuse
 from playground.runtime import UsageError
 from playground.runtime.flags import ANY
 
@@ -19,6 +19,7 @@ from playground.runtime.flags import ANY
 @click.option("--cap", default=25)
 @only_with("keep", snapshots=ANY)
 @only_with("cap", sync=("bucketed", "overlapped"))
+@refuse("sync", why=lambda given: "is for few" if given["cap"] > 99 else "")
 def command(**values: object) -> dict[str, object]:
     return values
 
@@ -31,6 +32,7 @@ def call(*words: str) -> Any:
     ("words", "message"),
     [
         (["-k", "1"], "-k has no effect without --snapshots: add --snapshots or leave it out"),
+        (["--sync", "bucketed", "--cap", "100"], "--sync is for few"),
         (["--cap", "25"], "--cap has no effect with --sync flat: it is for --sync bucketed or overlapped"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playground.console.rendering import render
-from playground.console.tables import RANK_COLUMN, Column, Rows, Table, lay_out
+from playground.console.tables import RANK_COLUMN, Column, Rows, Table, figures, lay_out, tabulate
 from playground.console.text import Prose, bad, good, heading, prose
 
 
@@ -13,15 +13,18 @@ def rendered(*texts: str | Prose | Table, width: int = 80, wide: bool = False) -
     return render(texts, width, wide=wide).splitlines()
 
 
-def test_units_stand_in_the_heading_and_numbers_to_the_right() -> None:
-    table = Table(RANK_COLUMN, Column("holds"), Column("sent", "bytes", right=True))
-    table.add("0", "[1, 2]", "1,024")
-    table.add("1", "-", "8")
-    assert rendered(table) == [
-        "                   sent",
-        "  rank  holds   (bytes)",
-        "     0  [1, 2]    1,024",
-        "     1  -             8",
+def test_rows_stand_under_columns_with_units() -> None:
+    columns = {"rank": RANK_COLUMN, **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000))}
+    rows = [{"rank": 0, "sent": 1024, "p95": 0.0031, "held_by": [1, 2]}, {"rank": 1, "sent": 8}]
+    assert rendered(tabulate(rows, columns)) == [
+        "           sent   p95",
+        "  rank  (bytes)  (ms)",
+        "     0    1,024  3.10",
+        "     1        8     -",
+    ]
+    assert rendered(tabulate(rows, columns, Column("")))[1:3] == [
+        "  rank  (bytes)  (ms)  held by",
+        "     0    1,024  3.10  [1, 2]",
     ]
 
 
