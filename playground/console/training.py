@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -29,6 +29,7 @@ from playground.runtime.untrusted import printable
 from playground.survival.folder import AUTO, NO, SnapshotSettings
 from playground.training import prepare
 from playground.training.grad_syncs import RUNGS
+from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
@@ -105,47 +106,13 @@ loader_options = flags(TrainingSettings, group="loader")
 sync_options = flags(TrainingSettings, group="sync")
 
 
-Settings = TypeVar("Settings", bound=Any)
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """The data, ready on this host."""
-
-    folder: Path
-    name: str
-    """mnist or digits."""
-    limit: int | None
-    train: int
-    """Samples to train on."""
-    test: int
-    why: str
-    """How it was obtained, or why it is not the one asked for."""
-    kind: str = "images"
-
-    def __str__(self) -> str:
-        counts = " + ".join(f"{samples:,}" for samples in (self.train, self.test) if samples)
-        return f"{self.name} ({counts} {self.kind}; {self.why})"
-
-    def settings(self, asked: Settings) -> Settings:
-        """The settings `asked` for, on this data."""
-        return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
-
-    @property
-    def summary(self) -> dict[str, object]:
-        """As JSON shows it."""
-        return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
-
-
 def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
     """Get the data onto this host; `bar` shows what takes long. Raises `NoData`, and `UsageError` for a limit beyond
     the data."""
-    source = prepare.prepare(asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce)
-    train, test = prepare.samples(source, "train"), prepare.samples(source, "t10k")
-    if asked.limit and asked.limit > train:
-        raise UsageError(f"--limit {asked.limit}: {source.name} has {train} samples to train on")
-    counts = asked.limit, asked.limit or train, test
-    return PreparedData(source.folder, source.name, *counts, source.why)
+    data = prepare.prepare(asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce)
+    if asked.limit and asked.limit > data.train:
+        raise UsageError(f"--limit {asked.limit}: {data.name} has {data.train} samples to train on")
+    return replace(data, limit=asked.limit, train=asked.limit or data.train)
 
 
 class NoticePrinter:

@@ -56,7 +56,7 @@ def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str)
     source = prepare.prepare("mnist", where, form.format(folder=mirror))
     assert (source.name, source.folder) == ("mnist", where / "MNIST" / "raw")
     assert not find_damaged(source.folder, prepare.MNIST)
-    assert (prepare.samples(source, "train"), prepare.samples(source, "t10k")) == (40, 20)
+    assert (source.train, source.test) == (40, 20)
     assert prepare.prepare("auto", where).why == f"found in {where}"
     assert not list(source.folder.glob(".unfinished-*"))
 
