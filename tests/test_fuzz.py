@@ -187,7 +187,7 @@ def compare_results(folder: Path) -> None:
 def make_images() -> Files:
     import torch
 
-    from playground.training.data import idx
+    from playground.training.digits import idx
     from playground.training.prepare import MNIST
 
     images, labels = torch.arange(3 * 784).view(3, 28, 28).to(torch.uint8), torch.tensor([0, 9, 5], dtype=torch.uint8)

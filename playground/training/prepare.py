@@ -214,7 +214,7 @@ def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000,
     raw = raw_folder(data_dir, "digits")
     if find_damaged(raw, read_checksums(raw, MNIST)):
         say(f"drawing {train + test:,} digits, once")
-        from playground.training.data import write_digits
+        from playground.training.digits import write_digits
 
         try:
             with replace_files(raw) as folder:

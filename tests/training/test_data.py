@@ -13,7 +13,8 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from playground.lessons import LESSONS
 from playground.runtime import UsageError
 from playground.testing import World
-from playground.training.data import MEAN, STD, Images, idx, partition_dataset, training_images
+from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
+from playground.training.digits import idx
 from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 

@@ -21,7 +21,8 @@ from torchvision import datasets
 
 from playground.runtime.files import NoData, find_damaged, lock_directory, replace_files
 from playground.training import prepare
-from playground.training.data import MEAN, STD, Images, write_digits
+from playground.training.data import MEAN, STD, Images
+from playground.training.digits import write_digits
 
 
 @pytest.fixture
