@@ -43,8 +43,7 @@ from playground.see.record import (
 )
 from playground.see.record.rank import compare_clocks
 from playground.see.record.run import read_recording
-from playground.survival.folder import find_snapshots
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
 from playground.training.history import History

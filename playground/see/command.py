@@ -34,7 +34,7 @@ from playground.see.paint.results import Evidence
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
 from playground.see.record.run import RECORDED, read_recording, record_run
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
 

@@ -23,12 +23,6 @@ def deleted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").rmdir()
 
 
-def test_an_empty_path_is_refused(run_cli: Run) -> None:
-    shown = run_cli("sgd", "--data-dir", "")
-    assert (shown.code, shown.out) == (2, "")
-    assert shown.err == "playground: Invalid value for '--data-dir': the path is empty.\n"
-
-
 def test_a_deleted_working_folder_is_no_obstacle(run_cli: Run, deleted_folder: None, data_dir: Path) -> None:
     assert run_cli("p2p").code == 0
     assert os.getcwd() == os.sep

@@ -12,8 +12,7 @@ from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import announce_data
-from playground.console.training_options import DataOptions, PreparedData, data_options
+from playground.console.training import DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields, environment
 from playground.runtime.errors import UsageError
@@ -22,6 +21,7 @@ from playground.runtime.launcher.entry import CommandWorld
 from playground.training import models
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import ModelSpec
+from playground.training.prepare import PreparedData
 from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
@@ -168,8 +168,9 @@ def plot_parts(rungs: Sequence[Rung], title: str, file: Path) -> None:
 
 
 TOKENS = PreparedData(
-    Path(), "zipf", None, TOKEN_SEQUENCES, 0, "as frequent as words are in a text", kind="sequences of token ids"
-)
+    name="zipf", folder=Path(), why="as frequent as words are in a text", train=TOKEN_SEQUENCES, test=0,
+    kind="sequences of token ids",
+)  # fmt: skip
 """Token ids, which each rank draws for itself."""
 BY_MODEL = {
     field: {

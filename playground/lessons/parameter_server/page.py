@@ -15,8 +15,7 @@ from playground.console.options import flags, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
-from playground.console.training import announce_data, echo_loss
-from playground.console.training_options import DataOptions, data_options
+from playground.console.training import DataOptions, announce_data, data_options, echo_loss
 from playground.lessons import LESSONS
 from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError

@@ -15,8 +15,7 @@ from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import good, heading, prose
-from playground.console.training import RUN_TRAINING, announce_data
-from playground.console.training_options import DataOptions, data_options
+from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
 from playground.measurement import format_seconds
 from playground.runtime import host

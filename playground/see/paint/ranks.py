@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.bert.settings import BUCKETS
+from playground.lessons.bert.page import BUCKETS
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.lesson import parallel_apply, replicate, scatter
