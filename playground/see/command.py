@@ -29,9 +29,8 @@ from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.waits import Waits, seconds_by_cause
 from playground.see.files import PAINTED, amount, paint, paint_steps
-from playground.see.paint import Scene, collectives, data_parallel as dp, training
+from playground.see.paint import Evidence, Scene, collectives, data_parallel as dp, training
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene
-from playground.see.paint.results import Evidence
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
 from playground.see.record.run import RECORDED, read_recording, record_run

@@ -216,7 +216,7 @@ def entries(recording: Recording) -> Iterator[Entry]:
     slice `sent` to one without length, `arrived`, because arrows there connect slices.
     """
     ends: dict[int, list[Entry]] = {rank.rank: [] for rank in recording.ranks}
-    for number, message in enumerate(match_messages(recording).matched):
+    for number, message in enumerate(match_messages(recording)[0]):
         for event in (message.send, message.receive) if isfinite(message.receive.end) else ():
             ends[event.rank].append(end_of(event, number))
     for rank in recording.ranks:

@@ -12,11 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from math import inf, isfinite
+from typing import NamedTuple
 
 import playground.see.record as record
 from playground.see.record import COLLECTIVE, DEVICE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
@@ -111,7 +110,7 @@ class Timeline:
         later = takewhile(lambda other: other.start < event.end, following)
         return all(ref in self.around(ref_of(other)) for other in later)
 
-    def source(self, event: Event) -> record.Source | None:
+    def source(self, event: Event) -> record.SourceLine | None:
         """The line of the program of an event."""
         return None if event.source is None else self.recording.sources[event.source]
 
@@ -174,40 +173,29 @@ def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[
     return [(start, end) for start, end in left if start < end]
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A send and its receive."""
 
     send: Event
     receive: Event
 
 
-@dataclass(frozen=True)
-class Messages:
-    """The messages of a recording."""
-
-    matched: tuple[Message, ...]
-    """In the order in which they were sent."""
-    unmatched: tuple[Event, ...]
-    """Sends without a receive and receives without a send, in the order in which they began."""
-
-
-def match_messages(recording: Recording) -> Messages:
-    """Pair every send with its receive."""
-    sends: dict[object, Event] = {}
-    receives: dict[object, Event] = {}
+def match_messages(recording: Recording) -> tuple[list[Message], list[Event]]:
+    """Pair every send with its receive. Returns the messages in the order in which they were sent; and sends without a
+    receive and receives without a send, in the order in which they began."""
+    ends: dict[str, dict[object, Event]] = {SEND: {}, RECEIVE: {}}
     unmatched: list[Event] = []
     for event in recording.events(SEND, RECEIVE):
-        ends, way = (sends, (event.rank, event.peer)) if event.kind == SEND else (receives, (event.peer, event.rank))
+        way = (event.rank, event.peer) if event.kind == SEND else (event.peer, event.rank)
         key = event.group, way, event.tag, event.message
-        if event.message is None or event.peer is None or key in ends:  # None: from anyone, and never ended
+        if event.message is None or event.peer is None or key in ends[event.kind]:  # None: from anyone, and never ended
             unmatched.append(event)
         else:
-            ends[key] = event
+            ends[event.kind][key] = event
+    sends, receives = ends.values()
     matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
     unmatched += [event for key, event in (sends | receives).items() if not (key in sends and key in receives)]
-    matched.sort(key=lambda message: moment(message.send))
-    return Messages(tuple(matched), tuple(sorted(unmatched, key=moment)))
+    return sorted(matched, key=lambda message: moment(message.send)), sorted(unmatched, key=moment)
 
 
 def match_collectives(recording: Recording) -> list[dict[int, Event]]:
@@ -231,8 +219,7 @@ def moment(event: Event) -> tuple[float, int, int]:
 Vector = tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Change:
+class Holding(NamedTuple):
     """From the start, or from the end, of this event on, the rank holds these values."""
 
     event: Event
@@ -244,8 +231,8 @@ class Change:
         return self.event.end if self.at_end else self.event.start
 
 
-def changes_of(rank: RankRecording) -> Iterator[Change]:
-    """The changes of what this rank holds, in the order of time.
+def holdings_of(rank: RankRecording) -> Iterator[Holding]:
+    """What this rank holds, one after the other, in the order of time.
 
     They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
     collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to
@@ -253,22 +240,21 @@ def changes_of(rank: RankRecording) -> Iterator[Change]:
     """
     parts = parts_of_collectives(rank)
     known = [
-        Change(event, event.kind != SEND, event.values)  # what is sent was there before
+        Holding(event, event.kind != SEND, event.values)  # what is sent was there before
         for event in rank.events
         if event.values is not None and (event.kind == SEND or isfinite(event.end))
     ]
     # Of several at the same moment, a collective comes last: it ends around its messages.
     known.sort(key=lambda each: (each.time, each.event.kind == COLLECTIVE, each.event.number))
     held: Vector = ()
-    for change in known:
-        event, values = change.event, change.values
+    for event, at_end, values in known:
         if event.number in parts:
             if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
                 continue
             values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
         if values != held:
             held = values
-            yield replace(change, values=held)
+            yield Holding(event, at_end, held)
 
 
 def parts_of_collectives(rank: RankRecording) -> set[int]:
@@ -298,23 +284,27 @@ def to_logical_time(recording: Recording) -> Recording:
 def logical_times(recording: Recording) -> dict[Edge, float]:
     """The start and end of every event, in units. Those that wait for what never came have none."""
     comes_after = causes(recording)
-    order: TopologicalSorter[Edge] = TopologicalSorter()
-    for rank in recording.ranks:
-        before: tuple[Edge, ...] = ()
-        for edge in edges_of(rank):
-            order.add(edge, *before, *comes_after.get(edge, ()))
-            before = (edge,)
-    with suppress(CycleError):  # then those in the cycle, and all behind it, do not come
-        order.prepare()
-    now: dict[int, float] = defaultdict(float)
     times: dict[Edge, float] = {}
-    while ready := order.get_ready():
-        for edge in ready:
-            rank_number = edge[0][0]
-            if edge in comes_after:
-                now[rank_number] = max(now[rank_number], 1 + max(times[cause] for cause in comes_after[edge]))
-            times[edge] = now[rank_number]
-        order.done(*ready)
+    waiting: dict[Edge, list[Iterator[Edge]]] = defaultdict(list)
+
+    def follow(rank: RankRecording) -> Iterator[Edge]:
+        """Set the times of a rank's edges in order. Yields every edge that has to come before that is known."""
+        now = 0.0
+        for edge in edges_of(rank):
+            for cause in comes_after.get(edge, ()):
+                if cause not in times:
+                    yield cause
+                now = max(now, 1 + times[cause])
+            times[edge] = now
+            if edge in waiting:
+                ready.extend(waiting.pop(edge))
+
+    ready = [follow(rank) for rank in recording.ranks]
+    while ready:
+        walk = ready.pop()
+        for cause in walk:
+            waiting[cause].append(walk)
+            break
     return times
 
 
@@ -323,7 +313,7 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
     found: dict[Edge, list[Edge]] = defaultdict(list)
     for event in recording.events(record.COMPUTE, record.MOVE):
         found[ref_of(event), True].append((ref_of(event), False))
-    for message in match_messages(recording).matched:
+    for message in match_messages(recording)[0]:
         found[ref_of(message.receive), True].append((ref_of(message.send), False))
     with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
     for call in match_collectives(recording):

@@ -70,7 +70,7 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        messages = match_messages(recording).matched
+        messages = match_messages(recording)[0]
         self.ends = {ref_of(each.send): each.receive for each in messages}
         self.ends |= {ref_of(each.receive): each.send for each in messages}
         """The other end of every message."""

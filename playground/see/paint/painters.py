@@ -7,7 +7,22 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, PAPER, STYLES, TEXT, TEXT_SIZE, Colour, Mark, Scene
+from playground.see.paint import (
+    ARROW,
+    BAR,
+    BOX,
+    CELL,
+    INK,
+    KINDS,
+    PAPER,
+    STYLES,
+    TEXT,
+    TEXT_SIZE,
+    WIDTH,
+    Colour,
+    Mark,
+    Scene,
+)
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
@@ -20,7 +35,8 @@ ARROWHEAD = (
 
 def to_svg(scene: Scene) -> str:
     """The scene as an SVG file."""
-    width, height = number(scene.width), number(total_height(scene))
+    width, height = number(WIDTH), number(total_height(scene))
+    description = " ".join([f"{scene.title}.", *scene.caption])
     arrows = sorted({css_name(mark.style) for mark in scene.marks if mark.kind == ARROW})
     captions = (
         f'<text class="ink muted" x="8" y="{number(y)}">{escape(text)}</text>' for y, text in caption_lines(scene)
@@ -30,7 +46,7 @@ def to_svg(scene: Scene) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img" aria-labelledby="title desc">',
             f'<title id="title">{escape(scene.title)}</title>',
-            f'<desc id="desc">{escape(scene.description)}</desc>',
+            f'<desc id="desc">{escape(description)}</desc>',
             f"<style>{style_sheet(scene)}</style>",
             f"<defs>{''.join(ARROWHEAD.format(name=name) for name in arrows)}</defs>",
             f'<rect class="paper" width="{width}" height="{height}"/>',
@@ -77,7 +93,7 @@ def style_sheet(scene: Scene) -> str:
 def css_variables(palette: Mapping[str, Colour]) -> list[str]:
     """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a wait's bar."""
     colours = [(css_name(name), colour) for name, colour in palette.items()]
-    return [";".join(f"--{name}:{getattr(colour, each)}" for name, colour in colours) for each in ("light", "dark")]
+    return [";".join(f"--{name}:{colour[each]}" for name, colour in colours) for each in range(2)]
 
 
 def css_name(style: str) -> str:
@@ -184,7 +200,7 @@ SLOPES = {"recorded": "|-\\/", "meant": ":·˙˙"}
 
 def to_text(scene: Scene) -> str:
     """The scene as text: its title, its marks, and its caption."""
-    page = Page(to_column(scene.width), round(scene.height / CELL[1]) + 1)
+    page = Page(to_column(WIDTH), round(scene.height / CELL[1]) + 1)
     for kind, paint in (((BAR, BOX), page.paint_rectangle), ((ARROW,), page.paint_arrow), (KINDS, page.write_on)):
         for mark in scene.at_end:
             if mark.kind in kind:
@@ -218,7 +234,7 @@ class Page:
         if mark.kind == BAR:
             width = max(1, to_column(mark.x + mark.w) - left)
             for row in range(top, max(top + 1, to_row(mark.y + mark.h))):
-                self.write(left, row, STYLES[mark.style].letter * width)
+                self.write(left, row, STYLES[mark.style][2] * width)
             return
         inside, bottom = to_column(mark.x + mark.w - 1) - left - 1, to_row(mark.y + mark.h - 1)
         edges = "[]" if top == bottom else "||"

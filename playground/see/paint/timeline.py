@@ -10,7 +10,7 @@ from math import inf, isfinite
 import playground.see.record as record
 from playground.measurement import format_bytes
 from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
-from playground.see.paint import ARROW, BAR, CELL, TEXT, Drawing, Scene, TimeAxis, add_key, add_lane, shorten
+from playground.see.paint import ARROW, BAR, CELL, TEXT, Scene, TimeAxis, add_key, add_lane, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
@@ -50,26 +50,26 @@ class Lanes:
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     """The scene of a recording. With `unit`, times are in this unit, as from `to_logical_time`, not in seconds."""
-    drawing = Drawing(title or " ".join(recording.command))
+    scene = Scene(title or " ".join(recording.command))
     start = min((event.start for event in recording.events()), default=0.0)
-    axis = TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=start, end=recording.end)
-    lanes = add_lanes(drawing, recording)
-    notes = add_bars(drawing, recording, axis, lanes)
-    messages = match_messages(recording).matched
-    drawn = messages
+    axis = TimeAxis(x=LABELS, start=start, end=recording.end)
+    lanes = add_lanes(scene, recording)
+    notes = add_bars(scene, recording, axis, lanes)
+    messages = match_messages(recording)[0]
+    drawn: Sequence[Message] = messages
     if len(messages) > MOST_ARROWS:
         longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)[:MOST_ARROWS]
-        drawn = tuple(sorted(longest, key=lambda message: message.send.start))
+        drawn = sorted(longest, key=lambda message: message.send.start)
         notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     for message in drawn:
-        add_message(drawing, message, axis, lanes)
-    y = drawing.bottom + CELL[1] / 2
+        add_message(scene, message, axis, lanes)
+    y = scene.bottom + CELL[1] / 2
     for at, align in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         seconds = (axis.end - axis.start) * at
         text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
-        drawing.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
-    add_key(drawing, {mark.style: mark.style for mark in drawing.marks if mark.kind == BAR})
-    return drawing.scene(*caption_of(recording, notes))
+        scene.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
+    add_key(scene, {mark.style: mark.style for mark in scene.marks if mark.kind == BAR})
+    return scene.with_caption(*caption_of(recording, notes))
 
 
 def style_of(event: Event) -> str:
@@ -77,7 +77,7 @@ def style_of(event: Event) -> str:
     return STYLE_OF_KIND.get(event.kind) or STYLE_OF_NAME.get(event.name, "compute")
 
 
-def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
+def add_lanes(scene: Scene, recording: Recording) -> Lanes:
     """Add a lane for each rank's main thread, and for each of its other lanes that is not empty."""
     rows = span_rows(recording)
     lanes = Lanes({}, lane_heights(recording, rows), rows)
@@ -88,8 +88,7 @@ def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
             height = lanes.heights.get((rank.rank, lane))
             if height is None:
                 continue
-            name = f"rank {rank.rank}" if lane == MAIN else shorten(lane, LABELS - CELL[0])
-            add_lane(drawing, name, LABELS, y, height, title)
+            add_lane(scene, f"rank {rank.rank}" if lane == MAIN else lane, LABELS, y, height, title)
             lanes.tops[rank.rank, lane] = y
             y += height
         y += LANE_GAP
@@ -119,7 +118,7 @@ def span_rows(recording: Recording) -> dict[Ref, int]:
     return rows
 
 
-def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
+def add_bars(scene: Scene, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
     """Add a bar for each event; those narrower than a pixel share bars. Returns notes on omissions."""
     short: dict[tuple[int, float], list[tuple[float, float, str, Event]]] = {}
     bars: list[tuple[float, float, Event]] = []
@@ -130,10 +129,10 @@ def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lane
         else:
             short.setdefault((event.rank, lanes.top(event)), []).append((left, right, style_of(event), event))
     for left, right, event in bars[:MOST_BARS]:
-        add_bar(drawing, event, left, right, lanes)
+        add_bar(scene, event, left, right, lanes)
     groups = [group for row in short.values() for group in group_short(row)]
     for group in groups[: max(0, MOST_BARS - len(bars))]:
-        add_group(drawing, group, lanes)
+        add_group(scene, group, lanes)
     notes = []
     if len(bars) + len(groups) > MOST_BARS:
         notes.append(f"{MOST_BARS} of {len(bars) + len(groups)} bars are drawn; {ALL}.")
@@ -142,21 +141,21 @@ def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lane
     return notes
 
 
-def add_group(drawing: Drawing, group: Group, lanes: Lanes) -> None:
+def add_group(scene: Scene, group: Cluster, lanes: Lanes) -> None:
     """Add the bar that short events share; the bar of a single one is its own."""
     first, left, count = group.events[0], group.left, len(group.events)
     if count == 1:
-        add_bar(drawing, first, left, left + 1, lanes)
+        add_bar(scene, first, left, left + 1, lanes)
         return
     title = f"rank {first.rank}: {count:,} short events, most of the time {group.style}"
-    drawing.add(BAR, left, lanes.top(first), max(group.right - left, 1), ROW, style=group.style, title=title)
+    scene.add(BAR, left, lanes.top(first), max(group.right - left, 1), ROW, style=group.style, title=title)
 
 
-def add_bar(drawing: Drawing, event: Event, left: float, right: float, lanes: Lanes) -> None:
+def add_bar(scene: Scene, event: Event, left: float, right: float, lanes: Lanes) -> None:
     """Add the bar of an event, with its name where there is room."""
     width = right - left
     look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
-    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
+    scene.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
 
 
 def title_of(event: Event) -> str:
@@ -165,7 +164,7 @@ def title_of(event: Event) -> str:
     return f"rank {event.rank}: {event.name} ({event.kind}), {lasted}"
 
 
-def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes) -> None:
+def add_message(scene: Scene, message: Message, axis: TimeAxis, lanes: Lanes) -> None:
     """Add an arrow from lane to lane, from the beginning of the send to the end of the receive."""
     send, receive = message.send, message.receive
     x, to_x = axis.at(send.start), axis.at(receive.end)
@@ -173,7 +172,7 @@ def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes
     height = lanes.heights[send.rank, MAIN]
     y, to_y = (y + height, to_y) if to_y > y else (y, to_y + height)
     look = {"style": "message", "title": message_title(message), "event": ref_of(send)}
-    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look)
+    scene.add(ARROW, x, y, to_x - x, to_y - y, **look)
 
 
 def message_title(message: Message) -> str:
@@ -210,7 +209,7 @@ STEP, TOUCH = 4, 1.0
 
 
 @dataclass
-class Group:
+class Cluster:
     """Short events beside each other."""
 
     left: float = inf
@@ -226,15 +225,15 @@ class Group:
         return min(self.seconds, key=lambda style: (-self.seconds[style], style))
 
 
-def group_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Group]:
+def group_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Cluster]:
     """Group the short events of a row, given with their edges and styles, into those that touch and look alike."""
-    cells: dict[int, Group] = defaultdict(Group)
+    cells: dict[int, Cluster] = defaultdict(Cluster)
     for left, right, style, event in short:
         cell = cells[int(left // STEP)]
         cell.left, cell.right = min(left, cell.left), max(right, cell.right)
         cell.events.append(event)
         cell.seconds[style] += event.seconds
-    groups: list[Group] = []
+    groups: list[Cluster] = []
     for _, group in sorted(cells.items()):
         last = groups[-1] if groups else None
         if last and last.style == group.style and group.left <= last.right + TOUCH:

@@ -43,7 +43,7 @@ def summary_texts(timeline: Timeline) -> list[Text]:
 
 def missing_texts(recording: Recording) -> list[Text]:
     """A line on what is missing, if anything is."""
-    unmatched = match_messages(recording).unmatched
+    unmatched = match_messages(recording)[1]
     ranks = recording.ranks
     lines = [f"rank {each.rank}: no room for {plural(each.dropped, 'event')}" for each in ranks if each.dropped]
     lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]

@@ -19,9 +19,9 @@ from math import inf, isfinite, isnan
 from pathlib import Path
 from string import Template
 
-from playground.see.analyse import Ref, Timeline, Vector, changes_of, logical_times, match_messages, ref_of
+from playground.see.analyse import Ref, Timeline, Vector, holdings_of, logical_times, match_messages, ref_of
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
-from playground.see.paint import INK, PAPER, STYLES, Drawing
+from playground.see.paint import INK, PAPER, STYLES, Scene
 from playground.see.paint.painters import css_variables
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
 from playground.see.record import Event, RankRecording, Recording
@@ -107,7 +107,7 @@ def to_columns(recording: Recording) -> dict[str, object]:
     """The data of the page: of a very long recording, its beginning."""
     recording, later = beginning_of(recording)
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
-    lanes, vectors = add_lanes(Drawing(""), recording), Vectors()
+    lanes, vectors = add_lanes(Scene(""), recording), Vectors()
     rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
     return {
         "command": " ".join(recording.command),
@@ -178,7 +178,7 @@ def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[object, ..
 def to_arrows(recording: Recording, places: dict[Ref, int]) -> list[int]:
     """For each message the place of its send, relative to the one before, and that of its receive relative to it."""
     arrows, last = list[int](), 0
-    for message in match_messages(recording).matched:
+    for message in match_messages(recording)[0]:
         sent, received = places[ref_of(message.send)], places[ref_of(message.receive)]
         arrows += [sent - last, received - sent]
         last = sent
@@ -191,7 +191,7 @@ def held_by(rank: RankRecording, places: dict[Ref, int], vectors: Vectors) -> It
     The vector is None where there was no room for it, and until the next one for which there is.
     """
     last: int | None = NEVER
-    for change in changes_of(rank):
+    for change in holdings_of(rank):
         vector = vectors.add(change.values)
         if vector is not None or last is not None:
             yield places[ref_of(change.event)], int(change.at_end), vector

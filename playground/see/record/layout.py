@@ -26,10 +26,10 @@ from playground.runtime.untrusted import expect_dict, expect_int, expect_text, p
 from playground.see.record import BACKGROUND, DEVICE, MAIN, SCHEMA
 
 RECORD = struct.Struct("<5q7i2H2B6x")
-"""The binary format of a `Record`. The kind is written last: a record without one is incomplete."""
+"""The binary format of a `EventRecord`. The kind is written last: a record without one is incomplete."""
 
 
-class Record(NamedTuple):
+class EventRecord(NamedTuple):
     """An event. -1 means "none"."""
 
     start: int
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 MAX_VALUES = 64
 """Elements of a tensor whose values are recorded; of larger ones only the shape is."""
 SPAN = 128
-"""More than `MAX_VALUES`: see `Record.values`."""
+"""More than `MAX_VALUES`: see `EventRecord.values`."""
 
 HEADER = struct.Struct("<8s3q48x")
 """MAGIC, capacity, dropped, number of values: as long as a record, and before them."""

@@ -32,7 +32,18 @@ from playground.runtime.remote import Remote
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
 from playground.see.record.algorithms import AlgorithmHooks
 from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
-from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
+from playground.see.record.layout import (
+    CLOCK,
+    FILES,
+    LANE_CODES,
+    NONE,
+    RECORD,
+    RUN,
+    EventRecord,
+    file_name,
+    place_of,
+    trim,
+)
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.run import ClockSample
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
@@ -160,7 +171,7 @@ class DeviceRecorder(Recorder):
             return
         for gpu, first in self.anchors.items():
             for number, start, end in self.times_on(gpu, first) if first else ():
-                record, lane = Record(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
+                record, lane = EventRecord(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
                 record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
                 RECORD.pack_into(self.target, place_of(copy), *record)
                 copy += 1
