@@ -20,6 +20,8 @@ from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mis
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+NOT_JUDGED = -1
+
 
 class Exchange:
     """A rank's part in it."""
@@ -32,7 +34,7 @@ class Exchange:
         """This rank's progress, and what else it does, at the last look."""
         self.told: object = None
         """The same when it told the others of it."""
-        self.judged = -1
+        self.judged = NOT_JUDGED
         """How often ranks had told of themselves when they were last judged."""
         self.answered = 0
         """The last question of rank 0's that this rank has answered."""
@@ -61,7 +63,9 @@ class Exchange:
             if not self.store.check(keys):
                 return None
             self.found = None
-            return deadlock if {*self.store.multi_get(keys)} == {b"still"} else None
+            if {*self.store.multi_get(keys)} == {b"still"}:
+                return deadlock
+            self.judged = NOT_JUDGED  # who has moved may stand again where it stood, and then says nothing new
         if (told := self.store.add("states", 0)) != self.judged:
             self.judged = told
             found = diagnose(self.collect())

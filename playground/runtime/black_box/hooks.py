@@ -1,8 +1,8 @@
 """In a rank: operations write to its black box.
 
-They are caught where all of them pass, at the methods of torch's `ProcessGroup` and at `Work.wait`: functions of
-torch.distributed call these, and so do our algorithms. DistributedDataParallel averages in C++, where no method of
-Python's is called: its backward pass counts as one collective.
+Functions of its own are in the place of the methods that the tap is in the place of, as short as can be: a rank calls
+them all the time. DistributedDataParallel averages in C++, where no method of Python's is called: its backward pass
+counts as one collective.
 """
 
 from __future__ import annotations
@@ -11,53 +11,22 @@ import contextlib
 import functools
 import inspect
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.runtime.black_box import (
-    BACKWARD,
-    BUFFERS,
-    COLLECTIVE,
-    MAKE_DDP,
-    NEW_GROUP,
-    RECEIVE,
-    SEND,
-)
+from playground.runtime.black_box import BACKWARD, BUFFERS, COLLECTIVE, MAKE_DDP, NEW_GROUP, RECEIVE, SEND
 from playground.runtime.black_box.activity import callbacks
 from playground.runtime.black_box.box import MAIN, Box, Known
 from playground.runtime.forks import call_in_children
+from playground.runtime.tap import MESSAGES, OPERATIONS, ROOTED, number_of, ranks_of
+from playground.runtime.tap.replacement import Replacement
 
-COLLECTIVES = {
-    "allreduce": ("all_reduce", 0),
-    "allreduce_coalesced": ("all_reduce_coalesced", 0),
-    "broadcast": ("broadcast", 0),
-    "reduce": ("reduce", 0),
-    "allgather": ("all_gather", 1),
-    "allgather_coalesced": ("all_gather_coalesced", 1),
-    "_allgather_base": ("all_gather_into_tensor", 1),
-    "all_gather_single": ("all_gather_into_tensor", 1),
-    "gather": ("gather", 1),
-    "scatter": ("scatter", 0),
-    "reduce_scatter": ("reduce_scatter", 0),
-    "_reduce_scatter_base": ("reduce_scatter_tensor", 1),
-    "reduce_scatter_single": ("reduce_scatter_tensor", 1),
-    "alltoall": ("all_to_all", 1),
-    "alltoall_base": ("all_to_all_single", 1),
-    "all_to_all_single": ("all_to_all_single", 1),
-    "barrier": ("barrier", 0),
-    "monitored_barrier": ("monitored_barrier", 0),
-}
-"""Methods of a process group: the name of each in torch.distributed, and which of its parameters holds a rank's input.
-(Output comes first.)"""
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-MESSAGES = {"send": SEND, "recv": RECEIVE, "recv_anysource": RECEIVE}
 LIMITED = "barrier", "monitored_barrier"
 """Collectives that may be given a timeout of their own."""
 ZERO = timedelta(0)
@@ -76,29 +45,31 @@ class Hooks:
         """Numbers of operations by the id of their work. (An id is used again: then it is the later one's.)"""
         self.forwarded: dict[int, Any] = {}
         """Models whose gradients the next backward pass averages, by id."""
-
-    def install(self) -> None:
-        """Replace the methods and functions."""
-        for method, (name, at) in COLLECTIVES.items():
-            self.replace(ProcessGroup, method, functools.partial(self.wrap_collective, name, at))
-        for method, kind in MESSAGES.items():
-            self.replace(ProcessGroup, method, functools.partial(self.wrap_message, kind))
-        self.replace(Work, "wait", self.wrap_wait)
-        for method in ("then", "add_done_callback"):
-            self.replace(torch.Future, method, self.wrap_then)
-        self.replace(DistributedDataParallel, "__init__", functools.partial(self.wrap_ddp, MAKE_DDP))
-        self.replace(DistributedDataParallel, "_sync_buffers", functools.partial(self.wrap_ddp, BUFFERS))
-        self.replace(DistributedDataParallel, "forward", self.wrap_forward)
-        self.replace(torch.autograd, "backward", self.wrap_backward)
-        for owner in (dist, dist.distributed_c10d):
-            self.replace(owner, "new_group", self.wrap_new_group)
-
-    def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        if hasattr(owner, name):  # they differ between versions of torch
-            setattr(owner, name, wrap(getattr(owner, name)))
+        wraps: dict[tuple[Any, str], Callable[[Any], Any]] = {
+            (ProcessGroup, method): functools.partial(
+                self.wrap_message if method in MESSAGES else self.wrap_collective, method
+            )
+            for method in OPERATIONS
+        }
+        wraps |= {
+            (Work, "wait"): self.wrap_wait,
+            (torch.Future, "then"): self.wrap_then,
+            (torch.Future, "add_done_callback"): self.wrap_then,
+            (DistributedDataParallel, "__init__"): functools.partial(self.wrap_ddp, MAKE_DDP),
+            (DistributedDataParallel, "_sync_buffers"): functools.partial(self.wrap_ddp, BUFFERS),
+            (DistributedDataParallel, "forward"): self.wrap_forward,
+            (torch.autograd, "backward"): self.wrap_backward,
+            (distributed_c10d, "_new_group_with_tag"): self.wrap_new_group,
+        }
+        self.replacements = [Replacement(*place, wrap) for place, wrap in wraps.items()]
+        self.installed = False
 
     def begin_program(self, box: Box, timeout: timedelta) -> None:
         """From now on, operations write to `box`. `timeout` is the world's."""
+        if not self.installed:
+            self.installed = True
+            for each in self.replacements:
+                each.install()
         box.begin_program()
         self.timeout = timeout
         for kept in (self.limited, self.works, self.forwarded):
@@ -129,6 +100,10 @@ class Hooks:
     def forget(self) -> None:
         """Operations write nowhere: this process has been forked from the rank."""
         self.box = None
+        if self.installed:
+            self.installed = False
+            for each in self.replacements:
+                each.remove()
 
     def is_limit(self, timeout: timedelta | None) -> bool:
         """Whether a timeout that the program has chosen ends before the world's, so that the program may go on."""
@@ -140,13 +115,9 @@ class Hooks:
             self.box.known.clear()  # it has ids of groups, and those of groups that are gone are used again
         (self.limited.add if self.is_limit(timeout) else self.limited.discard)(id(group))
 
-    def ranks_of(self, group: Any) -> tuple[int, ...]:
-        try:
-            return tuple(dist.get_process_group_ranks(group))
-        except (KeyError, ValueError):  # torch does not know it: its own ranks, then
-            return tuple(range(group.size()))
-
-    def wrap_collective(self, name: str, input_at: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_collective(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        name, given, got = OPERATIONS[method]
+        at = (got if name in ("scatter", "reduce_scatter") else given) or 0  # the one that all ranks have
         has_root, has_limit = name in ROOTED, name in LIMITED
 
         @functools.wraps(real)
@@ -154,7 +125,7 @@ class Hooks:
             box = self.box
             if box is None:
                 return real(group, *args, **kwargs)
-            tensor = args[input_at] if len(args) > input_at else None
+            tensor = args[at] if len(args) > at else None
             while type(tensor) is list or type(tensor) is tuple:  # of tensors, or of lists of them
                 tensor = tensor[0] if len(tensor) == 1 else None
             shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, torch.Tensor) else ((), "")
@@ -162,7 +133,7 @@ class Hooks:
             key = id(group), name, dtype, root
             known = box.known.get(key)
             if known is None:
-                ranks = self.ranks_of(group)
+                ranks = ranks_of(group)
                 peer = None if root is None else dict(enumerate(ranks)).get(root)  # torch refuses one that is none
                 known = box.describe(key, (COLLECTIVE, name, ranks, dtype, peer, 0, number_of(group), ()))
             limited = id(group) in self.limited or (has_limit and self.is_limit(find_timeout(*args, *kwargs.values())))
@@ -170,8 +141,8 @@ class Hooks:
 
         return collective
 
-    def wrap_message(self, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        from_anyone = real.__name__ == "recv_anysource"
+    def wrap_message(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        kind, from_anyone = SEND if method == "send" else RECEIVE, method == "recv_anysource"
 
         @functools.wraps(real)
         def message(group: Any, tensors: Sequence[torch.Tensor], *place: int) -> Any:
@@ -182,7 +153,7 @@ class Hooks:
             key = id(group), kind, tensor.dtype, *place
             known = box.known.get(key)
             if known is None:
-                ranks = self.ranks_of(group)
+                ranks = ranks_of(group)
                 peer = None if from_anyone else dict(enumerate(ranks)).get(place[0])
                 known = box.describe(key, (kind, kind, ranks, tensor.dtype, peer, place[-1], number_of(group), ()))
             return self.follow(box, known, id(group) in self.limited, tensor.shape, real, group, tensors, *place)
@@ -264,7 +235,7 @@ class Hooks:
             if box is None or not dist.is_initialized():
                 return real(ranks, *args, **kwargs)
             call = parameters.bind(ranks, *args, **kwargs).arguments
-            world = self.ranks_of(dist.group.WORLD)
+            world = ranks_of(dist.group.WORLD)
             members = world if ranks is None else tuple(sorted(map(int, ranks)))
             come = members if call.get("use_local_synchronization") else world
             with self.inside(box, NEW_GROUP, come, members):
@@ -282,7 +253,7 @@ class Hooks:
             group = getattr(ddp, "process_group", None) or kwargs.get("process_group") or dist.group.WORLD
             if self.box is None or group is None:
                 return real(ddp, *args, **kwargs)
-            with self.inside(self.box, name, self.ranks_of(group), number=number_of(group)):
+            with self.inside(self.box, name, ranks_of(group), number=number_of(group)):
                 return real(ddp, *args, **kwargs)
 
         return method
@@ -306,7 +277,7 @@ class Hooks:
                 return real(*args, **kwargs)
             with contextlib.ExitStack() as passes:
                 for group in groups:
-                    passes.enter_context(self.inside(box, BACKWARD, self.ranks_of(group), number=number_of(group)))
+                    passes.enter_context(self.inside(box, BACKWARD, ranks_of(group), number=number_of(group)))
                 return real(*args, **kwargs)
 
         return backward
@@ -335,13 +306,6 @@ def find_timeout(*args: Any) -> timedelta | None:
     return next((getattr(each, "timeout", each) for each in args), None)
 
 
-def number_of(group: Any) -> int:
-    """A number of the process group: the same on all its ranks, a different one for other groups of these ranks."""
-    name: str = group.group_name
-    return int(name) if name.isdecimal() else zlib.crc32(name.encode())
-
-
 hooks = Hooks()
-"""This process's. The fork server imports this module, and so modules that are imported later find what it replaces."""
-hooks.install()
+"""This process's."""
 call_in_children(hooks.forget)

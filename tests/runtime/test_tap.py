@@ -1,0 +1,232 @@
+"""The tap: what an observer learns of every operation, and that nothing of it is left when nobody observes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import needs_shm
+from torch.distributed import ProcessGroup, Work
+
+from playground import launch
+from playground.runtime.black_box.box import SWITCH
+from playground.runtime.tap import OPERATIONS, Call, Observer, observing
+from playground.runtime.tap.replacement import replaced
+from playground.testing import World
+
+
+class Log(Observer):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.calls: dict[int, Call] = {}
+
+    def begun(self, call: Call) -> None:
+        self.calls[call.number] = call
+        self.told.append(("begun", call.number))
+
+    def returned(self, call: Call) -> None:
+        self.told.append(("returned", call.number))
+
+    def note(self, what: str, calls: Sequence[Call]) -> None:
+        self.told += [(what, call.number) for call in calls]
+
+    def waiting(self, calls: Sequence[Call]) -> None:
+        self.note("waiting", calls)
+
+    def waited(self, calls: Sequence[Call]) -> None:
+        self.note("waited", calls)
+
+    def done(self, calls: Sequence[Call]) -> None:
+        self.note("done", calls)
+
+    def failed(self, calls: Sequence[Call], error: BaseException) -> None:
+        self.note("failed", calls)
+
+    def dropped(self, calls: Sequence[Call]) -> None:
+        self.note("dropped", calls)
+
+    def events(self) -> list[str]:
+        """What was told, without the calls."""
+        return [what for what, _ in self.told]
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape)
+
+
+def parts(count: int = 2) -> list[torch.Tensor]:
+    return [ones(2) for _ in range(count)]
+
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda **how: dist.all_reduce(ones(2), **how),
+    "broadcast": lambda **how: dist.broadcast(ones(2), 1, **how),
+    "reduce": lambda **how: dist.reduce(ones(2), 1, **how),
+    "all_gather": lambda **how: dist.all_gather(parts(), ones(2), **how),
+    "all_gather_into_tensor": lambda **how: dist.all_gather_into_tensor(ones(4), ones(2), **how),
+    "gather": lambda **how: dist.gather(ones(2), parts() if dist.get_rank() == 1 else None, 1, **how),
+    "scatter": lambda **how: dist.scatter(ones(2), parts() if dist.get_rank() == 1 else None, 1, **how),
+    "reduce_scatter": lambda **how: dist.reduce_scatter(ones(2), parts(), **how),
+    "reduce_scatter_tensor": lambda **how: dist.reduce_scatter_tensor(ones(2), ones(4), **how),
+    "all_to_all": lambda **how: dist.all_to_all(parts(), parts(), **how),
+    "all_to_all_single": lambda **how: dist.all_to_all_single(ones(2), ones(2), **how),
+    "barrier": dist.barrier,
+}
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+SIZES = {
+    "all_gather": ([2], [2, 2]), "all_gather_into_tensor": ([2], [4]), "gather": ([2], [2, 2]), "barrier": ([], []),
+    "scatter": ([2, 2], [2]), "reduce_scatter": ([2, 2], [2]), "reduce_scatter_tensor": ([4], [2]),
+    "all_to_all": ([2, 2], [2, 2]),
+}  # fmt: skip
+"""Elements of the tensors in and out where they are not one of two."""
+
+
+def observe_collectives(rank: int, size: int) -> None:
+    for name, call in COLLECTIVES.items():
+        with observing(log := Log()):
+            call()
+            work = call(async_op=True)
+            work.wait()
+        blocking, issued = log.calls.values()
+        assert (blocking.name, blocking.blocks, blocking.ranks, blocking.tag) == (name, True, (0, 1), 0)
+        assert (issued.name, issued.blocks) == (name, False)
+        assert log.events() == ["begun", "done", "begun", "returned", "waiting", "waited", "done"], name
+        assert blocking.peer == (1 if name in ROOTED else None)
+        given, got = SIZES.get(name, ([2], [2]))
+        is_root = name not in ("gather", "scatter") or rank == 1
+        assert [each.numel() for each in blocking.inputs] == (given if name != "scatter" or is_root else [])
+        assert [each.numel() for each in blocking.outputs] == (got if name != "gather" or is_root else [])
+
+
+def observe_messages(rank: int, size: int) -> None:
+    """Every way to send and to receive, among them by the group itself, and in a group with other numbers."""
+    other, group = 1 - rank, dist.new_group([1, 0], sort_ranks=False) if rank < 2 else None
+    sender = rank == 0
+    with observing(log := Log()):
+        if sender:
+            dist.send(ones(3), 1, tag=7)
+            dist.isend(ones(3), 1).wait()
+        else:
+            dist.recv(ones(3), 0, tag=7)
+            dist.irecv(ones(3)).wait()
+        for work in dist.batch_isend_irecv([dist.P2POp((dist.irecv, dist.isend)[sender], ones(3), other)]):
+            work.wait()
+        if sender:
+            dist.send(ones(3), 1, group)
+        else:
+            dist.recv(ones(3), None, group)
+        world: Any = dist.group.WORLD
+        (world.send if sender else world.recv)([ones(3)], other, 5).wait()
+    plain, issued, batched, grouped, direct = log.calls.values()
+    names = ("send", "isend") if sender else ("recv", "irecv")
+    assert [call.name for call in log.calls.values()] == [names[0], names[1], names[1], names[0], names[1]]
+    assert [call.tag for call in log.calls.values()] == [7, 0, 0, 0, 5]
+    assert (plain.peer, batched.peer, direct.peer) == (other,) * 3
+    assert (issued.peer, grouped.peer) == ((1, 1) if sender else (None, None))
+    assert grouped.ranks == (1, 0)
+    assert [len(call.inputs) for call in (plain, issued)] == [sender] * 2
+    assert [len(call.outputs) for call in (plain, issued)] == [not sender] * 2
+
+
+def observe_ends(rank: int, size: int) -> None:
+    """A future instead of a wait, a refused call, and a work that is let go of."""
+    with observing(log := Log()):
+        work: Any = dist.all_reduce(ones(1), async_op=True)
+        work.get_future().wait()
+        while "done" not in log.events():
+            pass
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.group.WORLD.allreduce([])
+        work = dist.all_reduce(ones(1), async_op=True)
+        del work
+        while "dropped" not in log.events():  # shm has a thread that holds it
+            pass
+        dist.barrier()
+    assert log.events() == [
+        "begun", "returned", "done", "begun", "failed", "begun", "returned", "dropped", "begun", "done",
+    ]  # fmt: skip
+
+
+def observe_threads(rank: int, size: int) -> None:
+    """Each thread has a group; observers come and go meanwhile, and those that are there see the same numbers."""
+    groups = [dist.new_group() for _ in range(3)]
+    with observing(first := Log()), observing(second := Log()):
+
+        def work(group: Any) -> None:
+            for _ in range(50):
+                dist.all_reduce(ones(1), group=group)
+
+        threads = [threading.Thread(target=work, args=(group,)) for group in groups]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            with observing(Observer()):
+                pass
+    assert first.calls == second.calls
+    assert sorted(first.told) == sorted(second.told)
+    assert len(first.calls) == 150
+    assert first.events().count("done") == 150
+
+
+def observe_a_batch(rank: int, size: int) -> None:
+    """A backend that makes one work of a batch, as nccl does."""
+
+    def coalescing(real: Any) -> Any:
+        return lambda group, device: None if real is start else dist.group.WORLD.barrier()
+
+    start = ProcessGroup._start_coalescing
+    with replaced(ProcessGroup, "_start_coalescing", coalescing), replaced(ProcessGroup, "_end_coalescing", coalescing):
+        device, group = torch.device("cpu"), dist.group.WORLD
+        assert group
+        with observing(log := Log()):
+            group._start_coalescing(device)
+            works = [group.send([ones(1)], 1 - rank, 0), group.recv([ones(1)], 1 - rank, 0)]
+            work = group._end_coalescing(device)
+            for each in works:
+                each.wait()
+            work.wait()
+    assert log.events()[-6:] == ["waiting", "waiting", "waited", "waited", "done", "done"]
+
+
+OBSERVED = (observe_collectives, observe_messages, observe_ends, observe_threads, observe_a_batch)
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=needs_shm)])
+def test_an_observer_learns_of_every_call(backend: str, world: Callable[..., World]) -> None:
+    for observe in OBSERVED:
+        world(2, backend=backend).run(observe)
+
+
+def own_methods(rank: int, size: int) -> list[bool]:
+    places = [(ProcessGroup, method) for method in OPERATIONS] + [(Work, "wait"), (Work, "get_future")]
+
+    def are_torchs() -> bool:
+        return all(type(vars(owner)[name]).__name__ == "instancemethod" for owner, name in places)
+
+    before = are_torchs()
+    with observing(Observer()):
+        meanwhile = any(type(vars(owner)[name]).__name__ == "instancemethod" for owner, name in places)
+    return [before, meanwhile, are_torchs()]
+
+
+def test_without_an_observer_torchs_own_methods_are_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    assert launch(own_methods, 2, fresh=True) == [[True, False, True]] * 2
+
+
+def test_replacements_may_go_in_any_order() -> None:
+    place = SimpleNamespace(add=lambda number: number)
+    first = replaced(place, "add", lambda real: lambda number: real(number) * 10 + 1)
+    second = replaced(place, "add", lambda real: lambda number: real(number) * 10 + 2)
+    first.__enter__()
+    second.__enter__()
+    assert place.add(0) == 12
+    first.__exit__(None, None, None)
+    assert place.add(0) == 2
+    second.__exit__(None, None, None)
+    assert place.add(0) == 0
