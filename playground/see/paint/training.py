@@ -23,7 +23,6 @@ from playground.see.paint import (
     bands_scene,
     box,
     meant_arrows,
-    piece,
 )
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.timeline import LABELS, ROW, lay_out
@@ -51,7 +50,7 @@ def backward_and_step(run: Evidence) -> Scene:
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         scene.add(paint.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
     times = {"forward": rung.forward, "backward": rung.backward, "step": rung.step}
-    bars = [(part, [piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
+    bars = [(part, [paint.piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
     add_bars(scene, bars)
     return scene.with_caption(
         f"backward takes {rung.backward / rung.step:.3g} times as long as step. The ladder's rung {rung.rung}: medians "
@@ -127,7 +126,7 @@ def normalised_parts(run: Evidence) -> Scene:
     for rung in result.rungs:
         whole = seconds_of(rung)
         shares = shares_of(rung, whole).items()
-        pieces = [piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}") for part, share in shares]
+        pieces = [paint.piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}") for part, share in shares]
         bars.append((rung.rung, pieces, f"{whole * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
@@ -143,7 +142,7 @@ def with_and_without_overlap(run: Evidence) -> Scene:
         bars = []
         for rung in rungs:
             shares = shares_of(rung, seconds_of(rungs[0]))
-            pieces = [piece(share, PARTS[part], f"{rung.rung}: {part}") for part, share in shares.items()]
+            pieces = [paint.piece(share, PARTS[part], f"{rung.rung}: {part}") for part, share in shares.items()]
             note = f"{sum(shares.values()):.2f} ({rung.hidden * 100:3.0f} % hidden)"
             bars.append((f"{rung.rung:10}", pieces, note))
         add_bars(scene, bars, most=1.3)
@@ -234,9 +233,9 @@ def attempts(run: Evidence) -> Scene:
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         kept = min([end, *starts[number : number + 1]])
         pieces = [
-            piece(start, "plain", f"{start} steps from a snapshot"),
-            piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
-            piece(end - kept, "wait", f"{end - kept} steps that are redone"),
+            paint.piece(start, "plain", f"{start} steps from a snapshot"),
+            paint.piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
+            paint.piece(end - kept, "wait", f"{end - kept} steps that are redone"),
         ]
         bars.append((f"attempt {number}", pieces, f"killed after {end}" if end < steps else f"step {end}: the end"))
     add_bars(scene, bars, most=steps)

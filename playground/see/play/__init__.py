@@ -21,9 +21,9 @@ from string import Template
 
 from playground.see.analyse import Ref, Timeline, Vector, holdings_of, logical_times, match_messages, ref_of
 from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
-from playground.see.paint import INK, PAPER, STYLES, Scene
+from playground.see.paint import INK, PAPER, STYLES
 from playground.see.paint.painters import css_variables
-from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
+from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, style_of
 from playground.see.record import Event, RankRecording, Recording
 
 MAX_EVENTS = 250_000
@@ -107,7 +107,7 @@ def to_columns(recording: Recording) -> dict[str, object]:
     """The data of the page: of a very long recording, its beginning."""
     recording, later = beginning_of(recording)
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
-    lanes, vectors = add_lanes(Scene(""), recording), Vectors()
+    lanes, vectors = Lanes(recording), Vectors()
     rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
     return {
         "command": " ".join(recording.command),
