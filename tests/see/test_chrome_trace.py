@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -18,30 +19,17 @@ def trace(recording: Recording) -> list[dict[str, Any]]:
     return list(json.loads(to_chrome(recording))["traceEvents"])
 
 
-def slices_by_thread(entries: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[float, float]]]:
-    threads = defaultdict(list)
-    for entry in entries:
-        if entry["ph"] == "X":
-            threads[entry["pid"], entry["tid"]].append((entry["ts"], entry["ts"] + entry["dur"]))
-    return threads
-
-
-def overlap_half(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    (first, first_end), (second, second_end) = sorted([one, other], key=lambda each: (each[0], -each[1]))
-    return first < second < first_end < second_end
-
-
 def assert_nested(slices: list[tuple[float, float]]) -> None:
-    for place, one in enumerate(slices):
-        assert not [other for other in slices[:place] if overlap_half(one, other)]
+    """No two overlap unless one contains the other."""
+    for one, other in combinations(slices, 2):
+        (first, first_end), (second, second_end) = sorted([one, other], key=lambda each: (each[0], -each[1]))
+        assert not first < second < first_end < second_end
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10))))
 def test_slices_of_a_row_lie_in_each_other_or_beside(spans: list[tuple[int, int]]) -> None:
     rows = rows_of([{"ts": start, "dur": length} for start, length in spans])
-    found = [
-        [(float(str(each["ts"])), float(str(each["ts"])) + float(str(each["dur"]))) for each in row] for row in rows
-    ]
+    found = [[(each["ts"], each["ts"] + each["dur"]) for each in row] for row in rows]
     for row in found:
         assert_nested(row)
     assert sorted(span for row in found for span in row) == sorted((start, start + length) for start, length in spans)
@@ -51,10 +39,14 @@ def test_slices_of_a_row_lie_in_each_other_or_beside(spans: list[tuple[int, int]
 def test_every_event_is_there_once(recording: Recording) -> None:
     entries = trace(recording)
     for rank in recording.ranks:
-        numbers = [each["args"]["number"] for each in entries if each["ph"] in "Xi" and each["pid"] == rank.rank
-                   and "args" in each]  # fmt: skip
+        its = [each["args"] for each in entries if each["pid"] == rank.rank and "args" in each]
+        numbers = [args["number"] for args in its if "number" in args]
         assert sorted(numbers) == [event.number for event in rank.events]
-    for slices in slices_by_thread(entries).values():
+    threads = defaultdict(list)
+    for entry in entries:
+        if entry["ph"] == "X":
+            threads[entry["pid"], entry["tid"]].append((entry["ts"], entry["ts"] + entry["dur"]))
+    for slices in threads.values():
         assert_nested(slices)
 
 

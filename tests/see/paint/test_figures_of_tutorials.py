@@ -13,10 +13,9 @@ import pytest
 from playground.runtime.remote import ROOT
 from playground.see.analyse import ref_of
 from playground.see.command import ALL, FIGURES, RUNS, all_files, chapter_files
-from playground.see.paint import ARROW, BOX, Mark, Scene
+from playground.see.paint import ARROW, BOX, Evidence, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
-from playground.see.paint.results import Evidence, last_step
 from playground.see.paint.training import steps_of_attempts
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, MOVE
 
@@ -117,20 +116,10 @@ def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> No
 @pytest.mark.stress
 def test_averaging_begins_in_backward_only_where_it_overlaps(evidence: Any) -> None:
     for name, overlaps in (("F12", False), ("F13", True)):
-        for rank in last_step(evidence(ALL[name].run).recorded).ranks:
+        for rank in evidence(ALL[name].run).last_step.ranks:
             backward_ends = max(event.end for event in rank.events if event.name == "backward")
             averaging_starts = min(event.start for event in rank.events if event.kind in (BUCKET, COLLECTIVE))
             assert (averaging_starts < backward_ends) is overlaps
-
-
-def structure(svg: str) -> list[tuple[str, str]]:
-    """What is drawn and written, whatever the numbers are: the classes of shapes, and texts with # for numbers."""
-    found = []
-    for element in ElementTree.fromstring(svg).iter():
-        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
-        if text != "#" and "muted" not in element.get("class", "").split():
-            found.append((element.get("class", ""), text))
-    return found
 
 
 TIMELINES = ("F12", "F13", "bert")
@@ -138,8 +127,13 @@ TIMELINES = ("F12", "F13", "bert")
 
 
 def outline(name: str, svg: str) -> object:
-    """What of a picture is the same in every run."""
-    found = structure(svg)
+    """What of a picture is the same in every run: the classes of shapes, and texts with # for numbers."""
+    found = []
+    for element in ElementTree.fromstring(svg).iter():
+        kind = element.get("class", "")
+        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
+        if text != "#" and "muted" not in kind.split():
+            found.append((kind, text))
     if name not in TIMELINES:
         return found
     return {(kind, text) for kind, text in found if kind != "middle" and "wait" not in kind and text != "wait"}

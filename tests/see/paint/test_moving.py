@@ -8,10 +8,9 @@ import pytest
 from browser import MISSING, browser
 from recordings import ring
 
-from playground.see.paint import BOX
+from playground.see.paint import BOX, Evidence
 from playground.see.paint.collectives import moving
 from playground.see.paint.painters import TITLE_HEIGHT, to_svg
-from playground.see.paint.results import Evidence
 
 SHOWN = """
 document.getAnimations().forEach(each => { each.pause(); each.currentTime = arguments[0] * 1000; });

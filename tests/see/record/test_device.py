@@ -49,7 +49,7 @@ class FakeGpu:
     """Gets to every mark `late` milliseconds after it was left, the second one `later` after that; their clocks have
     other zeros, and another speed."""
 
-    device, later = DEVICES[0], 7.0
+    later = 7.0
 
     def __init__(self, clock: HostClock, speed: float = 1.0) -> None:
         self.clock, self.speed, self.late, self.stands_still, self.breaks = clock, speed, 0.0, False, False
@@ -58,13 +58,13 @@ class FakeGpu:
         if self.breaks:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         zero, late = 1234.5, self.late
-        if device != self.device:
+        if device != DEVICES[0]:
             zero, late = 98.7, late and late + self.later
         return FakeMark(device, zero + self.speed * (self.clock.now / MILLISECOND + late), not self.stands_still)
 
 
 def new_recorder(folder: Path, gpu: FakeGpu, **more: int) -> DeviceRecorder:
-    return DeviceRecorder(folder, 0, gpu=gpu, clock=gpu.clock, **more, **ABOUT)  # type: ignore[arg-type]
+    return DeviceRecorder(folder, 0, gpu=DEVICES[0], mark=gpu.mark, clock=gpu.clock, **more, **ABOUT)  # type: ignore[arg-type]
 
 
 def lanes(folder: Path) -> tuple[list[Event], list[Event]]:

@@ -182,8 +182,8 @@ def test_who_sent_to_anyone_is_a_rank_of_the_world(world: Worlds, tmp_path: Path
     recording = record(world(3), tmp_path, receive_from_anyone_in_a_group)
     received = [(event.name, event.peer, event.message) for event in recording.events(RECEIVE) if event.rank == 2]
     assert received == [("recv", 1, 0), ("irecv", 1, 1)]
-    messages = match_messages(recording)
-    assert (len(messages.matched), messages.unmatched) == (2, ())
+    matched, unmatched = match_messages(recording)
+    assert (len(matched), unmatched) == (2, [])
 
 
 def reduce_sparse(rank: int, size: int) -> list[float]:

@@ -23,7 +23,7 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.launcher.entry import World
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND, Recording
-from playground.see.record.layout import RECORD, TITLE, Members, Record, place_of, read_file, write_file
+from playground.see.record.layout import RECORD, TITLE, EventRecord, Members, place_of, read_file, write_file
 from playground.see.record.run import Recorded, collect, describe_run, merge, read_recording
 
 RunCli = Callable[..., Any]
@@ -132,7 +132,7 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
 def test_an_event_that_lies_in_itself_is_refused(packed: Path, tmp_path: Path) -> None:
     files = dict(read_file(packed).files)
     events = bytearray(files["rank-0.events"])
-    record = Record(*RECORD.unpack_from(events, place_of(5)))
+    record = EventRecord(*RECORD.unpack_from(events, place_of(5)))
     RECORD.pack_into(events, place_of(5), *record._replace(parent=5))
     write_file(tmp_path / "crafted.playground", Members({**files, "rank-0.events": bytes(events)}))
     with pytest.raises(UsageError, match="event 5 lies in event 5, which does not come before it"):
