@@ -30,7 +30,7 @@ FROM_ROOT = ("broadcast", "scatter")
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitState:
     """A time in which a rank stood still."""
 
     event: Event
@@ -76,22 +76,22 @@ class Waits:
         """The other end of every message."""
         calls = match_collectives(recording)
         self.calls = {ref_of(event): call for call in calls for event in call.values()}
-        self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]
+        self.all: Sequence[WaitState] = [self.explain(event) for event in self.timeline.waits()]
         """The waits rank by rank, in the order in which they began."""
 
-    def longest(self) -> list[Wait]:
+    def longest(self) -> list[WaitState]:
         """The waits, the longest first."""
         return sorted(self.all, key=lambda wait: (-wait.seconds, ref_of(wait.event)))
 
-    def explain(self, event: Event) -> Wait:
+    def explain(self, event: Event) -> WaitState:
         """The wait of this event, with the last peer to come among those it could have waited for."""
         known = [awaited for awaited in self.timeline.awaited(event) if self.has_peers(awaited)]
         pairs = [(awaited, peer) for awaited in known for peer in self.peers(awaited)]
         causes = [pair for pair in pairs if pair[1].start <= event.end]
         if not causes:
-            return Wait(event, known[0] if known else None, None, 0.0)
+            return WaitState(event, known[0] if known else None, None, 0.0)
         awaited, peer = max(causes, key=lambda pair: (pair[1].start, pair[1].rank))
-        return Wait(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
+        return WaitState(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
 
     def has_peers(self, event: Event) -> bool:
         """Whether anything is recorded of the other ranks in it, if there are any."""
@@ -109,7 +109,7 @@ class Waits:
             yield self.ends[ref_of(event)]
 
 
-def seconds_by_cause(waits: Sequence[Wait]) -> dict[str, float]:
+def seconds_by_cause(waits: Sequence[WaitState]) -> dict[str, float]:
     """The seconds of all these waits by cause, in the order of `CAUSES`."""
     sums = dict.fromkeys(CAUSES, 0.0)
     for wait in waits:
@@ -142,7 +142,7 @@ class Busy:
 class Chain:
     """Waits, each caused by the next one, and the work that caused the last."""
 
-    waits: tuple[Wait, ...]
+    waits: tuple[WaitState, ...]
     busy: Busy | None
     """None if the last wait was for the transfer itself, or for something that is not recorded."""
 
@@ -158,7 +158,7 @@ class Blamer:
         self.waits = {lane: Lookup(events) for lane, events in by_lane.items()}
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
 
-    def blame(self, wait: Wait) -> Chain:
+    def blame(self, wait: WaitState) -> Chain:
         """The chain of causes of this wait. While a rank waits for another's event, that rank was delayed by waits of
         its own, which the chain follows, or by its work, which ends the chain: whichever took longest."""
         chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
@@ -173,7 +173,7 @@ class Blamer:
             chain.append(wait)
         return Chain(tuple(chain), None)
 
-    def keeper(self, lane: Lane, start: float, until: Event) -> Wait | Busy | None:
+    def keeper(self, lane: Lane, start: float, until: Event) -> WaitState | Busy | None:
         """The longest wait or work of this lane between `start` and `until`; None if `until` began at `start`."""
         waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
         edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), until.start]
@@ -184,7 +184,7 @@ class Blamer:
             return self.waits_of[ref_of(longest)]
         return self.work(lane, first, last, until) if first < last else None
 
-    def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | Wait | None:
+    def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | WaitState | None:
         """The work of this lane between two waits, before `until`. A background thread that did nothing for most of the
         time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane

@@ -11,7 +11,7 @@ from playground.console.text import Prose, bad, heading, prose
 from playground.measurement import format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
+from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, WaitState, Waits, seconds_by_cause
 from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
@@ -59,7 +59,7 @@ def wait_texts(waits: Waits) -> list[Text]:
     """The waits by cause: a row for each rank and thread that waited."""
     if waits.timeline.recording.runs_ahead:
         return [prose(heading("Waits"), f" and what caused them: {UNTOLD}")]
-    of_lane: dict[Lane, list[Wait]] = {}
+    of_lane: dict[Lane, list[WaitState]] = {}
     for wait in waits.all:
         of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
     if not of_lane:

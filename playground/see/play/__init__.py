@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Template
 
 from playground.see.analyse import Ref, Timeline, Vector, holdings_of, logical_times, match_messages, ref_of
-from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
+from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, WaitState, Waits
 from playground.see.paint import INK, PAPER, STYLES
 from playground.see.paint.painters import css_variables
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, style_of
@@ -63,7 +63,7 @@ def to_waits(recording: Recording, places: dict[Ref, int]) -> dict[str, object]:
     }
 
 
-def to_wait(wait: Wait, places: dict[Ref, int]) -> list[int | None]:
+def to_wait(wait: WaitState, places: dict[Ref, int]) -> list[int | None]:
     """The event that waits, the one waited for on another rank, the cause, and nanoseconds until that one began."""
     peer = None if wait.peer is None else places[ref_of(wait.peer)]
     return [places[ref_of(wait.event)], peer, CAUSES.index(wait.cause), nanoseconds(wait.late)]

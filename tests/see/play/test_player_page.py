@@ -15,6 +15,9 @@ from recordings import on_gpus, recording_of, ring
 from playground.algorithms import load_all_reduce
 from playground.see.analyse import Timeline, holdings_of, match_messages, ref_of, to_logical_time
 from playground.see.files import paint
+from playground.see.paint import BOX, Evidence
+from playground.see.paint.collectives import moving
+from playground.see.paint.painters import TITLE_HEIGHT, to_svg
 from playground.see.record import COLLECTIVE, COMPUTE, Event, Recording
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
@@ -196,3 +199,32 @@ def test_a_program_is_shown_as_text(show: Callable[..., Browser]) -> None:
     text = '</script><script>alert("1")</script><!--&amp;\n' * 40
     window = show(replace(ring(2), texts={"lesson.py": text}))
     assert window.ask("return document.querySelector('pre div').lastChild.textContent") == text.split("\n")[0]
+
+
+SHOWN = """
+document.getAnimations().forEach(each => { each.pause(); each.currentTime = arguments[0] * 1000; });
+const opacity = box => getComputedStyle(box.closest("[class^=c]") || box).opacity;
+return [...document.querySelectorAll("rect.box")].filter(box => opacity(box) > 0.5)
+    .map(box => box.getBoundingClientRect()).map(place => [place.x, place.y].map(Math.round));
+"""
+
+
+def test_marks_of_a_moving_picture_are_there_in_their_time_and_travel(window: Browser, tmp_path: Path) -> None:
+    scene = moving(Evidence(results=[], recording=ring(4)))
+    boxes = [mark for mark in scene.marks if mark.kind == BOX]
+    file = tmp_path / "moving.svg"
+    file.write_text(to_svg(scene))
+    window.open(file, reduced_motion="no-preference")
+    for message in [mark for mark in boxes if any(mark.travels)][::5]:
+        moment = (message.start + message.end) / 2
+        expected = [
+            (mark.x + mark.travels[0] * passed, mark.y + mark.travels[1] * passed + TITLE_HEIGHT)
+            for mark in boxes
+            if mark.start <= moment < mark.end
+            for passed in [(moment - mark.start) / (mark.end - mark.start)]
+        ]
+        found = sorted(map(tuple, window.ask(SHOWN, moment)))
+        assert found == [pytest.approx(place, abs=2) for place in sorted(expected)]
+    window.open(file, reduced_motion="reduce")
+    assert len(window.ask(SHOWN, 0)) == len([mark for mark in scene.at_end if mark.kind == BOX]) == 16
+    assert window.complaints() == []
