@@ -15,7 +15,6 @@ from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings, Way
-from playground.lessons.elastic.page import Kill
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.runtime.errors import UsageError
@@ -86,7 +85,7 @@ def elastic_arguments(folder: Path) -> tuple[object, ...]:
     """Twenty steps, with two kills and a snapshot every four steps."""
     snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
     settings = TrainingSettings(folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots)
-    return settings, "sgd", (Kill(rank=1, step=7), Kill(rank=0, step=14))
+    return settings, "sgd", ((1, 7), (0, 14))
 
 
 def pipeline_arguments(folder: Path) -> tuple[object, ...]:

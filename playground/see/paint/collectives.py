@@ -12,15 +12,13 @@ from math import cos, pi, sin
 from typing import Any
 
 import playground.see.paint as paint
-from playground.measurement import format_bytes
+from playground.measurement import Fields, format_bytes
 from playground.see.analyse import Holding, Message, Vector, holdings_of, match_messages, ref_of, to_logical_time
 from playground.see.paint import CELL, Band, Evidence, Mark, Panel, Scene, arrow, bands_scene, box, meant_arrows
 from playground.see.paint.timeline import format_values, lay_out, message_title
 from playground.see.record import COMPUTE, PHASE
 
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
-Row = dict[str, Any]
-"""What a rank returned: the numbers that it held `before` and `after`, tuples, or what else its function says."""
 
 
 def numbers(values: Vector | None) -> str:
@@ -36,11 +34,11 @@ def boxes(held: Iterable[Vector], style: str = "plain", **styles: Iterable[int])
     return [box(f"rank {rank}\n{numbers(each)}", own.get(rank, style)) for rank, each in enumerate(held)]
 
 
-def boxes_before(rows: Sequence[Row], idle: Iterable[int] = ()) -> list[Mark]:
+def boxes_before(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
     return boxes((row["before"] for row in rows), idle=idle)
 
 
-def boxes_after(rows: Sequence[Row], idle: Iterable[int] = ()) -> list[Mark]:
+def boxes_after(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
     return boxes((row["after"] for row in rows), "value", idle=idle)
 
 
@@ -53,7 +51,7 @@ def arrows_of(messages: Iterable[Message], text: str = "") -> list[Mark]:
 
 def all_reduce_sum(run: Evidence) -> Scene:
     """F6: all-reduce: the same sum on every rank."""
-    own: Sequence[Row] = [each["all_reduce"] for each in run.results]
+    own: Sequence[Fields] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
     before = [box(f"rank {rank}\nt{rank} = {numbers(row['before'])}") for rank, row in enumerate(own)]
@@ -66,7 +64,7 @@ def all_reduce_sum(run: Evidence) -> Scene:
 
 def six_collectives(run: Evidence) -> Scene:
     """F21: six collectives: before and after."""
-    ranks: Sequence[dict[str, Row]] = run.results
+    ranks: Sequence[dict[str, Fields]] = run.results
     return paint.panels_scene(
         "Six collectives: what each rank holds before and after",
         [collective_panel(name, [each[name] for each in ranks]) for name in ranks[0]],
@@ -75,7 +73,7 @@ def six_collectives(run: Evidence) -> Scene:
     )
 
 
-def collective_panel(name: str, rows: Sequence[Row]) -> Panel:
+def collective_panel(name: str, rows: Sequence[Fields]) -> Panel:
     """One of them: the ranks that give above, the ranks that receive below."""
     ranks = range(len(rows))
     sources = [0] if name in ("scatter", "broadcast") else ranks
@@ -170,7 +168,7 @@ def add_hop(scene: Scene, number: int, hop: Message, size: int) -> None:
 
 def step_everywhere(run: Evidence) -> Scene:
     """F10: the end of an all-reduce: the same step everywhere."""
-    steps: Sequence[Row] = run.results
+    steps: Sequence[Fields] = run.results
     ranks, first = range(len(steps)), steps[0]
     weights = [box(f"w {step['weight']:+.5f}\n-> {step['new_weight']:+.5f}", "optimizer") for step in steps]
     mean = box(f"g {first['average']:+.5f}", "communication", meant=True)
@@ -202,7 +200,7 @@ def point_to_point(run: Evidence) -> Scene:
 
 def one_world(run: Evidence) -> Scene:
     """hello: processes meet at the master, and are one world."""
-    ranks: Sequence[Row] = run.results
+    ranks: Sequence[Fields] = run.results
     everyone = range(len(ranks))
     met = [box(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value") for each in ranks]
     bands = [

@@ -6,10 +6,9 @@ Every copy from one device to another is recorded, and so is what each device's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from playground.lessons.data_parallel.page import DeviceLoad, WayResult
-from playground.measurement import format_bytes
+from playground.measurement import Fields, format_bytes
 from playground.see.analyse import ref_of
 from playground.see.paint import Band, Evidence, Mark, Panel, Scene, add_bars, add_key, arrow, box, panels_scene, piece
 from playground.see.paint.timeline import shape_text, title_of
@@ -34,7 +33,7 @@ class Devices:
 
     def __init__(self, run: Evidence, way: str) -> None:
         """The step by this way, on the only rank."""
-        steps: Sequence[dict[str, Any]] = run.results[0]
+        steps: Sequence[Fields] = run.results[0]
         number = next(number for number, step in enumerate(steps) if step["gather"] == way)
         self.step, self.count = steps[number], len(steps[number]["chunks"])
         recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch,
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.sgd.lesson import average_gradients
+from playground.measurement import Fields
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
@@ -31,7 +31,6 @@ from playground.training.replicas import broadcast_parameters, largest_differenc
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import new_grad_sync
 
-Row = dict[str, Any]
 SEED, LR, BATCH = 1234, 0.1, 24
 VOCABULARY, TOKENS = 59, 32
 """Number of words, and length of a pair, of the sentence pairs that the lesson bert generates."""
@@ -39,7 +38,7 @@ SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
 """The collectives that every tutorial has."""
 
 
-def six_collectives(rank: int, size: int) -> dict[str, Row]:
+def six_collectives(rank: int, size: int) -> dict[str, Fields]:
     """Run each of `SIX` as the lesson does."""
     outcomes = {name: getattr(collectives, name)(rank, size) for name in SIX}
     return {name: {when: held(numbers) for when, numbers in each.items()} for name, each in outcomes.items()}
@@ -52,7 +51,7 @@ def held(value: object) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, list) else (float(str(value)),)
 
 
-def all_reduce(rank: int, size: int, algorithm: str) -> Row:
+def all_reduce(rank: int, size: int, algorithm: str) -> Fields:
     """An all-reduce of ours; rank r has 2r + 1 in as many elements as there are ranks."""
     tensor = torch.full((size,), 2.0 * rank + 1, device=device())
     before = held(tensor.tolist())
@@ -61,7 +60,7 @@ def all_reduce(rank: int, size: int, algorithm: str) -> Row:
     return {"before": before, "after": held(tensor.tolist())}
 
 
-def send_to_last(rank: int, size: int) -> Row:
+def send_to_last(rank: int, size: int) -> Fields:
     """Rank 0 sends a number to the last rank; those between have no part in it."""
     tensor = torch.full((1,), float(rank == 0), device=device())
     before = held(tensor.tolist())
@@ -72,7 +71,7 @@ def send_to_last(rank: int, size: int) -> Row:
     return {"before": before, "after": held(tensor.tolist())}
 
 
-def sgd_step(rank: int, size: int) -> Row:
+def sgd_step(rank: int, size: int) -> Fields:
     """One step as the lesson sgd takes it, on random images, a part of the batch on each rank, seen at one weight of
     the model: the weight before and after the step, its gradient on this rank and averaged over all; the numbers of
     this rank's samples and of the model's parameters, and the largest `difference` of any parameter to rank 0's."""
@@ -131,7 +130,7 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
         optimizer.step()
 
 
-def ddp_backward(rank: int, size: int, model_name: str) -> Row:
+def ddp_backward(rank: int, size: int, model_name: str) -> Fields:
     """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters.
 
     Returns the parameters' `names` in the order of the model; `ready`: the number of each parameter and when its
@@ -170,7 +169,7 @@ class BackwardWatch:
 
     def start(self) -> None:
         self.ready: list[tuple[int, float]] = []
-        self.sent: list[Row] = []
+        self.sent: list[Fields] = []
         self.began = time.perf_counter()
 
     def now(self) -> float:
@@ -188,12 +187,12 @@ class BackwardWatch:
         self.sent.append(sent)
         return allreduce_hook(None, bucket).then(partial(self.note_done, sent))
 
-    def note_done(self, sent: Row, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+    def note_done(self, sent: Fields, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         sent["done"] = self.now()
         return future.value()
 
 
-def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
+def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """A step of DataParallel by each way to the loss, with its memory accounted for by device. Returns for each what it
     gathers, and the shapes of the batch, of each device's part of it (`chunks`) and of its logits (`outputs`)."""
     devices = resolve_devices(settings.devices)

@@ -6,24 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Any
 
 import playground.see.paint as paint
-from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
-from playground.measurement import format_bytes
-from playground.see.paint import (
-    CELL,
-    Band,
-    Evidence,
-    Scene,
-    add_bars,
-    add_key,
-    add_lane,
-    bands_scene,
-    box,
-    meant_arrows,
-)
+from playground.measurement import Fields, format_bytes
+from playground.see.paint import CELL, Band, Evidence, Scene, add_bars, add_key, add_lane, bands_scene, box, piece
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.timeline import LABELS, ROW, lay_out
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE
@@ -36,10 +23,10 @@ FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {paint.ALPHA} ∂
 """Formulas of backward and the optimizer; J is the loss."""
 
 
-def rung_of(run: Evidence, name: str) -> RungResult:
+def rung_of(run: Evidence, name: str) -> Fields:
     """Rank 0's measurements on this rung of the ladder."""
-    result: LadderResult = run.results[0]
-    return next(rung for rung in result.rungs if rung.rung == name)
+    rungs: list[Fields] = run.results[0]["rungs"]
+    return next(rung for rung in rungs if rung["rung"] == name)
 
 
 def backward_and_step(run: Evidence) -> Scene:
@@ -49,27 +36,27 @@ def backward_and_step(run: Evidence) -> Scene:
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         scene.add(paint.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
-    times = {"forward": rung.forward, "backward": rung.backward, "step": rung.step}
-    bars = [(part, [paint.piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
+    times = {part: rung[part] for part in ("forward", "backward", "step")}
+    bars = [(part, [piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
     add_bars(scene, bars)
     return scene.with_caption(
-        f"backward takes {rung.backward / rung.step:.3g} times as long as step. The ladder's rung {rung.rung}: medians "
-        f"of its steps on {len(run.results)} ranks."
+        f"backward takes {rung['backward'] / rung['step']:.3g} times as long as step. "
+        f"The ladder's rung {rung['rung']}: medians of its steps on {len(run.results)} ranks."
     )
 
 
 def five_phases(run: Evidence) -> Scene:
     """F11: synchronous SGD in five phases."""
-    steps: Sequence[dict[str, Any]] = run.results
+    steps: Sequence[Fields] = run.results
     size, ranks = len(steps), range(len(steps))
-    fan_out = meant_arrows([0], ranks)
+    fan_out = paint.meant_arrows([0], ranks)
     average = box(f"all-reduce: g {steps[0]['average']:+.5f}", "communication", meant=True)
     bands = [
         Band([box(f"a store of {sum(step['samples'] for step in steps)} samples")]),
         Band([box(f"rank {rank}\n{steps[rank]['samples']} samples") for rank in ranks], fan_out, "1 samples"),
         Band([box(f"w {step['weight']:+.5f}", "forward") for step in steps], label="2 model"),
         Band([box(f"g {step['gradient']:+.5f}", "backward") for step in steps], label="3 gradient"),
-        Band([average], meant_arrows(ranks, [0]), "4 average"),
+        Band([average], paint.meant_arrows(ranks, [0]), "4 average"),
         Band([box(f"w {step['new_weight']:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
     ]
     difference = max(step["difference"] for step in steps)
@@ -109,25 +96,19 @@ def averaging(run: Evidence, title: str) -> Scene:
     return scene
 
 
-def shares_of(rung: RungResult, whole: float) -> dict[str, float]:
-    """The parts of a rung's step, as shares of `whole` seconds."""
-    return {part: getattr(rung, part) / whole for part in PARTS}
-
-
-def seconds_of(rung: RungResult) -> float:
-    """The seconds of all parts of a rung's step."""
-    return sum(getattr(rung, part) for part in PARTS)
+def shares_of(rung: Fields, whole: Fields) -> dict[str, float]:
+    """The parts of a rung's step, as shares of the step of another."""
+    seconds = sum(whole[part] for part in PARTS)
+    return {part: rung[part] / seconds for part in PARTS}
 
 
 def normalised_parts(run: Evidence) -> Scene:
     """F14: what a training step's time goes into, rung by rung."""
-    result: LadderResult = run.results[0]
     scene, bars = Scene("What a training step's time goes into"), []
-    for rung in result.rungs:
-        whole = seconds_of(rung)
-        shares = shares_of(rung, whole).items()
-        pieces = [paint.piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}") for part, share in shares]
-        bars.append((rung.rung, pieces, f"{whole * 1e3:.3g} ms"))
+    for rung in run.results[0]["rungs"]:
+        name, shares = rung["rung"], shares_of(rung, rung).items()
+        pieces = [piece(share, PARTS[part], f"{name}: {part}", f"{share:.2f}") for part, share in shares]
+        bars.append((name, pieces, f"{sum(rung[part] for part in PARTS) * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
     about = "Shares of each step; communication is what is exposed: not hidden behind backward."
@@ -138,13 +119,12 @@ def with_and_without_overlap(run: Evidence) -> Scene:
     """F15: a step without and with overlap."""
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
-        rungs = [rung_of(run, name) for name in pair]
         bars = []
-        for rung in rungs:
-            shares = shares_of(rung, seconds_of(rungs[0]))
-            pieces = [paint.piece(share, PARTS[part], f"{rung.rung}: {part}") for part, share in shares.items()]
-            note = f"{sum(shares.values()):.2f} ({rung.hidden * 100:3.0f} % hidden)"
-            bars.append((f"{rung.rung:10}", pieces, note))
+        for name in pair:
+            rung = rung_of(run, name)
+            shares = shares_of(rung, rung_of(run, pair[0]))
+            pieces = [piece(share, PARTS[part], f"{name}: {part}") for part, share in shares.items()]
+            bars.append((f"{name:10}", pieces, f"{sum(shares.values()):.2f} ({rung['hidden'] * 100:3.0f} % hidden)"))
         add_bars(scene, bars, most=1.3)
     add_key(scene, KEY)
     return scene.with_caption(
@@ -164,7 +144,7 @@ def bucket_style(number: int) -> str:
 
 def filling(run: Evidence) -> Scene:
     """F16: DistributedDataParallel's buckets fill and leave."""
-    backward: dict[str, Any] = run.results[0]
+    backward: Fields = run.results[0]
     scene = Scene("Buckets fill in backward, the last layers' first")
     axis = paint.TimeAxis(x=NAMES, start=0.0, end=backward["seconds"])
     bucket_of = {number: bucket["number"] for bucket in backward["sent"] for number in bucket["parameters"]}
@@ -195,7 +175,7 @@ def filling(run: Evidence) -> Scene:
 
 def same_on_both(run: Evidence) -> Scene:
     """F19: the same buckets on every rank."""
-    backwards: Sequence[dict[str, Any]] = run.results
+    backwards: Sequence[Fields] = run.results
     scene = Scene("The same buckets on every rank")
     width = (paint.WIDTH - CELL[0]) / len(backwards)
     for rank, backward in enumerate(backwards):
@@ -209,7 +189,7 @@ def same_on_both(run: Evidence) -> Scene:
     )
 
 
-def add_process(scene: Scene, rank: int, backward: dict[str, Any], x: float, width: float) -> None:
+def add_process(scene: Scene, rank: int, backward: Fields, x: float, width: float) -> None:
     """Add a rank's parameters, each in its bucket, in the order in which the buckets left."""
     scene.add(paint.TEXT, x, CELL[1] / 2, text=f"rank {rank}", align="start")
     y, inner = 2.0 * CELL[1], width - 4 * CELL[0]
@@ -233,9 +213,9 @@ def attempts(run: Evidence) -> Scene:
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         kept = min([end, *starts[number : number + 1]])
         pieces = [
-            paint.piece(start, "plain", f"{start} steps from a snapshot"),
-            paint.piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
-            paint.piece(end - kept, "wait", f"{end - kept} steps that are redone"),
+            piece(start, "plain", f"{start} steps from a snapshot"),
+            piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
+            piece(end - kept, "wait", f"{end - kept} steps that are redone"),
         ]
         bars.append((f"attempt {number}", pieces, f"killed after {end}" if end < steps else f"step {end}: the end"))
     add_bars(scene, bars, most=steps)

@@ -11,7 +11,17 @@ from playground.console.text import Prose, bad, heading, prose
 from playground.measurement import format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, WaitState, Waits, seconds_by_cause
+from playground.see.analyse.waits import (
+    CAUSES,
+    TRANSFER,
+    UNKNOWN,
+    UNTOLD,
+    Blamer,
+    Chain,
+    Waits,
+    WaitState,
+    seconds_by_cause,
+)
 from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table

@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Template
 
 from playground.see.analyse import Ref, Timeline, Vector, holdings_of, logical_times, match_messages, ref_of
-from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, WaitState, Waits
+from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
 from playground.see.paint import INK, PAPER, STYLES
 from playground.see.paint.painters import css_variables
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, style_of

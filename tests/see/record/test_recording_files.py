@@ -57,7 +57,7 @@ def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
     assert read_recording(packed.parent).ranks == from_folder.ranks  # as where nobody was left to make a file of it
     assert from_file.ranks == from_folder.ranks
     assert from_file.sources == from_folder.sources
-    assert "playground/algorithms/ring.py" in from_file.texts
+    assert "playground/algorithms/all_reduce.py" in from_file.texts
 
 
 def test_wherever_a_file_is_cut_off_what_is_whole_is_read(packed: Path, tmp_path: Path) -> None:
