@@ -9,10 +9,21 @@ Late Receiver and Wait at N x N
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from playground.see.analyse import Lane, Lookup, Timeline, clip, match_collectives, match_messages, ref_of, total, union
+from playground.see.analyse import (
+    Lane,
+    Lookup,
+    Ref,
+    Timeline,
+    clip,
+    match_collectives,
+    match_messages,
+    ref_of,
+    total,
+    union,
+)
 from playground.see.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
 LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
@@ -70,12 +81,17 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        messages = match_messages(recording)[0]
-        self.ends = {ref_of(each.send): each.receive for each in messages}
-        self.ends |= {ref_of(each.receive): each.send for each in messages}
-        """The other end of every message."""
-        calls = match_collectives(recording)
-        self.calls = {ref_of(event): call for call in calls for event in call.values()}
+        messages, _ = match_messages(recording)
+        self.peers: dict[Ref, list[Event]] = {ref_of(receive): [send] for send, receive in messages}
+        self.peers |= {ref_of(send): [receive] for send, receive in messages}
+        """The events on other ranks that had to begin before one could be over, if anything is recorded of them."""
+        for call in match_collectives(recording):
+            for rank, event in call.items():
+                others = (other for each, other in call.items() if each != rank)
+                if len(call) > 1 or len(event.group) == 1:
+                    self.peers[ref_of(event)] = [
+                        other for other in others if event.name not in FROM_ROOT or other.rank == event.peer
+                    ]
         self.all: Sequence[WaitState] = [self.explain(event) for event in self.timeline.waits()]
         """The waits rank by rank, in the order in which they began."""
 
@@ -85,28 +101,13 @@ class Waits:
 
     def explain(self, event: Event) -> WaitState:
         """The wait of this event, with the last peer to come among those it could have waited for."""
-        known = [awaited for awaited in self.timeline.awaited(event) if self.has_peers(awaited)]
-        pairs = [(awaited, peer) for awaited in known for peer in self.peers(awaited)]
+        known = [awaited for awaited in self.timeline.awaited(event) if ref_of(awaited) in self.peers]
+        pairs = ((awaited, peer) for awaited in known for peer in self.peers[ref_of(awaited)])
         causes = [pair for pair in pairs if pair[1].start <= event.end]
         if not causes:
             return WaitState(event, known[0] if known else None, None, 0.0)
         awaited, peer = max(causes, key=lambda pair: (pair[1].start, pair[1].rank))
         return WaitState(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
-
-    def has_peers(self, event: Event) -> bool:
-        """Whether anything is recorded of the other ranks in it, if there are any."""
-        if event.kind != COLLECTIVE:
-            return ref_of(event) in self.ends
-        return len(self.calls[ref_of(event)]) > 1 or len(event.group) == 1
-
-    def peers(self, event: Event) -> Iterator[Event]:
-        """The events on other ranks that had to begin before this one could be over."""
-        if event.kind == COLLECTIVE:
-            for rank, other in self.calls[ref_of(event)].items():
-                if rank != event.rank and (event.name not in FROM_ROOT or rank == event.peer):
-                    yield other
-        elif ref_of(event) in self.ends:
-            yield self.ends[ref_of(event)]
 
 
 def seconds_by_cause(waits: Sequence[WaitState]) -> dict[str, float]:
