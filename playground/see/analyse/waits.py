@@ -12,18 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from playground.see.analyse import (
-    Lane,
-    Lookup,
-    Ref,
-    Timeline,
-    clip,
-    match_collectives,
-    match_messages,
-    ref_of,
-    total,
-    union,
-)
+from playground.see.analyse import Lane, Lookup, Timeline, clip, match_collectives, match_messages, ref_of, total, union
 from playground.see.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
 LATE_SENDER, LATE_RECEIVER, LAST_TO_COME = "late sender", "late receiver", "last to come"
@@ -82,7 +71,7 @@ class Waits:
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
         messages, _ = match_messages(recording)
-        self.peers: dict[Ref, list[Event]] = {ref_of(receive): [send] for send, receive in messages}
+        self.peers = {ref_of(receive): [send] for send, receive in messages}
         self.peers |= {ref_of(send): [receive] for send, receive in messages}
         """The events on other ranks that had to begin before one could be over, if anything is recorded of them."""
         for call in match_collectives(recording):

@@ -7,22 +7,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint import (
-    ARROW,
-    BAR,
-    BOX,
-    CELL,
-    INK,
-    KINDS,
-    PAPER,
-    STYLES,
-    TEXT,
-    TEXT_SIZE,
-    WIDTH,
-    Colour,
-    Mark,
-    Scene,
-)
+from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, PAPER, STYLES, TEXT, TEXT_SIZE, WIDTH, Mark, Scene
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
@@ -77,7 +62,7 @@ def style_sheet(scene: Scene) -> str:
     return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
 
 
-def css_variables(palette: Mapping[str, Colour]) -> list[str]:
+def css_variables(palette: Mapping[str, tuple[str, str, str]]) -> list[str]:
     """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a wait's bar."""
     colours = [(css_name(name), colour) for name, colour in palette.items()]
     return [";".join(f"--{name}:{colour[each]}" for name, colour in colours) for each in range(2)]
