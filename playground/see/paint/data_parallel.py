@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from playground.lessons.data_parallel.page import DeviceLoad, WayResult
+from playground.lessons.data_parallel.page import WayResult
 from playground.measurement import Fields, format_bytes
 from playground.see.analyse import ref_of
 from playground.see.paint import Band, Evidence, Mark, Panel, Scene, add_bars, add_key, arrow, box, panels_scene, piece
@@ -47,14 +47,10 @@ class Devices:
         )
 
     def row(self, texts: str | Sequence[str], style: str = "plain", arrows: Sequence[Mark] = ()) -> Band:
-        """A box for each device, with its own text or the same on all; those without a text are idle."""
-        texts = [texts] * self.count if isinstance(texts, str) else texts
+        """A box for each device, with the same text or with its own; those without a text are idle."""
+        texts = [texts] * self.count if isinstance(texts, str) else [*texts, *[""] * (self.count - len(texts))]
         boxes = [box(f"dev {number}\n{text or '-'}", style if text else "idle") for number, text in enumerate(texts)]
         return Band(boxes, arrows)
-
-    def first(self, text: str, style: str = "plain", arrows: Sequence[Mark] = ()) -> Band:
-        """A box for each device, where only the first has a text."""
-        return self.row([text, *[""] * (self.count - 1)], style, arrows)
 
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
@@ -99,22 +95,21 @@ class Devices:
 
     def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
         host = Band([box(f"host {shape_text(self.step['batch'])}")])
-        return (title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True))])
+        return title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True))]
 
     def replicate(self) -> Panel:
-        rows = [self.first("model"), self.row("model", "forward", self.moved("replicate"))]
-        return ("broadcast the model", rows)
+        return "broadcast the model", [self.row(["model"]), self.row("model", "forward", self.moved("replicate"))]
 
     def forward(self, title: str) -> Panel:
-        return (title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())])
+        return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())]
 
     def reduce(self) -> Panel:
-        rows = [self.row("grads", "backward"), self.first("sum", "communication", self.moved("reduce"))]
-        return ("reduce the gradients on device 0", rows)
+        summed = self.row(["sum"], "communication", self.moved("reduce"))
+        return "reduce the gradients on device 0", [self.row("grads", "backward"), summed]
 
     def gather_losses(self, title: str) -> Panel:
         """A number on each device, and their mean."""
-        return (title, [self.row("loss"), self.first("mean", "value", self.moved("gather"))])
+        return title, [self.row("loss"), self.row(["mean"], "value", self.moved("gather"))]
 
 
 def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
@@ -128,14 +123,16 @@ def forward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     outputs = devices.step["outputs"]
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
-    gather = [devices.row(devices.outputs), devices.first("logits", "value", devices.moved("gather"))]
-    loss = [Band([box("host: targets")]), devices.first("loss", "value", devices.moved("targets", from_host=True))]
+    loss = devices.row(["loss"], "value", devices.moved("targets", from_host=True))
     panels = [
         devices.scatter("scatter"),
         devices.replicate(),
         devices.forward("forward"),
-        ("gather the logits", gather),
-        ("loss, reduced on device 0", loss),
+        (
+            "gather the logits",
+            [devices.row(devices.outputs), devices.row(["logits"], "value", devices.moved("gather"))],
+        ),
+        ("loss, reduced on device 0", [Band([box("host: targets")]), loss]),
     ]
     total = f"In all: {devices.traffic('scatter', 'replicate', 'gather')}."
     return numbered_scene("DataParallel: a forward pass", panels, f"{RECORDED} Logits on device 0: {whole}.", total)
@@ -144,14 +141,14 @@ def forward(run: Evidence) -> Scene:
 def backward(run: Evidence) -> Scene:
     """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
-    scatter = [devices.first("loss"), devices.row("grad", "value", devices.moved(GRADIENTS))]
-    backwards = devices.computed([devices.compute("backward")] * devices.count)
-    step = [devices.first("grads"), devices.first("step", "optimizer", devices.computed([devices.compute("step")]))]
+    gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
+    backwards = devices.row("grads", "backward", devices.computed([devices.compute("backward")] * devices.count))
+    step = devices.row(["step"], "optimizer", devices.computed([devices.compute("step")]))
     panels = [
-        ("scatter the loss's gradient", scatter),
-        ("backward", [devices.row("grad"), devices.row("grads", "backward", backwards)]),
+        ("scatter the loss's gradient", [devices.row(["loss"]), gradients]),
+        ("backward", [devices.row("grad"), backwards]),
         devices.reduce(),
-        ("step on device 0 alone", step),
+        ("step on device 0 alone", [devices.row(["grads"]), step]),
     ]
     total = f"In all: {devices.traffic(GRADIENTS, 'reduce')}."
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
@@ -160,19 +157,16 @@ def backward(run: Evidence) -> Scene:
 def loss_in_forward(run: Evidence) -> Scene:
     """F5: DataParallel with the loss inside forward: reduced twice."""
     devices = Devices(run, LOSS)
-    first = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
+    mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
         devices.scatter("scatter inputs and targets"),
         devices.forward("forward"),
-        ("reduction 1: mean on each device", first),
+        ("reduction 1: mean on each device", mean),
         devices.gather_losses("reduction 2: mean over devices"),
     ]
-    return numbered_scene(
-        "DataParallel with the loss inside forward",
-        panels,
-        f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits gathered: "
-        f"{Devices(run, LOGITS).traffic('gather')}.",
-    )
+    total = f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits gathered: "
+    total += f"{Devices(run, LOGITS).traffic('gather')}."
+    return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
 def parallel_criterion(run: Evidence) -> Scene:
@@ -181,7 +175,7 @@ def parallel_criterion(run: Evidence) -> Scene:
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
     criterion = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards(turn=1))]
-    back = [devices.first("loss"), devices.row("grad", "backward", devices.moved(GRADIENTS))]
+    back = [devices.row(["loss"]), devices.row("grad", "backward", devices.moved(GRADIENTS))]
     panels = [
         devices.scatter("scatter the inputs", inputs),
         devices.replicate(),
@@ -207,38 +201,29 @@ STYLES = {
 }
 
 
-def way_of(run: Evidence, gather: str) -> WayResult:
-    """The measurements on the only rank, by this way to the loss."""
+def memory_scene(run: Evidence, gather: str, title: str, *, with_shares: bool = False) -> tuple[Scene, WayResult]:
+    """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in which it computes;
+    and the measurements on the only rank, by this way to the loss."""
     ways: Sequence[WayResult] = run.results[0]
-    return next(way for way in ways if way.gather == gather)
-
-
-def add_memory(scene: Scene, devices: Sequence[DeviceLoad]) -> None:
-    """Add bars of what each device holds at its peak."""
-    bars = []
-    for number, load in enumerate(devices):
+    way = next(way for way in ways if way.gather == gather)
+    scene, memory, shares = Scene(title), [], []
+    for number, load in enumerate(way.devices):
         label, held = f"device {number}", load.at_peak.items()
         pieces = [piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}") for what, size in held]
-        bars.append((label, pieces, format_bytes(load.peak)))
-    add_bars(scene, bars)
-
-
-def add_memory_key(scene: Scene, devices: Sequence[DeviceLoad]) -> None:
-    used = {label for load in devices for label in load.at_peak}
+        memory.append((label, pieces, format_bytes(load.peak)))
+        busy = piece(load.share, "compute", f"{label} busy")
+        shares.append((label, [busy], f"{load.share * 100:.0f} % busy"))
+    add_bars(scene, memory)
+    if with_shares:
+        add_bars(scene, shares, most=1.0)
+    used = {label for load in way.devices for label in load.at_peak}
     add_key(scene, {style: label for label, style in STYLES.items() if label in used})
+    return scene, way
 
 
 def memory_and_utilisation(run: Evidence) -> Scene:
     """F4: DataParallel: memory and utilisation of each device."""
-    way = way_of(run, LOSS)
-    scene = Scene("DataParallel: memory and utilisation of each device")
-    add_memory(scene, way.devices)
-    bars = []
-    for number, each in enumerate(way.devices):
-        busy = piece(each.share, "compute", f"device {number} busy")
-        bars.append((f"device {number}", [busy], f"{each.share * 100:.0f} % busy"))
-    add_bars(scene, bars, most=1.0)
-    add_memory_key(scene, way.devices)
+    scene, way = memory_scene(run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True)
     peaks = [load.peak for load in way.devices]
     return scene.with_caption(
         f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as much as the emptiest.",
@@ -248,11 +233,8 @@ def memory_and_utilisation(run: Evidence) -> Scene:
 
 def imbalance(run: Evidence) -> Scene:
     """F18: DataParallel: memory per device where logits are gathered."""
-    devices = way_of(run, LOGITS).devices
-    scene = Scene("DataParallel: memory per device where logits are gathered")
-    add_memory(scene, devices)
-    add_memory_key(scene, devices)
-    peaks = [load.peak for load in devices]
+    scene, way = memory_scene(run, LOGITS, "DataParallel: memory per device where logits are gathered")
+    peaks = [load.peak for load in way.devices]
     return scene.with_caption(
         f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as the emptiest: "
         f"{' / '.join(map(format_bytes, peaks))}."
