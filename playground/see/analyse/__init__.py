@@ -26,8 +26,8 @@ POSTS = ("isend", "irecv")
 """Calls that never wait."""
 Ref = tuple[int, int]
 """An event: its rank, and its number there."""
-Edge = tuple[Ref, bool]
-"""The beginning of an event, or its end."""
+Edge = tuple[int, int, bool]
+"""The beginning of an event, by its rank and number, or, with True, its end."""
 Lane = tuple[int, str]
 """A rank and a lane of it."""
 Interval = tuple[float, float]
@@ -274,8 +274,9 @@ def to_logical_time(recording: Recording) -> Recording:
     times = logical_times(recording)
 
     def retime(rank: RankRecording) -> RankRecording:
-        begun = ((event, ref_of(event)) for event in rank.events if (ref_of(event), False) in times)
-        retimed = (replace(event, start=times[ref, False], end=times.get((ref, True), inf)) for event, ref in begun)
+        starts = ((event, times.get((*ref_of(event), False))) for event in rank.events)
+        begun = ((event, start) for event, start in starts if start is not None)
+        retimed = (replace(event, start=at, end=times.get((*ref_of(event), True), inf)) for event, at in begun)
         return replace(rank, events=tuple(retimed))
 
     return replace(recording, ranks=tuple(map(retime, recording.ranks)))
@@ -312,15 +313,15 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
     """The edges that must come at least a unit before an edge, besides those before it on its own rank."""
     found: dict[Edge, list[Edge]] = defaultdict(list)
     for event in recording.events(record.COMPUTE, record.MOVE):
-        found[ref_of(event), True].append((ref_of(event), False))
-    for message in match_messages(recording)[0]:
-        found[ref_of(message.receive), True].append((ref_of(message.send), False))
+        found[event.rank, event.number, True].append((event.rank, event.number, False))
+    for send, receive in match_messages(recording)[0]:
+        found[receive.rank, receive.number, True].append((send.rank, send.number, False))
     with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
     for call in match_collectives(recording):
         refs = [ref_of(event) for event in call.values()]
         if with_messages.isdisjoint(refs):
             for ref in refs:
-                found[ref, True] += [(each, False) for each in refs]
+                found[*ref, True] += [(*each, False) for each in refs]
     return found
 
 
@@ -329,7 +330,7 @@ def edges_of(rank: RankRecording) -> list[Edge]:
     with waits last."""
     timed = []
     for event in rank.events:
-        timed.append((event.start, 0, event.number, (ref_of(event), False)))
+        timed.append((event.start, 0, event.number, False))
         if isfinite(event.end):
-            timed.append((event.end, 2 if event.kind == WAIT else 1, -event.number, (ref_of(event), True)))
-    return [edge for *_, edge in sorted(timed)]
+            timed.append((event.end, 2 if event.kind == WAIT else 1, -event.number, True))
+    return [(rank.rank, abs(number), is_end) for _, _, number, is_end in sorted(timed)]

@@ -153,7 +153,7 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
         now, then = first, 0
         for event in rank.events:
             ref, start = ref_of(event), nanoseconds(event.start)
-            at, step_end = round(steps.get((ref, False), then)), steps.get((ref, True))
+            at, step_end = round(steps.get((*ref, False), then)), steps.get((*ref, True))
             is_bar = event.kind in SPANS + PIECES
             look = event.kind, event.name, event.lane, *((style_of(event), lanes.top(event)) if is_bar else ("", 0.0))
             what = *look, int(ref in waited_for), event.peer, event.nbytes, event.shape, event.source
