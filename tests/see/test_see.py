@@ -60,18 +60,13 @@ def test_what_cannot_be_seen_is_refused_in_one_line(
     assert outcome.out == ""
 
 
-def test_figures_of_chapters_are_not_drawn_on_a_busy_machine(
-    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_no_figures_on_a_busy_machine_nor_by_a_rank_of_a_world(
+    tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
     shown = run_cli("see", "--chapters")
     assert shown.code == 2
     assert "this machine is busy (load 1000.0 on " in shown.err
-
-
-def test_a_rank_of_a_world_draws_no_figures(
-    tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     outcome = run_cli("see", "--all", tmp_path / "all")

@@ -133,17 +133,7 @@ def test_threads_have_lanes_and_spans_of_their_own(tmp_path: Path) -> None:
             assert event.lane == events[event.parent].lane == event.name.split()[-1]
 
 
-def test_what_comes_after_the_end_is_lost_and_does_no_harm(tmp_path: Path) -> None:
-    recorder = new_recorder(tmp_path)
-    numbers = [recorder.begin(COMPUTE, "late") for _ in range(3)]
-    recorder.stop()
-    recorder.end(numbers[2])
-    recorder.set_lane(numbers[2], 1)
-    recorder.put_values(recorder.begin(VALUES, "never heard of"), [1.0])
-    assert [event.end for event in read(tmp_path).events] == [float("inf")] * 3
-
-
-def test_a_forked_process_leaves_the_recording_alone(tmp_path: Path) -> None:
+def test_what_comes_after_the_end_or_from_a_forked_process_is_lost_and_does_no_harm(tmp_path: Path) -> None:
     from playground.see.record import rank
 
     recorder = new_recorder(tmp_path)
@@ -153,10 +143,13 @@ def test_a_forked_process_leaves_the_recording_alone(tmp_path: Path) -> None:
         recorder.instant(GRADIENT, "of the child")
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    recorder.instant(GRADIENT, "of the rank")
+    numbers = [recorder.begin(COMPUTE, "of the rank") for _ in range(3)]
     rank._recorders.clear()
     recorder.stop()
-    assert [event.name for event in read(tmp_path).events] == ["of the rank"]
+    recorder.end(numbers[2])
+    recorder.set_lane(numbers[2], 1)
+    recorder.put_values(recorder.begin(VALUES, "never heard of"), [1.0])
+    assert [(event.name, event.end) for event in read(tmp_path).events] == [("of the rank", float("inf"))] * 3
 
 
 def test_whatever_is_missing_what_is_read_is_the_beginning(tmp_path: Path) -> None:
