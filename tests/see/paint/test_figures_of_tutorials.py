@@ -43,10 +43,6 @@ def of_kind(scene: Scene, kind: str) -> list[Mark]:
     return [mark for mark in scene.marks if mark.kind == kind]
 
 
-def texts(scene: Scene) -> list[str]:
-    return [mark.text for mark in scene.marks if mark.text]
-
-
 def by_speed(names: Any) -> list[Any]:
     """Figures as parameters, those of longer runs for `make stress`."""
     return [pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK)) for name in sorted(names)]
@@ -65,8 +61,6 @@ def test_reduce_then_broadcast_goes_through_the_root(evidence: Any) -> None:
     assert len(arrows) == 6
     assert not any(mark.meant for mark in arrows)
     assert all(mark.event is not None for mark in arrows)
-    boxes = [mark.text.split("\n")[1] for mark in of_kind(scene, BOX)]
-    assert boxes == ["1", "3", "5", "7", "16", "3", "5", "7", "16", "16", "16", "16"]
     assert "Rank 0 receives 48 B and sends 48 B" in scene.caption[0]
 
 
@@ -88,8 +82,8 @@ def test_inside_a_backend_arrows_are_dashed_and_values_are_those_of_the_run(evid
     assert all(mark.meant for mark in of_kind(scene, ARROW))
     values = [mark.text.split("\n")[1] for mark in of_kind(scene, BOX)]
     assert values[:8] == ["1 2 3 4", "-", "-", "-", "1", "2", "3", "4"]
-    assert [text for text in texts(scene) if "\n" not in text] == [*SIX]
-    assert "T = t0 + t1 + t2 + t3 = 10" in texts(scene_of("F6", evidence))
+    assert [mark.text for mark in scene.marks if mark.text and "\n" not in mark.text] == [*SIX]
+    assert "T = t0 + t1 + t2 + t3 = 10" in {mark.text for mark in scene_of("F6", evidence).marks}
 
 
 def test_all_ranks_take_the_same_step(evidence: Any) -> None:
@@ -98,8 +92,6 @@ def test_all_ranks_take_the_same_step(evidence: Any) -> None:
     own = {mark.text for mark in of_kind(scene, BOX) if mark.style == "backward"}
     assert (len(steps), len(own)) == (1, 4)
     assert any("differ by 0 at most" in line for line in scene.caption)
-    labels = [text for text in texts(scene_of("F11", evidence)) if re.match(r"\d ", text)]
-    assert labels == ["1 samples", "2 model", "3 gradient", "4 average", "5 step"]
 
 
 @pytest.mark.stress

@@ -133,9 +133,7 @@ def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[...
 
 
 @pytest.mark.parametrize(("change", "heading"), [(on_gpus, "Waits cannot be told on GPUs"), (calm, "No rank waited")])
-def test_why_there_are_no_waits(
-    change: Callable[[Recording], Recording], heading: str, show: Callable[..., Browser]
-) -> None:
+def test_why_there_are_no_waits(change: Any, heading: str, show: Callable[..., Browser]) -> None:
     assert show(change(ring(4, straggler=1))).text("h3:has(+ .waits)").startswith(heading)
 
 
