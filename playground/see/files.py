@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from playground.console.paths import check_writable
+from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher.entry import World
 from playground.runtime.untrusted import printable
@@ -192,7 +193,7 @@ SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 MESSAGES = "messages"
 """The lane of sends and receives, which overlap with everything."""
-Entry = dict[str, Any]
+Entry = Fields
 """One event of the format. `ts` and `dur` are in microseconds."""
 
 

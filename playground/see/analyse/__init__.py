@@ -238,7 +238,14 @@ def holdings_of(rank: RankRecording) -> Iterator[Holding]:
     collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to
     another: it shows when that is sent on.)
     """
-    parts = parts_of_collectives(rank)
+    around = {event.number for event in rank.events if event.kind == COLLECTIVE}
+    parts: set[int] = set()
+    """The numbers of events that concern a chunk of a collective's tensor."""
+    for event in rank.events:
+        if event.parent in around:
+            around.add(event.number)
+            if event.kind not in (COLLECTIVE, VALUES):
+                parts.add(event.number)
     known = [
         Holding(event, event.kind != SEND, event.values)  # what is sent was there before
         for event in rank.events
@@ -255,18 +262,6 @@ def holdings_of(rank: RankRecording) -> Iterator[Holding]:
         if values != held:
             held = values
             yield Holding(event, at_end, held)
-
-
-def parts_of_collectives(rank: RankRecording) -> set[int]:
-    """The numbers of events that concern a chunk of a collective's tensor."""
-    around = {event.number for event in rank.events if event.kind == COLLECTIVE}
-    parts: set[int] = set()
-    for event in rank.events:
-        if event.parent in around:
-            around.add(event.number)
-            if event.kind not in (COLLECTIVE, VALUES):
-                parts.add(event.number)
-    return parts
 
 
 def to_logical_time(recording: Recording) -> Recording:

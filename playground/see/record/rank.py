@@ -245,28 +245,23 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
                     print(f"--see: {name} is missing in {folder} ({error.strerror})", file=sys.stderr, flush=True)
 
 
-def recorded_steps(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
-    """Record each step of a lesson in this block as a phase."""
-
-    def wrap(real: Any) -> Any:
-        def attempt(step: Remote, *args: Any) -> Any:
-            with recorder.span(PHASE, step.name):
-                return real(step, *args)
-
-        return attempt
-
-    return replaced(steps, "attempt", wrap)
-
-
 @contextlib.contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """Install all recorders in this block."""
+    """Install all recorders in this block; each step of a lesson in it is a phase."""
+
+    def wrap_attempt(attempt: Any) -> Any:
+        def attempt_phase(step: Remote, *args: Any) -> Any:
+            with recorder.span(PHASE, step.name):
+                return attempt(step, *args)
+
+        return attempt_phase
+
     groups = Groups()
     with (
         DistributedHooks(recorder, groups).installed(),
         executed_by(RecordingExecutor(recorder, groups)),
         recorded_agents(recorder, groups),
-        recorded_steps(recorder),
+        replaced(steps, "attempt", wrap_attempt),
         recorded_devices(recorder),
         TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
     ):
