@@ -18,8 +18,10 @@ from playground.algorithms.messages import Messages
 from playground.algorithms.operation import Add
 from playground.algorithms.process_group import TAG
 from playground.algorithms.transport import Addressed, Started, Transport
+from playground.runtime.tap import ranks_of
+from playground.runtime.tap.replacement import replaced
 from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
-from playground.see.record.distributed import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
+from playground.see.record.distributed import GroupCounts, Ranks, bytes_of, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
 
@@ -29,9 +31,9 @@ EXCHANGE = Messages.exchange.__code__
 class RecordedTransport:
     """A transport of one collective that records its messages."""
 
-    def __init__(self, real: Transport, recorder: Recorder, groups: Groups, ranks: Ranks) -> None:
+    def __init__(self, real: Transport, recorder: Recorder, counts: GroupCounts, ranks: Ranks) -> None:
         self.real, self.recorder, self.ranks = real, recorder, ranks
-        self.counts = groups.counts[ranks, TAG]
+        self.counts = counts[ranks, TAG]
         self.messages: Messages | None = None
         self.phase = ""
         self.phase_number = NONE
@@ -131,8 +133,8 @@ class RecordedStarted:
 
 
 class AlgorithmHooks:
-    def __init__(self, recorder: Recorder, groups: Groups) -> None:
-        self.recorder, self.groups = recorder, groups
+    def __init__(self, recorder: Recorder, counts: GroupCounts) -> None:
+        self.recorder, self.counts = recorder, counts
         self.here = threading.local()
         """`transport`: that of this thread's collective."""
 
@@ -157,10 +159,10 @@ class AlgorithmHooks:
             if group == dist.GroupMember.NON_GROUP_MEMBER:
                 return real(call, group, async_op, whole, share)
             tensor = call.args[1] if share is not None else call.args[0]
-            name, ranks, source = name_of(call.func.__self__), self.groups.ranks_of(group), recorder.sources.find()
+            name, ranks, source = name_of(call.func.__self__), ranks_of(group), recorder.sources.find()
             number = recorder.begin(COLLECTIVE, name, bytes_of(tensor), tensor.shape, ranks, source=source)
             work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
-            return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
+            return None if work is None else RecordedWork(recorder, work, number)
 
         return run_collective
 
@@ -182,7 +184,7 @@ class AlgorithmHooks:
         recorder.put_values(number, values_of(call.args[0]))
 
     def wrap_transport_of(self, real: Callable[[Any], Transport]) -> Callable[[Any], RecordedTransport]:
-        return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
+        return lambda group: RecordedTransport(real(group), self.recorder, self.counts, ranks_of(group))
 
     def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:
         return lambda flat, transport, op=None: transport.attach(real(flat, transport, op))
@@ -214,8 +216,22 @@ def name_of(collective: Any) -> str:
     return f"all_reduce ({algorithm})" if isinstance(collective, collectives.AllReduce) else algorithm
 
 
-class RecordedCollectiveWork(RecordedWork):
-    """The work of a collective that records its own end, which may be long before a wait for it."""
+class RecordedWork:
+    """The work of a collective of ours, which records its own end: that may be long before a wait for it."""
 
-    def finish(self) -> None:
-        self.pending = ()
+    def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
+        self.recorder, self.work = recorder, work
+        self.numbers = [number]
+        """Of the events that the first wait is for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def wait(self) -> Any:
+        numbers, self.numbers = self.numbers, []
+        wait = self.recorder.begin_wait(numbers, self.recorder.sources.find()) if numbers else None
+        try:
+            return self.work.wait()
+        finally:
+            if wait is not None:
+                self.recorder.end(wait)

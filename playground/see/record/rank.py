@@ -29,9 +29,11 @@ from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
+from playground.runtime.tap import observing
+from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
 from playground.see.record.algorithms import AlgorithmHooks
-from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
+from playground.see.record.distributed import CallRecorder, new_counts
 from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.run import ClockSample
@@ -260,14 +262,14 @@ def recorded_steps(recorder: Recorder) -> contextlib.AbstractContextManager[None
 @contextlib.contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
     """Install all recorders in this block."""
-    groups = Groups()
+    counts = new_counts()
+    calls = CallRecorder(recorder, counts)
     with (
-        DistributedHooks(recorder, groups).installed(),
-        AlgorithmHooks(recorder, groups).installed(),
-        recorded_agents(recorder, groups),
+        observing(calls),
+        AlgorithmHooks(recorder, counts).installed(),
         recorded_steps(recorder),
         recorded_devices(recorder),
-        TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
+        TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),
     ):
         yield
 
