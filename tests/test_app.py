@@ -32,8 +32,7 @@ def test_alone_it_shows_the_path(run_cli: Run) -> None:
 def test_help_says_what_the_lesson_teaches(lesson: str, run_cli: Run) -> None:
     shown = run_cli(lesson, "--help")
     assert shown.code == 0
-    for option in ("--world-size", "--backend", "--timeout", "--seed", "--json"):
-        assert option in shown.out
+    assert "--json" in shown.out
 
 
 def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:

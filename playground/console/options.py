@@ -1,10 +1,11 @@
 """Options: made of the flags of a dataclass and packed into one object; names of a table; amounts of memory; and
-options that have an effect only beside another one. The options of every run stand at the end.
+options that do not go together. The options of every run stand at the end.
 
-One line beside the options of a command states each dependency; where an option has no effect, it is refused by name:
+An option that has no effect is refused by name. What it needs stands with its flag, or beside the options of a command:
 
-    only_with("bucket_cap_mb", sync=("bucketed", "overlapped"))      # --bucket-cap-mb needs one of these --sync
-    only_with("resume", snapshots=ANY)                               # --resume needs --snapshots, whatever its value
+    flag(…, needs={"sync": ("bucketed", "overlapped")})              # needs one of these --sync
+    flag(…, needs={"snapshots": ANY})                                # needs --snapshots, whatever its value
+    refuse("wide", why=lambda given: "prints no table: leave it out" if given["as_json"] else "")
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
         made.append(
             click.option(*spellings, name, **{**arguments, **(about.click or {}), **(changes or {}).get(name, {})})
         )
+        made += [only_with(name, **{other: values}) for other, values in about.needs.items()]
     return options(*made)
 
 
@@ -95,11 +97,15 @@ def type_of(flag: Flag, value_type: type) -> Any:
 
 
 def pack_options(
-    name: str, kind: type[Any], *decorators: Callable[[Any], Any], changes: Changes | None = None
+    name: str,
+    kind: type[Any],
+    *decorators: Callable[[Any], Any],
+    only: Sequence[str] = (),
+    changes: Changes | None = None,
 ) -> Callable[[Any], Any]:
-    """The flags of a dataclass, then further options, as one decorator. Their values reach the command as its argument
-    `name`: a `kind`, whose fields are called as the options' values are."""
-    names = [field.name for field in fields(kind)]
+    """The flags of a dataclass, or `only` these, then further options, as one decorator. Their values reach the command
+    as its argument `name`: a `kind`, whose fields are called as the options' values are."""
+    names = only or [field.name for field in fields(kind)]
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
@@ -107,7 +113,7 @@ def pack_options(
             packed = kind(**{each: values.pop(each) for each in names if each in values})
             return command(*args, **{name: packed}, **values)
 
-        return options(flags(kind, changes=changes), *decorators)(with_packed)
+        return options(flags(kind, *only, changes=changes), *decorators)(with_packed)
 
     return decorate
 
@@ -145,23 +151,19 @@ def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...
     return tuple(name for name in known if name in words or ALL in words)
 
 
-ANY = ()
-"""For `only_with`: any value but None."""
-
-
-def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
-    """A decorator for a command: its options `names` (of parameters) may be typed only if another parameter, the one
-    keyword given, has one of these values. Otherwise the command raises `UsageError` before it begins. Defaults and
+def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[Any], Any]:
+    """A decorator for a command: its options `names` (of parameters) may not be typed where `why`, called with the
+    values of all parameters, has an answer. The command then raises `UsageError` with it before it begins. Defaults and
     environment variables are never refused: they were not typed for this run."""
-    ((other, values),) = condition.items()
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
         def checked(*args: Any, **kwargs: Any) -> Any:
             ctx = click.get_current_context()
-            value = ctx.params[other]
-            if not (value in values if values else value is not None):
-                refuse_typed(ctx, names, f"has no effect {explain(flag_of(ctx, other), value, values)}")
+            for param in ctx.command.params:
+                typed = param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+                if typed and (answer := why(ctx.params)):
+                    raise UsageError(f"{param.opts[0]} {answer}")
             return command(*args, **kwargs)
 
         return checked
@@ -169,29 +171,20 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
     return decorate
 
 
-def explain(flag: str, value: object, values: tuple[object, ...]) -> str:
-    """The rest of the refusal: why there is no effect, and what to do."""
-    if value is None:
-        return f"without {flag}: add {flag} or leave it out"
-    return f"with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
+def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
+    """Options that need another parameter, the one keyword given, with one of these values, or with any (`ANY`)."""
+    ((other, values),) = condition.items()
 
+    def why(given: Mapping[str, Any]) -> str:
+        value, params = given[other], click.get_current_context().command.params
+        if value in values if values else value is not None:
+            return ""
+        flag = next(param.opts[0] for param in params if param.name == other)
+        if value is None:
+            return f"has no effect without {flag}: add {flag} or leave it out"
+        return f"has no effect with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
 
-def refuse_typed(ctx: click.Context, names: Collection[str], why: str) -> None:
-    """Raise `UsageError` for the first option of `names` that was typed."""
-    for name in typed_options(ctx):
-        if name in names:
-            raise UsageError(f"{flag_of(ctx, name)} {why}")
-
-
-def typed_options(ctx: click.Context) -> list[str]:
-    """The parameters that were given on the command line, in the order of --help."""
-    names = [param.name for param in ctx.command.params if param.name]
-    return [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-
-
-def flag_of(ctx: click.Context, name: str) -> str:
-    """How a parameter is written on the command line."""
-    return next(param.opts[0] for param in ctx.command.params if param.name == name)
+    return refuse(*names, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +202,6 @@ class RunOptions:
     init_method: str | None = flag(
         None,
         "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
-        group="rendezvous",
         metavar="URL",
     )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
@@ -222,11 +214,8 @@ class RunOptions:
     )
 
 
-def run_options(default_size: int, *groups: str) -> Callable[[Any], Any]:
-    """Gives a command the argument `run`: its `RunOptions`, those of these groups included. `default_size` is what
-    --help says of -n."""
-    more = [flags(RunOptions, group=group) for group in groups]
-    return pack_options("run", RunOptions, *more, changes={"size": {"show_default": str(default_size)}})
+COMMON = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
+"""The options of nearly every run: fields of `RunOptions`."""
 
 
 def plot_option(about: str) -> Callable[[Any], Any]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from playground.console import terminal
-from playground.console.options import RunOptions
+from playground.console.options import COMMON, RunOptions, options, pack_options, refuse
 from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
-from playground.runtime.errors import UsageError
+from playground.runtime import signals
 from playground.runtime.launcher.entry import Around, World
+from playground.runtime.rank.rank import Event, Progress
 
 
 def to_document(content: Mapping[str, object]) -> str:
@@ -48,26 +51,46 @@ def record_with(recorder: Callable[[Path], Around]) -> None:
 
 
 class Session:
-    """Raises `UsageError` if there can be no such world; nothing is started before `world.run`."""
+    """A run of the command `name`, and the bar that shows what takes long. Its world is made when it is first used,
+    from the options `run`, `default_size` (in place of a size that was not given), `min_size` and `restarts`, which may
+    change until then; that raises `UsageError` if there can be no such world. No rank is started before `launch`."""
 
-    def __init__(
-        self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1, restarts: int = 0
-    ) -> None:
-        if run.wide and run.as_json:
-            raise UsageError("--wide is for tables and --json prints none: leave one of them out")
+    def __init__(self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1) -> None:
         self.started = time.perf_counter()
-        self.name, self.run = name, run
-        self.world = World(
-            run.size,
-            default_size=default_size,
-            min_size=min_size,
-            backend=run.backend,
-            timeout=run.timeout,
-            init_method=run.init_method,
-            restarts=restarts,
+        self.name, self.run, self.default_size, self.min_size, self.restarts = name, run, default_size, min_size, 0
+        self.bar = Bar(shown=signals.speaks())
+
+    @functools.cached_property
+    def world(self) -> World:
+        world = World(
+            self.run.size,
+            default_size=self.default_size,
+            min_size=self.min_size,
+            backend=self.run.backend,
+            timeout=self.run.timeout,
+            init_method=self.run.init_method,
+            restarts=self.restarts,
         )
-        if run.see:
-            self.world.around = _recorders[-1](run.see)
+        if self.run.see:
+            world.around = _recorders[-1](self.run.see)
+        return world
+
+    def launch(
+        self, function: Callable[..., Any], *args: Any, phase: str = "", on_report: Progress | None = None, **how: Any
+    ) -> list[Any]:
+        """What `function(rank, size, *args)` returned on each rank, in rank order. The bar shows `phase` and then what
+        rank 0 reports; `on_report` hears of it first. The other arguments, and what it raises: see `World.run`."""
+
+        def hear(rank: int, event: Event) -> None:
+            if on_report:
+                on_report(rank, event)
+            self.bar(rank, event)
+
+        self.bar.show(phase or f"starting {self.world.size} ranks")
+        try:
+            return self.world.run(function, *args, on_report=hear, **how)
+        finally:
+            self.bar.clear()
 
     def say(self, *texts: Text) -> None:
         """Print each on lines of its own, if this process is the one that shows results and text is wanted."""
@@ -78,10 +101,6 @@ class Session:
         """A table whose rows are said one by one: see `Rows`."""
         return Rows(self.say, *columns)
 
-    def bar(self) -> Bar:
-        """A bar for long work, shown by the process that shows results: see `Bar`."""
-        return Bar(shown=self.world.is_main)
-
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
         """End with one JSON document, if that is wanted. `steps`: by name, the results of each step, rank by rank;
         dataclasses become objects with their fields."""
@@ -90,3 +109,33 @@ class Session:
             about = {"backend": world.backend, "device": world.device, "world_size": world.size, "seconds": seconds}
             rows = [{"name": name, "ranks": list(ranks)} for name, ranks in steps.items()]
             click.echo(to_document({"lesson": self.name, **about, "steps": rows, **more}))
+
+
+def session_command(
+    name: str,
+    *decorators: Callable[[Any], Any],
+    only: Sequence[str] = COMMON,
+    size: int = 2,
+    min_size: int = 1,
+    **about: Any,
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A decorator that makes a function the command `name`, with those options of every run that are named by `only`,
+    and then with `decorators`. The function is called with the `Session` of the run, of `size` ranks unless more or
+    fewer are asked for, and with the values of `decorators`. `about`: further arguments of `click.command`."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def with_session(run: RunOptions, **values: Any) -> None:
+            session = Session(name, run, default_size=size, min_size=min_size)
+            with session.bar:
+                function(session, **values)
+
+        pack = pack_options("run", RunOptions, only=only, changes={"size": {"show_default": str(size)}})
+        make: Callable[..., click.Command] = click.command(name, click.Command, **about)
+        return make(options(pack, *decorators, NO_TABLE)(with_session))
+
+    return decorate
+
+
+WIDE_JSON = "is for tables and --json prints none: leave one of them out"
+NO_TABLE = refuse("wide", why=lambda given: WIDE_JSON if given["as_json"] else "")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from playground.console.options import RunOptions, options, run_options
-from playground.console.session import Session
+from playground.console.options import COMMON
+from playground.console.session import Session, session_command
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
 from playground.runtime.remote import Remote, module_exists, outline, remote
@@ -33,8 +32,8 @@ class Lesson:
     """Smallest world in which it makes sense."""
     says: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Lines each rank has to say after a step, by the step's name, as tutorials print them."""
-    options: tuple[str, ...] = ()
-    """Groups of `RunOptions` that only some lessons have."""
+    options: Sequence[str] = COMMON
+    """Those of every run that it has: fields of `RunOptions`."""
     folder: str = ""
     """Where it lies, if its command has another name."""
 
@@ -76,19 +75,10 @@ class Lesson:
         return outline(self.module()).docstrings
 
     def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
-        """A decorator that makes a function the command of the lesson, with the options of every run and then these.
-        The function is called with the `Session` of the run and with the values of `decorators`."""
-
-        def decorate(function: Callable[..., None]) -> click.Command:
-            @functools.wraps(function)
-            def with_session(run: RunOptions, **values: Any) -> None:
-                session = Session(self.name, run, default_size=self.default_size, min_size=self.min_size)
-                function(session, **values)
-
-            command = options(run_options(self.default_size, *self.options), *decorators)(with_session)
-            return click.command(self.name, help=self.help, short_help=self.teaches)(command)
-
-        return decorate
+        """A decorator that makes a function the command of the lesson: see `session_command`."""
+        about = {"help": self.help, "short_help": self.teaches}
+        size, least, only = self.default_size, self.min_size, self.options
+        return session_command(self.name, *decorators, only=only, size=size, min_size=least, **about)
 
 
 MANY = 6
@@ -142,7 +132,7 @@ def steps_command(lesson: Lesson) -> click.Command:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)
         session.say(f"{lesson.name}: {session.world}")
-        by_rank = session.world.run(RUN_STEPS, steps, session.run.seed)
+        by_rank = session.launch(RUN_STEPS, steps, session.run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
         for step in steps:
             session.say("", *step_texts(step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())))

@@ -1,8 +1,8 @@
 """Tables: columns with headings and units, rows of text. Does not import rich.
 
-    table = Table("algorithm", *numbers(("sent", "bytes", ",")), *numbers(("p95", "ms", ".2f"), wide=True))
-    table.add("ring", 48_000, 0.3141)    # 48,000 and 0.31
-    session.say(table)
+    COLUMNS = {"way": Column("algorithm"), **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000))}
+    rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]    # in the document; in the table 48,000 and 0.31
+    session.say(tabulate(rows, COLUMNS))
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
 become narrower and then columns are left out, the rightmost first. A line below names them. With
@@ -17,8 +17,9 @@ Rows that are printed one by one, as they become known, are those of `session.ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 from playground.console.text import RANK, Prose, Styled
 
@@ -69,6 +70,8 @@ class Column:
     """Unit of all its numbers; shown below the heading, in parentheses."""
     format: str = ""
     """How `format` writes its numbers."""
+    scale: float = 1
+    """Factor from a value to what is shown: 1000 for seconds in ms, 100 for a share in %."""
     right: bool = False
     """Whether its cells are aligned to the right, as numbers are."""
     wide: bool = False
@@ -92,8 +95,9 @@ class Column:
 
     def cell(self, value: object) -> Cell:
         """A value as this column shows it."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if isinstance(value, Styled) else format(value, self.format) if is_number else cell(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return format(value if self.scale == 1 else self.scale * value, self.format)
+        return value if isinstance(value, Styled) else cell(value)
 
 
 RANK_COLUMN = Column("rank", right=True, style=RANK)
@@ -104,6 +108,13 @@ def numbers(*headings: str | tuple[str, ...], wide: bool = False) -> list[Column
     format."""
     triples = ((*([each] if isinstance(each, str) else each), "", "")[:3] for each in headings)
     return [Column(name, unit, form, right=True, wide=wide) for name, unit, form in triples]
+
+
+def figures(*specs: tuple[Any, ...], wide: bool = False) -> dict[str, Column]:
+    """Columns of numbers, by the names of values in rows. A tuple is a name, its heading, and the unit, format and
+    scale of its numbers; what is left out at its end is as in `Column`, and the heading is the name."""
+    named = {name: Column(*(about or [name])) for name, *about in specs}
+    return {name: replace(column, right=True, wide=wide) for name, column in named.items()}
 
 
 class Table:
@@ -118,6 +129,17 @@ class Table:
     def add(self, *values: object) -> None:
         """Add a row: a text, a number or None for each column, those for --wide included."""
         self.rows.append(tuple(column.cell(value) for column, value in zip(self.columns, values, strict=True)))
+
+
+def tabulate(rows: Iterable[Any], columns: Mapping[str, Column], others: Column | None = None) -> Table:
+    """A table of rows, which are values by name, or dataclasses, as the document has them: under the columns of these
+    names, in their order. With `others`, under all names that the rows have, in theirs: of those without a column the
+    names are headings, and `others` says the rest."""
+    records = [row if isinstance(row, Mapping) else vars(row) for row in rows]
+    if others:
+        names = dict.fromkeys(name for record in records for name in record)
+        columns = {name: columns.get(name) or replace(others, heading=name.replace("_", " ")) for name in names}
+    return Table(*columns.values(), rows=([record.get(name) for name in columns] for record in records))
 
 
 Text = str | Prose | Table

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from playground.console.options import RunOptions
 from playground.console.session import Session
 from playground.console.steps import Lesson
 from playground.console.tables import Column, Text
-from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.training_options import (
     DataOptions,
@@ -80,10 +78,10 @@ EPOCH_LEGEND = (
 
 class EpochPrinter:
     """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known, and keeps
-    it. `bar` shows how far the epoch is."""
+    it."""
 
-    def __init__(self, session: Session, bar: Bar) -> None:
-        self.session, self.rows, self.bar = session, session.rows(*EPOCH_COLUMNS), bar
+    def __init__(self, session: Session) -> None:
+        self.session, self.rows = session, session.rows(*EPOCH_COLUMNS)
         self.shown, self.epochs = 0, list[Epoch]()
         session.say("", EPOCH_LEGEND)
 
@@ -96,7 +94,6 @@ class EpochPrinter:
             if epoch.epoch > self.shown:  # a world that was restarted may train it again
                 self.shown = epoch.epoch
                 self.show(epoch)
-        self.bar(rank, event)
 
     def show(self, epoch: Epoch) -> None:
         """Print the row of an epoch."""
@@ -138,19 +135,21 @@ def resumable_if_preempted(session: Session, survival: SnapshotOptions) -> Itera
         raise
 
 
-@contextlib.contextmanager
-def on_data(
-    session: Session, data: DataOptions, asked: Settings, *about: Text, ready: PreparedData | None = None
-) -> Iterator[tuple[Bar, PreparedData, Settings]]:
-    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. In the
-    block, ranks train on that data with those settings, and the bar shows what they report. Raises `UsageError` for
-    less data than one batch."""
-    with session.bar() as bar:
-        prepared = ready or prepare_data(data, bar)
-        asked.check_samples(prepared.train)
-        session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
-        bar.show(f"starting {session.world.size} ranks")
-        yield bar, prepared, prepared.settings(asked)
+def announce_data(
+    session: Session,
+    data: DataOptions,
+    asked: Settings,
+    *about: Text,
+    ready: PreparedData | None = None,
+    check: Callable[[int], None] | None = None,
+) -> tuple[PreparedData, Settings]:
+    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. Returns
+    the data, and the settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
+    raises, which is called with the number of samples in its place."""
+    prepared = ready or prepare_data(data, session.bar)
+    (check or asked.check_samples)(prepared.train)
+    session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
+    return prepared, prepared.settings(asked)
 
 
 RUN_TRAINING = remote("playground.training.run:run_training")
@@ -159,36 +158,30 @@ LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 
 
 def train_and_show(
-    lesson: Lesson, general: Remote, run: RunOptions, data: DataOptions, survival: SnapshotOptions, **training: Any
+    session: Session, lesson: Lesson, general: Remote, data: DataOptions, survival: SnapshotOptions, **training: Any
 ) -> None:
     """Train as the lesson's own `run` does or, where its loop will not do, as `general` does. `training`: further
     fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival` allows, from its
     snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
     Training that is stopped leaves its document, with the epochs it had finished, and its exit code."""
-    session = Session(lesson.name, run, default_size=lesson.default_size, restarts=survival.restarts)
-    world = session.world
-    training |= {"limit": data.limit, "seed": run.seed, "snapshots": survival.settings}
+    session.restarts = survival.restarts
+    training |= {"limit": data.limit, "seed": session.run.seed, "snapshots": survival.settings}
     asked = TrainingSettings(folder=data.folder, **training)
-    asked.check_batch(world.size)
+    asked.check_batch(session.world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
-    world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
-    with session.bar() as bar:
-        prepared = prepare_data(data, bar)
-        asked.check_accumulation(prepared.train)
-        settings = prepared.settings(asked)
-        session.say(f"{lesson.name}: {world}", f"data: {prepared}")
-        printer, notices = EpochPrinter(session, bar), NoticePrinter()
+    session.world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
+    prepared, settings = announce_data(session, data, asked, check=asked.check_accumulation)
+    printer, notices = EpochPrinter(session), NoticePrinter()
 
-        def on_report(rank: int, event: Event) -> None:
-            printer(rank, event)
-            notices(rank, event)
+    def on_report(rank: int, event: Event) -> None:
+        printer(rank, event)
+        notices(rank, event)
 
-        stopped = printer.document_if_stopped(dataset=prepared.summary)
-        with stopped, resumable_if_preempted(session, survival):
-            bar.show(f"starting {world.size} ranks")
-            on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
-            ran = world.run(RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart, grace=grace)
-            result: TrainingResult = ran[0]
+    on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
+    with printer.document_if_stopped(dataset=prepared.summary), resumable_if_preempted(session, survival):
+        result, *_ = session.launch(
+            RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart, grace=grace
+        )
     show_result(session, lesson, settings, prepared, result)
 
 

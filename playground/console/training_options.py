@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from playground.console.options import ANY, flags, only_with, options, pack_options
+from playground.console.options import flags, pack_options
 from playground.console.terminal import Bar
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag
+from playground.runtime.flags import ANY, flag
 from playground.survival.settings import AUTO, NO, SnapshotSettings
 from playground.training import prepare
-from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.settings import TrainingSettings
 
 MAX_RESTARTS = 1000
@@ -30,12 +29,15 @@ class SnapshotOptions:
     snapshots: Path | None = flag(
         None, "Take snapshots of the training, in this folder, and resume from the newest.", metavar="DIR"
     )
-    snapshot_every: int = flag(SnapshotSettings.every, "Steps between two snapshots.", least=1, metavar="STEPS")
+    snapshot_every: int = flag(
+        SnapshotSettings.every, "Steps between two snapshots.", least=1, metavar="STEPS", needs={"snapshots": ANY}
+    )
     resume: str = flag(
         SnapshotSettings.resume,
         "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder that has "
         "none; or from the snapshot at PATH.",
         metavar=f"{AUTO}|{NO}|PATH",
+        needs={"snapshots": ANY},
     )
     restarts: int = flag(0, "How often to restart all ranks after a failure.", least=0, most=MAX_RESTARTS, metavar="K")
 
@@ -52,7 +54,7 @@ class SnapshotOptions:
         return None if self.snapshots is None else GRACE
 
 
-snapshot_options = pack_options("survival", SnapshotOptions, only_with("snapshot_every", "resume", snapshots=ANY))
+snapshot_options = pack_options("survival", SnapshotOptions)
 """Gives a command the argument `survival`: its `SnapshotOptions`."""
 
 
@@ -83,18 +85,10 @@ data_options = pack_options("data", DataOptions)
 training_options = flags(TrainingSettings)
 """Gives a command the arguments that are fields of `TrainingSettings`, beside loader, data and synchronisation."""
 loader_options = flags(TrainingSettings, group="loader")
+sync_options = flags(TrainingSettings, group="sync")
 
 
-sync_options = options(
-    flags(TrainingSettings, group="sync"),
-    *(
-        only_with(needed, sync=tuple(name for name, spec in GRAD_SYNCS.items() if needed in spec.needs))
-        for needed in ("bucket_cap", "sync_every")
-    ),
-)
-
-
-Settings = TypeVar("Settings", bound=TrainingSettings)
+Settings = TypeVar("Settings", bound=Any)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from playground.console.steps import Lesson
 
+BARE = ("size", "backend", "timeout", "as_json", "see")
+"""Options of steps that draw no random numbers and have few columns."""
 HAS_DATA = "Rank {rank} has data {after}"
 
 PATH = (
@@ -16,7 +18,7 @@ PATH = (
         teaches="N processes become one world: who am I?",
         shown="{ranks} met, and each knows its place",
         default_size=4,
-        options=("rendezvous",),
+        options=(*BARE, "init_method"),
     ),
     Lesson(
         name="p2p",
@@ -24,6 +26,7 @@ PATH = (
         shown="messages between ranks: blocking, immediate, from anyone, in a batch, round a ring",
         default_size=2,
         min_size=2,
+        options=BARE,
         says={
             "blocking": (HAS_DATA,),
             "two_tensors": ("Rank {rank} has data {tensor}, {received}",),
@@ -37,6 +40,7 @@ PATH = (
         teaches="groups, and what each collective leaves on every rank",
         shown="what each collective leaves on every rank",
         default_size=4,
+        options=(*BARE, "wide"),
         says={"groups": (HAS_DATA,)},
     ),
     Lesson(
@@ -52,6 +56,7 @@ PATH = (
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
         shown="the parts of DataParallel, what fills a device's memory, what helps, and why processes come next",
         default_size=1,
+        options=("seed", "wide", "as_json", "see"),
     ),
     Lesson(
         name="sgd",
@@ -95,6 +100,7 @@ PATH = (
         shown="calls, objects and graphs that reach from rank to rank, over send and recv as over torch's RPC",
         default_size=3,
         min_size=2,
+        options=BARE,
     ),
     Lesson(
         name="parameter-server",

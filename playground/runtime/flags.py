@@ -10,6 +10,9 @@ from typing import Any
 
 from playground.runtime.errors import UsageError
 
+ANY = ()
+"""Any value but None."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
@@ -30,6 +33,8 @@ class Flag:
     in_megabytes: bool = False
     """Whether the field counts in bytes what the option counts in units of 2^20 bytes."""
     metavar: str | None = None
+    needs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """By field: values with which the option has an effect; `ANY` but None."""
     click: Mapping[str, Any] | None = None
     """Further arguments of `click.option`."""
 

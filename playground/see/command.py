@@ -11,9 +11,8 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import RunOptions, flags
 from playground.console.paths import FilePath, check_writable
-from playground.console.session import Session
+from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings, Way
 from playground.lessons.elastic.page import Kill
@@ -174,36 +173,41 @@ CHAPTERS = {
 ALL = FIGURES | CHAPTERS
 
 
-@click.command(SEE.name, short_help=SEE.purpose)
-@click.argument("file", type=FilePath(), required=False)
-@click.option(
-    "-o",
-    "--output",
-    type=FilePath(),
-    metavar="OUT",
-    help="Paint FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for Perfetto.",
+@session_command(
+    SEE.name,
+    click.argument("file", type=FilePath(), required=False),
+    click.option(
+        "-o",
+        "--output",
+        type=FilePath(),
+        metavar="OUT",
+        help="Paint FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for Perfetto.",
+    ),
+    click.option("--steps", is_flag=True, help="With -o, in a picture: logical steps in place of seconds."),
+    click.option(
+        "--figure",
+        "figures",
+        type=(click.Choice(tuple(ALL), case_sensitive=False), FilePath()),
+        multiple=True,
+        metavar="NAME OUT",
+        help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and paint it.",
+    ),
+    click.option(
+        "--all", "folder", type=FilePath(), metavar="DIR", help="All figures of the tutorials, into a folder."
+    ),
+    click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand."),
+    only=("wide", "as_json"),
+    size=1,
+    short_help=SEE.purpose,
 )
-@click.option("--steps", is_flag=True, help="With -o, in a picture: logical steps in place of seconds.")
-@click.option(
-    "--figure",
-    "figures",
-    type=(click.Choice(tuple(ALL), case_sensitive=False), FilePath()),
-    multiple=True,
-    metavar="NAME OUT",
-    help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and paint it.",
-)
-@click.option("--all", "folder", type=FilePath(), metavar="DIR", help="All figures of the tutorials, into a folder.")
-@click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand.")
-@flags(RunOptions, "wide", "as_json")
 def command(
+    session: Session,
     file: Path | None,
     output: Path | None,
     steps: bool,
     figures: tuple[tuple[str, Path], ...],
     folder: Path | None,
     chapters: bool,
-    wide: bool,
-    as_json: bool,
 ) -> None:
     """Look at a run that was recorded with --see, or draw every figure of the tutorials from runs on this machine.
 
@@ -223,7 +227,6 @@ def command(
     for option, value in (("-o", output), ("--steps", steps)):
         if value and not file:
             raise UsageError(f"{option} is for a recording, not for {asked[0]}: leave it out")
-    session = Session(SEE.name, RunOptions(wide=wide, as_json=as_json), default_size=1)
     if file:
         see_file(session, file, output, steps)
     else:
@@ -320,7 +323,7 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
     count = plural(len(files), "figure")
     session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {count}", "")
     session.world.warm_up(RECORDED, *(RUNS[run].work for run in runs))
-    with session.bar() as bar, temporary_folder("figures") as folder:
+    with session.bar as bar, temporary_folder("figures") as folder:
         for number, run in enumerate(runs):
             bar.show(f"running {run}", number, len(runs))
             evidence = RUNS[run].make(run, folder)

@@ -24,6 +24,11 @@ BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
 
 
+def syncs_with(setting: str) -> dict[str, tuple[object, ...]]:
+    """What an option needs that only some gradient synchronisations take."""
+    return {"sync": tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """Raises `UsageError` for what cannot be trained with."""
@@ -63,7 +68,12 @@ class TrainingSettings:
         metavar="NAME",
     )
     sync_every: int = flag(
-        1, "With --sync parameters: number of steps between two averages.", least=1, group="sync", metavar="STEPS"
+        1,
+        "With --sync parameters: number of steps between two averages.",
+        least=1,
+        group="sync",
+        metavar="STEPS",
+        needs=syncs_with("sync_every"),
     )
     all_reduce: str = flag(
         ALL_REDUCES[0],
@@ -80,6 +90,7 @@ class TrainingSettings:
         in_megabytes=True,
         group="sync",
         metavar="MB",
+        needs=syncs_with("bucket_cap"),
     )
     """Bytes after which a bucket of gradients is full."""
     snapshots: SnapshotSettings | None = None

@@ -8,8 +8,9 @@ from typing import Any
 import click
 import pytest
 
-from playground.console.options import ANY, only_with
+from playground.console.options import only_with
 from playground.runtime import UsageError
+from playground.runtime.flags import ANY
 
 Run = Callable[..., Any]
 

@@ -49,7 +49,7 @@ def test_a_signal_after_two_epochs(
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_rank_that_dies_is_named(epochs: int, capsys: pytest.CaptureFixture[str]) -> None:
     session = Session("sgd", RunOptions(as_json=True))
-    printer = EpochPrinter(session, session.bar())
+    printer = EpochPrinter(session)
     printer(1, {"finished": EPOCH})  # every rank reports; the first one is listened to
     for _ in range(epochs):
         printer(0, {"step": 3})
@@ -64,6 +64,6 @@ def test_a_rank_that_dies_is_named(epochs: int, capsys: pytest.CaptureFixture[st
 
 def test_where_nothing_was_trained_there_is_no_document(capsys: pytest.CaptureFixture[str]) -> None:
     session = Session("sgd", RunOptions(as_json=True))
-    with pytest.raises(UsageError), EpochPrinter(session, session.bar()).document_if_stopped():
+    with pytest.raises(UsageError), EpochPrinter(session).document_if_stopped():
         raise UsageError("the ranks were given different settings")
     assert capsys.readouterr().out == ""

@@ -53,6 +53,6 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
 
 
 def test_wide_without_tables_is_refused(run_cli: Callable[..., Any]) -> None:
-    shown = run_cli("p2p", "--wide", "--json")
+    shown = run_cli("collectives", "--wide", "--json")
     assert (shown.code, shown.out) == (2, "")
     assert shown.err == "playground: --wide is for tables and --json prints none: leave one of them out\n"

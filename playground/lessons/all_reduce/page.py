@@ -205,10 +205,8 @@ def command(session: Session, algorithms: tuple[str, ...], elements: int | None)
     names = tuple(name for name in TRACEABLE if name in (algorithms or ALL_ALGORITHMS))
     settings = AllReduceSettings(size=session.world.size, names=names, elements=elements)
     session.world.warm_up(RUN)
-    with session.bar() as bar:
-        bar.show(f"starting {session.world.size} ranks")
-        session.say(f"{LESSON.name}: {session.world}, {settings.numel} elements of {ELEMENT} bytes")
-        by_rank: list[list[Trace]] = session.world.run(RUN, settings, on_report=bar)
+    session.say(f"{LESSON.name}: {session.world}, {settings.numel} elements of {ELEMENT} bytes")
+    by_rank: list[list[Trace]] = session.launch(RUN, settings)
     by_name = dict(zip(names, zip(*by_rank, strict=True), strict=True))
     for name, traces in by_name.items():
         if name in (algorithms or STORY):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from playground.console.options import ALL, RunOptions, pack_options, run_options
+from playground.console.options import ALL, pack_options, refuse
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, numbers
 from playground.console.terminal import Bar
@@ -133,18 +133,17 @@ class Runner:
     """Runs a part on the processes that it needs, by the ways that were asked for, and shows its result."""
 
     session: Session
-    bar: Bar
     settings: BertSettings
     ways: tuple[str, ...]
 
     def run(self, code: Remote, settings: BertSettings, on_report: Callable[[int, Event], None] | None = None) -> Any:
         """The results of all ranks, in a world with as many ranks as the way takes."""
-        return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=on_report or self.bar)
+        return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=on_report or self.session.bar)
 
     def new_world(self, code: Remote, settings: BertSettings) -> World:
         """The world that was joined, or one with as many ranks as the way takes."""
         world = self.session.world
-        self.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
+        self.session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
         if world.rank_env:
             return world
         same = {name: getattr(world, name) for name in ("backend", "timeout", "init_method", "around")}
@@ -175,7 +174,7 @@ def train(runner: Runner) -> list[Row]:
         if rank == 0 and "progress" in event:
             way, step, loss, speed = event["progress"].values()
             rows.say(way, str(step), f"{loss:.4f}", f"{speed:,.0f}")
-        runner.bar(rank, event)
+        runner.session.bar(rank, event)
 
     trainings = [runner.run(TRAIN, runner.settings.on(way), on_report)[0] for way in runner.ways]
     runner.session.say("", training_table(trainings))
@@ -272,27 +271,31 @@ class BertOptions:
         for name in self.only:
             if joined and name in OWN_WORLDS:
                 raise UsageError(f"--only {name} starts other numbers of ranks: run it without torchrun")
-            if name == AVERAGING.name and DDP not in self.ways:
-                raise UsageError(f"--only {name} is about ranks that average gradients: leave out --way {self.way}")
         left_out = {*(OWN_WORLDS if joined else ()), *(() if DDP in self.ways else (AVERAGING.name,))}
         return tuple(name for name in PARTS if name in (self.only or PARTS.keys() - left_out))
 
 
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@pack_options("asked", BertOptions)
-def command(run: RunOptions, asked: BertOptions) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+def without_ranks(only: Sequence[str], way: str, **others: object) -> str:
+    """Why this way has no such part; empty if it has."""
+    if AVERAGING.name not in only or way in (DDP, ALL):
+        return ""
+    return f"{AVERAGING.name} is about ranks that average gradients: leave out --way {way}"
+
+
+@LESSON.run_by(
+    pack_options("asked", BertOptions),
+    refuse("only", why=lambda given: without_ranks(**given)),
+)
+def command(session: Session, asked: BertOptions) -> None:
     world = session.world
     parts = asked.parts(joined=world.rank_env is not None)
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
-    with session.bar() as bar:
-        config, pairs = prepare(asked, bar)
-        settings = make_settings(asked, config, pairs, world, run.seed)
-        settings.check_samples(pairs.train)
-        session.say(*header(session, settings, pairs), *left_out(settings, asked.ways))
-        runner = Runner(session, bar, settings, asked.ways)
-        found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
+    config, pairs = prepare(asked, session.bar)
+    settings = make_settings(asked, config, pairs, world, session.run.seed)
+    settings.check_samples(pairs.train)
+    session.say(*header(session, settings, pairs), *left_out(settings, asked.ways))
+    runner = Runner(session, settings, asked.ways)
+    found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
     for training in found.get("train", ()):
         if not all(map(math.isfinite, training["losses"])):
             click.echo(f"{training['way']} diverged: the loss is no longer finite; try a smaller --lr", err=True)

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from playground.console.options import RunOptions, flags
+from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, bars, numbers
+from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice, check_flags, flag, flags_of
+from playground.runtime.flags import check_choice, check_flags, flag
 from playground.runtime.launcher import server
 from playground.runtime.remote import Remote
 from playground.training.results import Row
@@ -121,29 +121,25 @@ class WayResult(Way):
 
 
 COLUMNS = {
-    name: Column(heading, unit, form, right=True)
-    for name, heading, unit, form in (
+    "device": Column("device"),
+    "chunks": Column("chunks", wraps=True),
+    "means": Column("mean loss\nof each chunk", wraps=True),
+    **figures(
         ("parameters", "parameters", "bytes", ","),
-        ("shared", "of its replica, the\nmodel's own memory", "parameters", ""),
-        ("of", "of", "parameters", ""),
-        ("step", "step", "", ""),
+        ("shared", "of its replica, the\nmodel's own memory", "parameters"),
+        ("of", "of", "parameters"),
         ("loss", "loss", "", ".6f"),
         ("replicas_differ", "parameters of\nthe replicas", "", ".1g"),
         ("gradients_differ", "their\ngradients", "", ".1g"),
         ("from_one_device", "the model, from\none device's", "", ".1g"),
-        ("samples", "samples", "", ""),
         ("mean", "mean", "", "g"),
         ("mean of means", "mean of\nmeans", "", "g"),
         ("weighted mean", "weighted\nmean", "", "g"),
-    )
-} | {"device": Column("device"), "chunks": Column("chunks", wraps=True)}
-COLUMNS["means"] = Column("mean loss\nof each chunk", wraps=True)
-"""Columns by the names of values in rows; others are numbers under their own name."""
-
-
-def table_of(rows: Sequence[Row]) -> Table:
-    columns = (COLUMNS.get(name, Column(name, right=True)) for name in rows[0])
-    return Table(*columns, rows=(row.values() for row in rows))
+    ),
+}
+"""Columns by the names of values in rows."""
+NUMBER = Column("", right=True)
+"""Those of other names."""
 
 
 def step_texts(devices: Sequence[Row]) -> Texts:
@@ -188,10 +184,10 @@ def claims_texts(models: Sequence[Row], compared: Sequence[Row]) -> Texts:
     """Copies of the model on each device, and differences of replicas from each other and from one device."""
     return [
         "  The model lies on the first device once. What each device has while replicas run:",
-        table_of(models),
+        tabulate(models, COLUMNS, NUMBER),
         "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
         "added up, and the model goes where one device would take it. Largest differences, in float64:",
-        table_of(compared),
+        tabulate(compared, COLUMNS, NUMBER),
     ]
 
 
@@ -221,23 +217,19 @@ SPLIT, ONE_STEP, COMPARE, TWO_MEANS, CLAIMS, THREADS = (
 ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
 
 
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES)
-@click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared.")
-@click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather.")
-@flags(DataParallelSettings)
-@flags(RunOptions, "timeout", "seed", "wide", "as_json", "see")
-def command(devices: str, gather: str | None, output_device: str | None, **values: Any) -> None:
+@LESSON.run_by(
+    click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES),
+    click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
+    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
+    flags(DataParallelSettings),
+)
+def command(session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
     names, output = resolve_names(devices, output_device)
-    chosen = {name: values.pop(name) for name in flags_of(DataParallelSettings)}
-    compared = ways_to_compare(names, gather, output)
-    settings = DataParallelSettings(
-        devices=names, output_device=output or names[0], ways=compared, seed=values["seed"], **chosen
-    )
-    run = RunOptions(backend=backend_for(names[0].partition(":")[0]).name, **values)
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+    compared, seed = ways_to_compare(names, gather, output), session.run.seed
+    settings = DataParallelSettings(devices=names, output_device=output or names[0], ways=compared, seed=seed, **chosen)
+    session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
@@ -267,27 +259,25 @@ def list_devices(devices: str) -> list[str]:
 
 def run_parts(session: Session, settings: DataParallelSettings) -> None:
     """Run the parts of the lesson, and show each as soon as it has been run."""
-    with session.bar() as bar:
 
-        def run(part: Remote, settings: DataParallelSettings = settings) -> Any:
-            bar.show(part.name)
-            return session.world.run(part, settings, on_report=bar)[0]
+    def run(part: Remote, settings: DataParallelSettings = settings) -> Any:
+        return session.launch(part, settings, phase=part.name)[0]
 
-        def show(part: Remote, texts: Texts) -> None:
-            session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
+    def show(part: Remote, texts: Texts) -> None:
+        session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
-        shares = run(SPLIT)
-        show(SPLIT, ["  inputs per device; 30 on 2: 30 inputs on 2 devices", table_of(shares)])
-        devices = run(ONE_STEP)
-        show(ONE_STEP, step_texts(devices))
-        ways, [alone] = run(COMPARE), run(COMPARE, settings.on_first_device)
-        show(COMPARE, ways_texts(ways, alone))
-        means = run(TWO_MEANS)
-        show(TWO_MEANS, [table_of(means)])
-        copies, steps = run(CLAIMS)
-        show(CLAIMS, claims_texts(copies, steps))
-        threads = run(THREADS)
-        show(THREADS, [threads_text(**threads, devices=len(settings.devices))])
+    shares = run(SPLIT)
+    show(SPLIT, ["  inputs per device; 30 on 2: 30 inputs on 2 devices", tabulate(shares, COLUMNS, NUMBER)])
+    devices = run(ONE_STEP)
+    show(ONE_STEP, step_texts(devices))
+    ways, [alone] = run(COMPARE), run(COMPARE, settings.on_first_device)
+    show(COMPARE, ways_texts(ways, alone))
+    means = run(TWO_MEANS)
+    show(TWO_MEANS, [tabulate(means, COLUMNS, NUMBER)])
+    copies, steps = run(CLAIMS)
+    show(CLAIMS, claims_texts(copies, steps))
+    threads = run(THREADS)
+    show(THREADS, [threads_text(**threads, devices=len(settings.devices))])
     session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
     session.print_document(
         {

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from playground.console.options import (
-    ALL,
-    Finite,
-    RunOptions,
-    flag_of,
-    pack_options,
-    refuse_typed,
-    run_options,
-    select_names,
-    take_names,
-    typed_options,
-)
+from playground.console.options import ALL, Finite, flags, pack_options, refuse, select_names, take_names
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table, Texts
+from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.console.training import train_and_show
+from playground.console.training import announce_data, train_and_show
 from playground.console.training_options import (
     DataOptions,
     SnapshotOptions,
     data_options,
-    prepare_data,
     snapshot_options,
-    training_options,
 )
 from playground.lessons import LESSONS
 from playground.lessons.ddp.settings import (
@@ -41,35 +27,38 @@ from playground.lessons.ddp.settings import (
     LabPart,
     LabSettings,
 )
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag
+from playground.runtime.flags import flag, flags_of
 from playground.runtime.remote import remote
 from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 COLUMNS = {
-    name: Column(heading, unit, form, right=True, wide=name.endswith("_max"))
-    for name, heading, unit, form in (
+    "rank": RANK_COLUMN,
+    "doubled": Column("more than\nonce", wraps=True),
+    **figures(
         ("bucket_cap_mb", "bucket cap", "MiB", "g"),
-        ("bucket", "bucket", "", ""),
+        ("bucket",),
         ("bytes", "size", "bytes", ","),
-        ("ready", "gradients\nready", "", ""),
-        ("messages", "messages", "", ""),
+        ("ready", "gradients\nready"),
+        ("messages",),
         ("sent", "sent", "bytes", ","),
-        ("gradient_max", "gradient\nmax. error", "", ".1e"),
         ("gradient_rel", "gradient\nrel. error", "", ".1e"),
-        ("parameters_max", "parameters\nmax. error", "", ".1e"),
         ("parameters_rel", "parameters\nrel. error", "", ".1e"),
         ("loss", "loss", "", ".6f"),
-        ("batches", "batches", "", ""),
-        ("steps", "steps", "", ""),
+        ("batches",),
+        ("steps",),
         ("max_error", "max. error", "", ".1e"),
         ("rel_error", "rel. error", "", ".1e"),
-        ("difference", "difference", "", ""),
-        ("early_end", "early end", "", ""),
+        ("difference",),
+        ("early_end", "early end"),
         ("read", "read", "bytes", ","),
-    )
-} | {"rank": RANK_COLUMN, "doubled": Column("more than\nonce", wraps=True)}
+    ),
+    **figures(
+        ("gradient_max", "gradient\nmax. error", "", ".1e"),
+        ("parameters_max", "parameters\nmax. error", "", ".1e"),
+        wide=True,
+    ),
+}
 """Columns of the lab's tables, by the names of values in rows; others are text under their own name."""
 
 
@@ -80,9 +69,9 @@ def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
     if isinstance(rows, Mapping):
         return [*about, f"  the backend refuses: {rows['refused']}"]
     assert isinstance(rows, list)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [COLUMNS.get(name) or Column(name.replace("_", " "), wraps=True) for name in names]
-    return [*about, f"  {part.about}", Table(*columns, rows=([cell(row.get(name)) for name in names] for row in rows))]
+    names = dict.fromkeys(name for row in rows for name in row)
+    shown = [{name: cell(row.get(name)) for name in names} for row in rows]
+    return [*about, f"  {part.about}", tabulate(shown, COLUMNS, Column("", wraps=True))]
 
 
 def cell(value: object) -> object:
@@ -100,8 +89,6 @@ RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 ABOUT_HOOKS = "; ".join(f"{hook.name}: {hook.summary}" for hook in HOOKS.values())
 ACCUMULATED = 4
 """The lab's default of --accumulate."""
-FOR_TRAINING = ("snapshots", "restarts", "epochs")
-"""Options that the lab does not take."""
 cap_type = Finite(0, 1e6, min_open=True)
 
 
@@ -160,58 +147,63 @@ class LabOptions:
         )
 
 
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@training_options
-@data_options
-@snapshot_options
-@pack_options("asked", LabOptions)
-@click.pass_context
+def asks_lab(given: Mapping[str, Any]) -> bool:
+    """Whether the lab is asked for: by name, or by an option of its own."""
+    return any(given[name] for name in flags_of(LabOptions))
+
+
+def refuse_by_part(name: str) -> Callable[[Any], Any]:
+    """Refuse an option that changes nothing in the parts of the lab that are asked for."""
+    meant = [part.name for part in PARTS.values() if name in part.options]
+
+    def why(given: Mapping[str, Any]) -> str:
+        parts = given["lab"] or tuple(PARTS)
+        if not asks_lab(given) or set(meant) & set(parts):
+            return ""
+        return f"changes nothing in {' and '.join(parts)}: it is for {', '.join(meant)}"
+
+    return refuse(name, why=why)
+
+
+@LESSON.run_by(
+    flags(TrainingSettings, changes={"accumulate": {"default": None, "show_default": f"1, in the lab {ACCUMULATED}"}}),
+    data_options,
+    snapshot_options,
+    pack_options("asked", LabOptions),
+    *map(refuse_by_part, dict.fromkeys(name for part in PARTS.values() for name in part.options)),
+    refuse(
+        *("snapshots", "restarts", "epochs"),
+        why=lambda given: "is for training, the lab does without: leave it out" if asks_lab(given) else "",
+    ),
+)
 def command(
-    ctx: click.Context,
-    /,
-    run: RunOptions,
+    session: Session,
     data: DataOptions,
     survival: SnapshotOptions,
     asked: LabOptions,
+    accumulate: int | None,
     **training: Any,
 ) -> None:
     if not any(vars(asked).values()):
-        train_and_show(LESSON, TRAIN, run, data, survival, **training)
+        train_and_show(session, LESSON, TRAIN, data, survival, accumulate=accumulate or 1, **training)
         return
-    check_given(ctx, asked.parts)
-    if ctx.get_parameter_source("accumulate") is ParameterSource.DEFAULT:
-        training["accumulate"] = ACCUMULATED
-    settings = TrainingSettings(folder=data.folder, limit=data.limit, seed=run.seed, **training)
-    run_and_show_lab(run, data, asked.settings(settings))
+    seed = session.run.seed
+    settings = TrainingSettings(
+        folder=data.folder, limit=data.limit, seed=seed, accumulate=accumulate or ACCUMULATED, **training
+    )
+    run_and_show_lab(session, data, asked.settings(settings))
 
 
-def check_given(ctx: click.Context, parts: Sequence[str]) -> None:
-    """Raise `UsageError` for an option that changes nothing in what is asked for."""
-    refuse_typed(ctx, FOR_TRAINING, "is for training, the lab does without: leave it out")
-    for name in typed_options(ctx):
-        meant = [part.name for part in PARTS.values() if name in part.options]
-        if meant and not set(meant) & set(parts):
-            nothing = f"changes nothing in {' and '.join(parts)}"
-            raise UsageError(f"{flag_of(ctx, name)} {nothing}: it is for {', '.join(meant)}")
-
-
-def run_and_show_lab(run: RunOptions, data: DataOptions, settings: LabSettings) -> None:
+def run_and_show_lab(session: Session, data: DataOptions, settings: LabSettings) -> None:
     """Run the parts of the lab and show the results."""
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
-    world = session.world
-    MODELS["net"].check_batch(settings.training.batch_size, world.size)
+    world, training = session.world, settings.training
+    MODELS["net"].check_batch(training.batch_size, world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
     world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks)
-    with session.bar() as bar:
-        prepared = prepare_data(data, bar)
-        settings.training.check_samples(prepared.train)
-        settings = replace(settings, training=prepared.settings(settings.training))
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", "lab: on the model net")
-        bar.show(f"starting {world.size} ranks")
-        by_rank = world.run(RUN_LAB, settings, on_report=bar)
-    by_part = dict(zip(settings.parts, zip(*by_rank, strict=True), strict=True))
+    prepared, training = announce_data(session, data, training, "lab: on the model net")
+    settings = replace(settings, training=training)
+    by_part = dict(zip(settings.parts, zip(*session.launch(RUN_LAB, settings), strict=True), strict=True))
     for part in parts:
         session.say(*part_texts(part, by_part[part.name]))
     session.say("", f"Shown: {', '.join(part.shown for part in parts)}.")

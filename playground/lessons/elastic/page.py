@@ -194,8 +194,8 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     if world.rank_env:
         raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
     world.warm_up(RUN_TRAINING, RUN, COMPARE)
-    with session.bar() as bar, temporary_folder("elastic") as folder:
-        prepared = prepare_data(data, bar)
+    with temporary_folder("elastic") as folder:
+        prepared = prepare_data(data, session.bar)
         if data.limit is None:
             few = min(SAMPLES, prepared.train)
             prepared = replace(prepared, limit=few, train=few)
@@ -205,7 +205,7 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
         steps = asked.epochs * math.ceil(prepared.train / settings.batch_size)
         kills = draw_kills(asked.kills, world.size, steps, session.run.seed)
         session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps")
-        experiment = Experiment(world=world, settings=settings, asked=asked, folder=folder, show=bar.show)
+        experiment = Experiment(world=world, settings=settings, asked=asked, folder=folder, show=session.bar.show)
         recoveries, comparison = experiment.conduct(kills)
     session.say("", recoveries_table(recoveries), "", str(comparison))
     comparison.check()

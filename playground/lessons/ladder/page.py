@@ -12,7 +12,7 @@ from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, prose
-from playground.console.training import on_data
+from playground.console.training import announce_data
 from playground.console.training_options import DataOptions, PreparedData, data_options
 from playground.lessons import LESSONS
 from playground.measurement import environment
@@ -86,7 +86,7 @@ class LadderSettings(TrainingSettings):
 
     model: str = flag("net", "Model to train.", choices=MODELS)
     steps: int = flag(100, "Number of steps to time on each rung.", least=1)
-    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428)
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428, needs={})
     """Bytes after which a bucket of gradients is full, in the rungs and in DistributedDataParallel."""
 
 
@@ -224,8 +224,8 @@ def command(session: Session, data: DataOptions, model: str, plot: Path | None, 
     world.warm_up(RUN, *spec.preload)
     work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples"
     rungs = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
-    with on_data(session, data, asked, work, "", rungs, ready=tokens) as (bar, prepared, settings):
-        result: LadderResult = world.run(RUN, settings, on_report=bar)[0]
+    prepared, settings = announce_data(session, data, asked, work, "", rungs, ready=tokens)
+    result: LadderResult = session.launch(RUN, settings)[0]
     verdict = agreement(result.rungs, settings.all_reduce)
     session.say("", *result_texts(result.rungs), "")
     session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(result.rungs)}; ", good(verdict), "."))

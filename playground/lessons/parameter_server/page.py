@@ -15,7 +15,7 @@ from playground.console.options import flags, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import Prose, good, heading, prose
-from playground.console.training import echo_loss, on_data
+from playground.console.training import announce_data, echo_loss
 from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields
@@ -249,9 +249,9 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: P
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
     rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
     modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
-    with on_data(session, data, asked, work, "", modes_table) as (bar, prepared, settings):
-        expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
-        found, *met = world.run(RUN, settings, on_report=bar, expendable=expendable, on_loss=echo_loss)
+    prepared, settings = announce_data(session, data, asked, work, "", modes_table)
+    expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
+    found, *met = session.launch(RUN, settings, expendable=expendable, on_loss=echo_loss)
     mistakes = [each for each in met if each]  # without those of lost workers
     verdict = steps_verdict(found)
     session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from playground.console import terminal
-from playground.console.options import ALL, RunOptions, flags, run_options, select_names
+from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
-from playground.console.training import RUN_TRAINING
-from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.console.training import RUN_TRAINING, announce_data
+from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields, format_seconds
 from playground.runtime import host
@@ -335,26 +335,20 @@ def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
 ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stages work."
 
 
-@click.command(LESSON.name, help=LESSON.help, short_help=LESSON.teaches)
-@run_options(LESSON.default_size)
-@click.option("--schedule", type=ORDERS, default=ALL, show_default=True, help=ABOUT_ORDERS)
-@flags(PipelineSettings)
-@data_options
-def command(run: RunOptions, data: DataOptions, schedule: str, **chosen: Any) -> None:
-    session = Session(LESSON.name, run, default_size=LESSON.default_size)
+@LESSON.run_by(
+    click.option("--schedule", type=ORDERS, default=ALL, show_default=True, help=ABOUT_ORDERS),
+    flags(PipelineSettings),
+    data_options,
+)
+def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -> None:
     world = session.world
-    chosen |= {"limit": data.limit, "seed": run.seed, "schedules": select_names(SCHEDULES, (schedule,))}
+    chosen |= {"limit": data.limit, "seed": session.run.seed, "schedules": select_names(SCHEDULES, (schedule,))}
     asked = PipelineSettings(size=world.size, folder=data.folder, **chosen)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
-    with session.bar() as bar:
-        prepared = prepare_data(data, bar)
-        asked.check_samples(prepared.train)
-        settings = replace(asked, folder=prepared.folder, dataset=prepared.name)
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", model_text(settings))
-        if (crowd := world.local_size) > host.cores() and world.device == "cpu":
-            session.say(crowded_text(crowd, host.cores()))
-        bar.show(f"starting {world.size} ranks")
-        by_rank: list[list[StageRun]] = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=bar)
+    prepared, settings = announce_data(session, data, asked, model_text(asked))
+    if (crowd := world.local_size) > host.cores() and world.device == "cpu":
+        session.say(crowded_text(crowd, host.cores()))
+    by_rank: list[list[StageRun]] = session.launch(RUN_TRAINING, EXPERIMENT, settings)
     runs = collect(by_rank, settings)
     for each in runs:
         session.say("", *timeline_texts(each, settings.stages, terminal.width()))

@@ -12,7 +12,7 @@ from playground.console.options import Finite, flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
-from playground.console.training import RUN_TRAINING, on_data
+from playground.console.training import RUN_TRAINING, announce_data
 from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -46,7 +46,7 @@ class ProveSettings(TrainingSettings):
 
     steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
     batch_size: int = like(TrainingSettings, "batch_size", 64)
-    bucket_cap: int = like(TrainingSettings, "bucket_cap", 10_485)
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 10_485, needs={})
     """Bytes, so few that `Net` has several buckets, whose gradients are then added in another order than without."""
 
     def __post_init__(self) -> None:
@@ -233,17 +233,16 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     shares = shares_text(asked.batch_size, world.size)
     work = f"training: {asked.steps} steps, batches of {shares}, without dropout"
-    with on_data(session, data, asked, work) as (bar, prepared, settings):
+    prepared, settings = announce_data(session, data, asked, work)
 
-        def on_report(rank: int, event: Event) -> None:
-            if rank == 0 and "part" in event:
-                name, found = event["part"], event["outcome"]
-                texts = [break_table(found)] if isinstance(found, BreakResult) else proof_texts(found)
-                summary = LESSON.texts["compare" if name == "equal" else name]
-                session.say("", prose(heading(name), f": {summary}"), *texts)
-            bar(rank, event)
+    def on_report(rank: int, event: Event) -> None:
+        if rank == 0 and "part" in event:
+            name, found = event["part"], event["outcome"]
+            texts = [break_table(found)] if isinstance(found, BreakResult) else proof_texts(found)
+            summary = LESSON.texts["compare" if name == "equal" else name]
+            session.say("", prose(heading(name), f": {summary}"), *texts)
 
-        proof, breaks = world.run(RUN_TRAINING, EXPERIMENT, settings, on_report=on_report)[0]
+    proof, breaks = session.launch(RUN_TRAINING, EXPERIMENT, settings, on_report=on_report)[0]
     samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
     recipe = {name: getattr(asked, name) for name in RECIPE}
     found = {"recipe": recipe, "proof": proof, "breaks": breaks}

@@ -16,19 +16,16 @@ import click
 
 from playground.console import plots, terminal
 from playground.console.options import (
-    RunOptions,
+    COMMON,
     flags,
     names_option,
-    options,
     plot_option,
-    refuse_typed,
-    run_options,
+    refuse,
     select_names,
 )
 from playground.console.paths import FilePath
-from playground.console.session import Session, to_document
+from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Rows, Table, Texts, numbers
-from playground.console.terminal import Bar
 from playground.console.text import Prose, Styled, bad, good, heading, prose
 from playground.measurement import environment, format_bytes, format_digits
 from playground.measurement.environment import Environment
@@ -52,8 +49,8 @@ from playground.tools.bench.settings import (
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
-WITH_DIFF = {"diff", "wide", "as_json"}
-"""Parameters that --diff leaves something to do."""
+MEASURED = ("begin", "end", "iterations", "warmup", "collectives", "algorithms", "dtype", "op", "limit", "plot")
+"""Parameters of a measurement, beside those of every run."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +144,11 @@ STYLES = {"faster": good, "slower": bad}
 
 
 class ReportPrinter:
-    """Takes the reports of rank 0: shows how far it is, prints each row once it is complete, keeps all. When something
-    ends the run, they are the result."""
+    """Takes the reports of rank 0: prints each row once it is complete, keeps all. When something ends the run, they
+    are the result."""
 
-    def __init__(self, session: Session, settings: BenchSettings, bar: Bar) -> None:
-        self.session, self.settings, self.bar = session, settings, bar
+    def __init__(self, session: Session, settings: BenchSettings) -> None:
+        self.session, self.settings = session, settings
         self.environment: Environment | None = None
         self.measured: dict[tuple[str, int], list[Row]] = {}
         """By collective and size, a row per algorithm."""
@@ -160,7 +157,6 @@ class ReportPrinter:
         self.rows: Rows | None = None
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        self.bar(rank, dict(event))
         match event:
             case {"start": Environment() as environment}:
                 self.begin(environment)
@@ -275,7 +271,7 @@ def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
 
 
 WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)"
-bench_options = options(
+bench_options = (
     size_option("-b", "--begin", default="1K", help=f"Smallest size in bytes, the next is {FACTOR} times it."),
     size_option("-e", "--end", default="16M", help="Largest size in bytes."),
     flags(BenchSettings, "iterations", "warmup"),
@@ -292,14 +288,16 @@ bench_options = options(
         metavar="BEFORE AFTER",
         help="Compare two files that --json printed, instead of measuring.",
     ),
+    refuse(
+        *({*COMMON, *MEASURED} - {"wide", "as_json"}),
+        why=lambda given: given["diff"] and "has no effect with --diff, which measures nothing: leave one of them out",
+    ),
 )
 
 
-@click.command(TOOL.name, short_help=TOOL.purpose)
-@run_options(2)
-@bench_options
+@session_command(TOOL.name, *bench_options, short_help=TOOL.purpose)
 def command(
-    run: RunOptions, begin: int, end: int, plot: Path | None, diff: tuple[Path, Path] | None, **asked: Any
+    session: Session, begin: int, end: int, plot: Path | None, diff: tuple[Path, Path] | None, **asked: Any
 ) -> None:
     """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
@@ -312,23 +310,19 @@ def command(
         python -m playground bench --collective all --json > before.json
     """
     if diff:
-        ctx = click.get_current_context()
-        why = "has no effect with --diff, which measures nothing: leave one of them out"
-        refuse_typed(ctx, ctx.params.keys() - WITH_DIFF, why)
         before, after = diff
         one, other = load(before), load(after)
         comparison = compare(one, other)
-        if run.as_json:
+        if session.run.as_json:
             click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **comparison}))
         else:
-            terminal.say(*difference_texts(comparison, one, other), wide=run.wide)
+            terminal.say(*difference_texts(comparison, one, other), wide=session.run.wide)
         return
-    session = Session(TOOL.name, run)
     if begin > end:
         raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
-    settings = BenchSettings(sizes=geometric_range(begin, end), seed=run.seed, **asked)
+    settings = BenchSettings(sizes=geometric_range(begin, end), seed=session.run.seed, **asked)
     check_before_start(session, settings, plot)
     session.world.warm_up(RUN)
     measure(session, settings, plot)
@@ -349,15 +343,12 @@ def check_before_start(session: Session, settings: BenchSettings, plot: Path | N
 
 def measure(session: Session, settings: BenchSettings, plot: Path | None) -> None:
     """Measure, and show what was measured, whatever ends the run."""
-    with session.bar() as bar:
-        bar.show("starting the ranks")
-        printer = ReportPrinter(session, settings, bar)
-        try:
-            session.world.run(RUN, settings, on_report=printer)
-        except BaseException as error:
-            bar.clear()
-            list(finish(session, printer, describe(error), plot))
-            raise
+    printer = ReportPrinter(session, settings)
+    try:
+        session.launch(RUN, settings, on_report=printer)
+    except BaseException as error:
+        list(finish(session, printer, describe(error), plot))
+        raise
     for failure in finish(session, printer, None, plot):
         raise failure
     if wrong := printer.result(None).wrong:

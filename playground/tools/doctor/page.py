@@ -87,14 +87,14 @@ class Examination:
         self.conclude("machine", facts, run_checks(machine.CHECKS, self.chosen, facts))
 
     def examine_torch(self) -> None:
-        with self.session.bar() as bar:
+        with self.session.bar as bar:
             bar.show("torch, in a process of its own")
             facts = software.examine(self.session.run.timeout)
         about = "" if facts.problem else f" (torch {facts.version}, imported in {facts.import_seconds:.1f} s)"
         self.conclude("torch", facts, run_checks(software.CHECKS, self.chosen, facts), about)
 
     def examine_script(self, path: Path, words: Sequence[str]) -> None:
-        with self.session.bar() as bar:
+        with self.session.bar as bar:
             bar.show(f"running {path.name}")
             facts = script.examine(path, words, self.settings.seconds, self.session.run.timeout)
         about = ", ".join(f"{run.size} ranks {run.outcome}" for run in facts.runs)
@@ -109,7 +109,7 @@ class Examination:
         about = hosts.About(name=platform.node(), versions=versions, findings=self.findings)
         listener, addresses = hosts.listen(self.settings.hosts, size, self.settings.port, env, about)
         names = self.settings.hosts or [f"host {number}" for number in range(size)]
-        with self.session.bar() as bar:
+        with self.session.bar as bar:
             bar.show("waiting for the other hosts")
             silent = hosts.meet(listener, addresses, timeout)
             bar.show("measuring the links")

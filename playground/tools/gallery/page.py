@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging.handlers import BufferingHandler
-from pathlib import Path
 
 import click
 
-from playground.console.options import ALL, RunOptions, flags
-from playground.console.session import Session, to_document
+from playground.console.options import ALL
+from playground.console.session import Session, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields
@@ -200,10 +199,15 @@ def find_problem(found: Outcome) -> str:
     return problem and f"{found['name']}: expected {problem}"
 
 
-@click.command(TOOL.name, short_help=TOOL.purpose)
-@click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False)
-@flags(RunOptions, "size", "wide", "as_json", "see", changes={"size": {"show_default": str(SIZE)}})
-def command(name: str | None, size: int | None, wide: bool, as_json: bool, see: Path | None) -> None:
+@session_command(
+    TOOL.name,
+    click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
+    only=("size", "wide", "as_json", "see"),
+    size=SIZE,
+    min_size=SIZE,
+    short_help=TOOL.purpose,
+)
+def command(session: Session, name: str | None) -> None:
     """Run a program that goes wrong, see what is said about it, and run its cure.
 
     Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went wrong as it must,
@@ -216,10 +220,8 @@ def command(name: str | None, size: int | None, wide: bool, as_json: bool, see: 
         python -m playground break wrong-tag
         python -m playground break other-order -n 4
     """
-    if see and name in (None, ALL):
+    if session.run.see and name in (None, ALL):
         raise UsageError("--see records one program: name it")
-    options = RunOptions(size=size, wide=wide, as_json=as_json, see=see)
-    session = Session(TOOL.name, options, default_size=SIZE, min_size=SIZE)
     if session.world.rank_env:
         raise UsageError(f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
     if name is None:

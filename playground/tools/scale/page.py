@@ -4,16 +4,14 @@ and as tables of the fastest algorithms. Does not import torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from statistics import median
-
-import click
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
-from playground.console.options import RunOptions, flags, pack_options, refuse_typed
-from playground.console.session import Session
+from playground.console.options import pack_options, refuse
+from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.measurement import format_bytes, format_digits, format_seconds
@@ -145,11 +143,18 @@ def per_byte(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns per byte" + (f", {1e-9 / seconds:.3g} GB/s" if seconds else "")
 
 
-@click.command(TOOL.name, short_help=TOOL.purpose)
-@pack_options("settings", ScaleSettings)
-@flags(RunOptions, "timeout")
-@flags(RunOptions, "wide", "as_json", "see")
-def command(settings: ScaleSettings, timeout: float, wide: bool, as_json: bool, see: Path | None) -> None:
+WITHOUT_RANKS = "has no effect with --alpha and --beta, which start no ranks: leave it out"
+
+
+@session_command(
+    TOOL.name,
+    pack_options("settings", ScaleSettings),
+    refuse("timeout", "see", why=lambda given: "" if None in (given["alpha"], given["beta"]) else WITHOUT_RANKS),
+    only=("timeout", "wide", "as_json", "see"),
+    size=DEFAULT_RANKS,
+    short_help=TOOL.purpose,
+)
+def command(session: Session, settings: ScaleSettings) -> None:
     """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
 
     By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. On
@@ -160,11 +165,7 @@ def command(settings: ScaleSettings, timeout: float, wide: bool, as_json: bool, 
         python -m playground scale
         python -m playground scale --alpha 5e-6 --beta 4e-11
     """
-    if settings.machine:
-        why = "has no effect with --alpha and --beta, which start no ranks: leave it out"
-        refuse_typed(click.get_current_context(), ("timeout", "see"), why)
-    run = RunOptions(size=settings.size, timeout=timeout, wide=wide, as_json=as_json, see=see)
-    session = Session(TOOL.name, run, default_size=1 if settings.machine else DEFAULT_RANKS)
+    session.run = replace(session.run, size=1 if settings.machine else settings.size)
     if settings.machine:
         session.say("scale: a cluster with these parameters")
         result = predict_cluster(settings.machine)
@@ -181,13 +182,10 @@ def measure(session: Session) -> ScaleResult:
     world = session.world
     session.say(f"scale: {world}")
     world.warm_up(MEASURE)
-    with session.bar() as bar:
 
-        def on_report(rank: int, event: Event) -> None:
-            if rank == 0 and "plan" in event:
-                session.say(plan_text(event["plan"]))
-            bar(rank, event)
+    def on_report(rank: int, event: Event) -> None:
+        if rank == 0 and "plan" in event:
+            session.say(plan_text(event["plan"]))
 
-        bar.show("starting the ranks")
-        by_rank = world.run(MEASURE, EFFORT, on_report=on_report)
+    by_rank = session.launch(MEASURE, EFFORT, on_report=on_report)
     return evaluate(samples_of([seconds for _, seconds in by_rank]), by_rank[0][0])
