@@ -293,7 +293,7 @@ def judged(record: Record) -> Iterator[None]:
         return wait
 
     def wrap_function(real: Any) -> Callable[..., Any]:
-        way = OWN_WAYS.get(real.__name__, call)
+        way: Callable[..., Any] = OWN_WAYS.get(real.__name__, call)
 
         @functools.wraps(real)
         def function(*args: Any, **kwargs: Any) -> Any:

@@ -6,10 +6,7 @@ between two runs then comes from what they were made with.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.lessons.ddp.settings import LabSettings, Row
 from playground.runtime import device, report
 from playground.runtime.backends import backend_of
+from playground.runtime.tap import Call, Observer
 from playground.training.data import Batch, Images
 from playground.training.net import Net
 from playground.training.partition import share
@@ -106,22 +104,16 @@ def measure_errors(values: torch.Tensor, reference: torch.Tensor) -> tuple[float
     return difference.abs().max().item(), (difference.norm() / reference.norm()).item()
 
 
-@contextlib.contextmanager
-def record_messages() -> Iterator[list[tuple[str, int]]]:
-    """The messages that hooks send in this block, as the type and the bytes of what they pass to `dist.all_reduce`, as
-    all of torch's do. They call it in threads of gloo's too, so the function is replaced."""
-    sent: list[tuple[str, int]] = []
-    real = dist.all_reduce
+class MessageRecorder(Observer):
+    """Records what hooks send, as all of torch's do, by all-reduce: also in threads of gloo's."""
 
-    def record(tensor: torch.Tensor, *args: Any, **how: Any) -> Any:
-        sent.append((str(tensor.dtype).removeprefix("torch."), tensor.nbytes))
-        return real(tensor, *args, **how)
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+        """The dtype and the bytes of each message."""
 
-    dist.all_reduce = record
-    try:
-        yield sent
-    finally:
-        dist.all_reduce = real
+    def begun(self, call: Call) -> None:
+        if call.method == "allreduce":
+            self.sent += [(str(each.dtype).removeprefix("torch."), each.nbytes) for each in call.inputs]
 
 
 class BucketRecorder:

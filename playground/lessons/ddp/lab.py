@@ -36,15 +36,16 @@ from torch.utils.data.distributed import DistributedSampler
 from playground.lessons.ddp.ddp_run import (
     BucketRecorder,
     DDPRun,
+    MessageRecorder,
     build_model,
     build_run,
     measure_errors,
-    record_messages,
 )
 from playground.lessons.ddp.settings import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings, Row
 from playground.runtime import PlaygroundError, UsageError, device, report
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.rank import steps
+from playground.runtime.tap import observing
 from playground.runtime.temporary_folder import temporary_folder
 from playground.training.data import partition_dataset
 from playground.training.replicas import largest_difference
@@ -139,7 +140,7 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Row:
     for _ in range(WARM_UP):
         run.backward(0)
     exact = run.exact_mean(0)
-    with record_messages() as sent:
+    with observing(messages := MessageRecorder()):
         loss = run.step(0)
     gradient = measure_errors(run.gradients(), exact)
     for number in range(1, STEPS):
@@ -148,9 +149,9 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Row:
     parameters = run.parameters()
     changed = measure_errors(parameters, parameters if baseline is None else baseline)
     return {
-        "sends": ", ".join(sorted({dtype for dtype, _ in sent})),
-        "messages": len(sent),
-        "sent": sum(nbytes for _, nbytes in sent),
+        "sends": ", ".join(sorted({dtype for dtype, _ in messages.sent})),
+        "messages": len(messages.sent),
+        "sent": sum(nbytes for _, nbytes in messages.sent),
         **dict(zip(("gradient_max", "gradient_rel"), gradient, strict=True)),
         **dict(zip(("parameters_max", "parameters_rel"), changed, strict=True)),
         "loss": mean(all_gather_object(loss)),
