@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from playground.runtime.black_box import Kind
 from playground.runtime.black_box.activity import BETWEEN_LOOKS, compare
-from playground.runtime.black_box.diagnosis import LOST
 from playground.runtime.errors import (
     TIMED_OUT,
     UNHEARD,
@@ -100,7 +100,7 @@ def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float, 
 def explained(failure: PlaygroundError, examiner: Examiner) -> PlaygroundError:
     """The failure, with what the black boxes tell of it."""
     found = examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
-    if found and found.kind != LOST:  # that a rank has failed is what the failure says
+    if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
         failure.diagnosis = found
     return failure
 

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from playground.runtime.backends import BACKENDS
-from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, Operation
-from playground.runtime.black_box.diagnosis import CURES, ENDED
+from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, Kind, Operation
 from playground.tools.doctor import Finding, error, find_checks, warning
 from playground.tools.doctor.script import Run, Script
 
@@ -62,7 +61,7 @@ def check_call_counts(script: Script) -> Iterator[Finding]:
             if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
                 saw = f"on {run.size} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
                 saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"
-                yield error(saw, "a collective is called by its whole group, a send has a receive", CURES[ENDED])
+                yield error(saw, "a collective is called by its whole group, a send has a receive", Kind.ENDED.cure)
                 return
 
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from playground.measurement import format_bytes
-from playground.runtime.black_box import UNASKED, Operation, RankState
+from playground.runtime.black_box import UNASKED, Kind, Operation, RankState
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.black_box.diagnosis import RUNNING, STRAGGLER, Diagnosis, diagnose, find_mismatch
+from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
@@ -160,7 +160,7 @@ def run_script(here: Path, argv: Sequence[str], size: int, seconds: float, timeo
     except Elapsed:
         waits = any(state.waits_for and state.since > seconds / 2 for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
-        why = None if why and why.kind in (RUNNING, STRAGGLER) else why
+        why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
     except (RankFailed, RankTimeout) as failed:
         line, why = line_of(failed.traceback) if isinstance(failed, RankFailed) else "", failed.diagnosis
         if not (why and isinstance(failed, RankTimeout)):

@@ -20,7 +20,7 @@ from playground.console.session import Session, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields
-from playground.runtime.black_box import diagnosis as why, wait_graph
+from playground.runtime.black_box import Kind, diagnosis as why
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.entry import World, run_as_it_is
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
@@ -78,19 +78,17 @@ class Expected:
 
 BOARDS = {
     "calls": {
-        "other-order": Expected(DEADLOCK, TOTAL, wait_graph.COLLECTIVES, only(1), "dist.broadcast(weight"),
-        "absent-rank": Expected(DEADLOCK, TOTAL, why.ENDED, all_but_first),
-        "rank-branch": Expected(DEADLOCK, TOTAL, wait_graph.COLLECTIVES, only(0), "dist.barrier()"),
-        "unequal-batches": Expected(DEADLOCK, on_all(lambda size: sum(range(2 * size))), why.ENDED, all_but_first),
-        "other-shape": Expected(
-            DEADLOCK, on_all(lambda size: 4 * size - 1), wait_graph.SHAPES, only(1), "dist.all_reduce("
-        ),
-        "other-dtype": Expected(SILENT, on_all(lambda size: 7 * size), wait_graph.DTYPES, only(1), "dist.all_reduce("),
-        "wrong-root": Expected(DEADLOCK, on_all(lambda size: 1), wait_graph.ROOTS, range, "dist.broadcast("),
-        "partial-group": Expected(DEADLOCK, TOTAL, wait_graph.PARTIAL_GROUP, lambda size: [size - 1]),
-        "send-send": Expected(DEADLOCK, lambda size: [size, *range(1, size)], why.SENDS, range, "dist.send("),
+        "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1), "dist.broadcast(weight"),
+        "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
+        "rank-branch": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(0), "dist.barrier()"),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda size: sum(range(2 * size))), Kind.ENDED, all_but_first),
+        "other-shape": Expected(DEADLOCK, on_all(lambda size: 4 * size - 1), Kind.SHAPES, only(1), "dist.all_reduce("),
+        "other-dtype": Expected(SILENT, on_all(lambda size: 7 * size), Kind.DTYPES, only(1), "dist.all_reduce("),
+        "wrong-root": Expected(DEADLOCK, on_all(lambda size: 1), Kind.ROOTS, range, "dist.broadcast("),
+        "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda size: [size - 1]),
+        "send-send": Expected(DEADLOCK, lambda size: [size, *range(1, size)], Kind.SENDS, range, "dist.send("),
         "wrong-tag": Expected(
-            DEADLOCK, lambda size: [1, 1, *range(3, size + 1)], why.WRONG_TAG, lambda size: [0, 1], "dist."
+            DEADLOCK, lambda size: [1, 1, *range(3, size + 1)], Kind.WRONG_TAG, lambda size: [0, 1], "dist."
         ),
         "message-size": Expected(FAILURE, lambda size: [4, 4, *range(12, 4 * size + 1, 4)], "SIGABRT", only(1)),
     },
@@ -104,10 +102,10 @@ BOARDS = {
     },
     "processes": {
         "killed": Expected(FAILURE, on_all(lambda size: 2 * size * (size + 1)), "SIGKILL", only(1), restarts=1),
-        "stopped": Expected(TIMEOUT, TOTAL, why.SUSPENDED, only(1)),
-        "straggler": Expected(TIMEOUT, on_all(lambda size: 20 * size), why.STRAGGLER, only(1), "time.sleep("),
+        "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
+        "straggler": Expected(TIMEOUT, on_all(lambda size: 20 * size), Kind.STRAGGLER, only(1), "time.sleep("),
         "collective-in-finally": Expected(
-            DEADLOCK, on_all(lambda size: size - 1), why.IN_FINALLY, only(1), "dist.barrier()"
+            DEADLOCK, on_all(lambda size: size - 1), Kind.IN_FINALLY, only(1), "dist.barrier()"
         ),
         "port-taken": Expected(FAILURE, on_all(lambda size: True), "EADDRINUSE"),
     },
