@@ -164,7 +164,7 @@ class SharedMemory(Backend):
                     segment.give_up()  # a signal's can have come where the guard looked at another error
                     begun.set_result(error)
             if error:
-                return Call(begun.then(partial(give, tensors)))  # its error is one to C++, too: that is where DDP waits
+                return FutureWork(begun.then(partial(give, tensors)))  # its error is one to C++, too, where DDP waits
             begun.set_result(tensors)
             return _create_work_from_future(begun)
         except BaseException:  # the call may be under way, and its caller does not know
@@ -179,7 +179,7 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
     return tensors
 
 
-class Call(Work):
+class FutureWork(Work):
     """An asynchronous call. torch's own work of a future waits for it, and does not raise its error."""
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:

@@ -29,8 +29,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from playground.exercises.cases import ANYTHING, REDUCED, WAITED, WIDTHS, Case, flatten
-from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, SHORT_CUT, Source
+from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
+from playground.exercises.observation import POISON, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
 from playground.runtime.tap.replacement import Wrap, replaced
 
@@ -52,7 +53,7 @@ def stop(words: str, line: int) -> NoReturn:
 
 
 @dataclass
-class Record:
+class Transcript:
     """What the solution in `file` does in one case."""
 
     file: str
@@ -126,7 +127,7 @@ def waiting() -> Iterator[None]:
 class Request:
     """A message in flight, or an all_reduce, as torch's `Work`."""
 
-    record: Record
+    record: Transcript
     work: Any
     kind: str
     peer: int | None
@@ -196,7 +197,7 @@ def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | No
 
 
 def send(
-    record: Record, real: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
+    record: Transcript, real: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
 ) -> Any:
     """`send` and `isend`, which sends a copy."""
     peer, is_async = world_rank(group, dst, group_dst), real.__name__ == "isend"
@@ -209,7 +210,7 @@ def send(
 
 
 def recv(
-    record: Record, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
+    record: Transcript, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
 ) -> Any:
     peer = world_rank(group, src, group_src)
     with record.within("recv", peer):
@@ -219,7 +220,7 @@ def recv(
 
 
 def irecv(
-    record: Record, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
+    record: Transcript, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
 ) -> Any:
     peer = world_rank(group, src, group_src)
     with record.within("irecv", peer, blocks=False) as line:
@@ -230,7 +231,7 @@ def irecv(
 
 
 def all_reduce(
-    record: Record, real: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    record: Transcript, real: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
     REDUCED.append(tensor.numel())
     WIDTHS.append(tensor.element_size())
@@ -242,7 +243,7 @@ def all_reduce(
     return Request(record, work, "all_reduce", None, line, tensor, copy, held) if work else None
 
 
-def new_group(record: Record, real: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+def new_group(record: Transcript, real: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
     ranks = None if ranks is None else sorted(ranks)
     if not kwargs.get("use_local_synchronization"):
         report(group=tuple(ranks or range(record.size)))
@@ -250,7 +251,7 @@ def new_group(record: Record, real: Any, ranks: Any = None, *args: Any, **kwargs
         return real(ranks, *args, **kwargs)
 
 
-def call(record: Record, real: Any, *args: Any, **kwargs: Any) -> Any:
+def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
     """A collective that only counts."""
     with record.within(real.__name__, blocks=not kwargs.get("async_op")):
         return real(*args, **kwargs)
@@ -268,7 +269,7 @@ OWN_WAYS: dict[str, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def judged(record: Record) -> Iterator[None]:
+def judged(record: Transcript) -> Iterator[None]:
     """Record what the solution does, and keep it from what a rank cannot do."""
 
     def refuse(words: str) -> Wrap:
@@ -317,7 +318,7 @@ def judged(record: Record) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def solving(record: Record) -> Iterator[None]:
+def solving(record: Transcript) -> Iterator[None]:
     """The solution runs. What it raises ends the check, and so does the deadline: seconds that this process has
     computed, not those for which it has waited, for other ranks or for a busy machine."""
     seconds, before = 0.0, time.process_time()
@@ -356,28 +357,28 @@ def solving(record: Record) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def import_source(source: Source) -> ModuleType:
-    """The module that `source` is, under its name."""
-    module = ModuleType(source.name)
-    module.__file__ = source.file
-    sys.modules[source.name] = module
-    linecache.cache[source.file] = (len(source.text), None, source.text.splitlines(keepends=True), source.file)
-    exec(compile(source.text, source.file, "exec", dont_inherit=True), module.__dict__)
+def import_solution(solution: Solution) -> ModuleType:
+    """The module that it is, under its name."""
+    module = ModuleType(solution.exercise.function)
+    module.__file__ = file = solution.file
+    sys.modules[module.__name__] = module
+    linecache.cache[file] = (len(solution.text), None, solution.text.splitlines(keepends=True), file)
+    exec(compile(solution.text, file, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
-def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise, seed: int, only: int | None) -> None:
-    """Run the last of `sources` on the cases of the exercise (`only`: on that one), for as long as ranks and messages
+def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only: int | None) -> None:
+    """Run the last of `solutions` on the cases of its exercise (`only`: on that one), for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
-    solution = sources[-1]
-    record = Record(solution.file, size, exercise.forbidden)
+    solution, exercise = solutions[-1], solutions[-1].exercise
+    record = Transcript(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
     sys.dont_write_bytecode = True
     cases: Callable[[int, int, int], Iterator[Case]] = importlib.import_module(exercise.module).cases
     with judged(record):
         group = dist.new_group()  # the solution's collectives may differ between ranks
         with solving(record):
-            functions = [import_source(source) for source in sources][-1]
+            functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
         for place, case in enumerate(cases(rank, size, seed)):
             if only in (None, place):
@@ -385,7 +386,14 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
 
 
 def run_case(
-    rank: int, size: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
+    rank: int,
+    size: int,
+    seed: int,
+    place: int,
+    case: Case,
+    function: Callable[..., Any],
+    record: Transcript,
+    group: Any,
 ) -> None:
     """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()

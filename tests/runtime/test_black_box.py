@@ -30,7 +30,7 @@ from playground import Deadlock, RankFailed
 from playground.runtime.black_box import FINISHED, IN_OPERATION, SEND
 from playground.runtime.black_box.box import LENGTH, MAGIC, NAME, Box, View, find_boxes, open_box
 from playground.testing import World
-from playground.tools.gallery.why import list_family
+from playground.tools.gallery.page import list_family
 
 Worlds = Callable[..., World]
 Fork = Callable[..., ForkedProgram]

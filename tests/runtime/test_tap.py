@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup, Work
 
 from playground import launch
 from playground.runtime.black_box.box import SWITCH
-from playground.runtime.tap import OPERATIONS, Call, Observer, observing
+from playground.runtime.tap import METHODS, Call, Observer, observing
 from playground.runtime.tap.replacement import replaced
 from playground.testing import World
 
@@ -206,7 +206,7 @@ def test_an_observer_learns_of_every_call(backend: str, world: Callable[..., Wor
 
 
 def own_methods(rank: int, size: int) -> list[bool]:
-    places = [(ProcessGroup, method) for method in OPERATIONS] + [(Work, "wait"), (Work, "get_future")]
+    places = [(ProcessGroup, method) for method in METHODS] + [(Work, "wait"), (Work, "get_future")]
 
     def are_torchs() -> bool:
         return all(type(vars(owner)[name]).__name__ == "instancemethod" for owner, name in places)

@@ -22,7 +22,7 @@ from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
-from playground.tools.bench.page import ReportPrinter
+from playground.tools.bench.page import Report
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
 Run = Callable[..., Any]
@@ -134,7 +134,7 @@ def test_a_wrong_all_gather_or_reduce_scatter_of_ours_is_found() -> None:
 
 def count_wrong(settings: BenchSettings) -> dict[str, int]:
     """Wrong elements by algorithm, where our ring is broken."""
-    return {row.algorithm: row.wrong for row in last_report(run_with_a_wrong_ring, settings)["measured"]}
+    return {row["algorithm"]: row["wrong"] for row in last_report(run_with_a_wrong_ring, settings)["measured"]}
 
 
 def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> None:
@@ -144,7 +144,7 @@ def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> N
     assert start.cores >= 1
     sizes = [event for event in events if "measured" in event]
     assert [size["complete"] for size in sizes] == [False, False, True, True]
-    assert [row.trials for size in sizes for row in size["measured"]] == [1] * 6 + [2] * 6
+    assert [row["trials"] for size in sizes for row in size["measured"]] == [1] * 6 + [2] * 6
     steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
     assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
     assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)
@@ -158,8 +158,6 @@ def test_results_are_read_without_importing_torch(torch_is_imported: Callable[..
     ("values", "message"),
     [
         ({"op": "mean"}, "op 'mean' is unknown"),
-        ({"sizes": ()}, "give at least one"),
-        ({"sizes": (128, 64)}, "from small to large"),
         ({"sizes": (4, 6)}, "size 6 is not a multiple of 4"),
         ({"iterations": 0}, "iterations 0: it must be between 1 and 100000"),
         ({"collectives": ("gather",)}, "--algorithm ring for gather: ours are algorithms for all_reduce"),
@@ -284,7 +282,7 @@ ENDS: list[tuple[BaseException, int, str]] = [
 ]
 
 
-class EndedPrinter(ReportPrinter):
+class EndedReport(Report):
     """Something ends the run when each of the two sizes has the first of its two trials."""
 
     error: BaseException
@@ -299,8 +297,8 @@ class EndedPrinter(ReportPrinter):
 def test_whatever_ends_a_run_what_was_measured_is_shown(
     error: BaseException, code: int, message: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "ReportPrinter", EndedPrinter)
-    monkeypatch.setattr(EndedPrinter, "error", error, raising=False)
+    monkeypatch.setattr(page, "Report", EndedReport)
+    monkeypatch.setattr(EndedReport, "error", error, raising=False)
     words = ("bench", *QUICK, "-b", 64, "-e", 256)
     shown = run_cli(*words, "--json")
     document = json.loads(shown.out)

@@ -1,11 +1,10 @@
-"""What the benchmark makes of its trials: passes, the slowest rank, columns, ticks."""
+"""What the benchmark makes of its trials: passes, the slowest rank, suspicions, columns."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,21 @@ from hypothesis import given, strategies as st
 from playground.console.paths import check_writable
 from playground.console.rendering import render
 from playground.console.tables import Table
+from playground.measurement import Fields
 from playground.runtime import UsageError
-from playground.testing import World
 from playground.tools.bench import page
-from playground.tools.bench.benchmark import PASSES, Trials, split_into_passes
-from playground.tools.bench.results import BenchResult, Row
+from playground.tools.bench.benchmark import PASSES, Measurement, split_into_passes
+from playground.tools.bench.results import find_suspicions
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
 from playground.tools.doctor.machine import CHECKS
 
 EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True)
-ROW = Row(
-    size=2**32, time_us=9999999.9, algbw=1234.5, busbw=0.000433, p50_us=9999999.9, p95_us=9999999.9, p99_us=9999999.9,
-    trials=100000, calls=200, times_us=[], collective="reduce_scatter", count=2**30, type="bfloat16", redop="bxor",
-    root=-1, algorithm="recursive-doubling", wrong=999999, slowest_rank=127, slowest_percent=100.0, rank_us=[],
-    limit_percent=1234.5,
-)  # fmt: skip
+ROW = {
+    "size": 2**32, "time_us": 9999999.9, "algbw": 1234.5, "busbw": 0.000433, "p50_us": 9999999.9, "p95_us": 9999999.9,
+    "p99_us": 9999999.9, "trials": 100000, "calls": 200, "times_us": [], "collective": "reduce_scatter",
+    "count": 2**30, "type": "bfloat16", "redop": "bxor", "root": -1, "algorithm": "recursive-doubling",
+    "wrong": 999999, "slowest_rank": 127, "slowest_percent": 100.0, "rank_us": [], "limit_percent": 1234.5,
+}  # fmt: skip
 
 
 @given(st.integers(1, 1000))
@@ -39,51 +38,38 @@ def test_passes_share_the_trials(iterations: int) -> None:
     assert max(passes) - min(passes) <= 1
 
 
-def slowest_of(rank: int, size: int) -> tuple[list[float], tuple[int, float], list[float]]:
-    """Four trials in two passes, in three of which rank 1 is the slowest."""
-    trials = Trials(calls=1, ranks=size)
-    for seconds in ([[1e-6, 5e-6], [2e-6, 6e-6]][rank], [[3e-6, 9e-6], [4e-6, 8e-6]][rank]):
-        trials.add(seconds)
-    return trials.slowest_us, trials.slowest_rank, trials.rank_us
+def test_a_trial_counts_as_on_its_slowest_rank_and_says_which() -> None:
+    measured = Measurement(replace(EVERYTHING, limit=False), "reduce", 64, 0, 2)
+    measured.wrong, trials = {"backend": 0}, [(1.0, 2.0), (5.0, 6.0), (3.0, 4.0), (9.0, 8.0)]
+    measured.times_us["backend"] = [*trials]
+    row = measured.row("backend", 1, None)
+    assert (row["times_us"], row["time_us"], row["rank_us"]) == ([2, 6, 4, 9], 5, [4, 5])
+    assert (row["slowest_rank"], row["slowest_percent"]) == (1, 75)
 
 
-def test_a_trial_counts_as_on_its_slowest_rank_and_says_which(world: Callable[..., World]) -> None:
-    for slowest_us, slowest_rank, rank_us in world(2).run(slowest_of):
-        assert slowest_us == pytest.approx([2, 6, 4, 9])
-        assert slowest_rank == (1, 0.75)
-        assert rank_us == pytest.approx([4, 5])
-
-
-def suspect(*rows: Row) -> list[str]:
-    rows = tuple(replace(row, trials=5, root=-1) for row in rows)
-    return BenchResult(settings=EVERYTHING, environment=None, rows=[*rows], error=None).suspicions
+def suspect(*rows: Fields) -> list[str]:
+    return find_suspicions([row | {"trials": 5, "root": -1} for row in rows])
 
 
 def test_a_suspicious_row_names_the_doctor_s_check() -> None:
-    small, large = replace(ROW, size=4, times_us=[7.0, 9.0]), replace(ROW, size=16, times_us=[5.0, 6.0])
+    small, large = ROW | {"size": 4, "times_us": [7.0, 9.0]}, ROW | {"size": 16, "times_us": [5.0, 6.0]}
     [about_size] = suspect(large, small)
     assert about_size.startswith("reduce_scatter by recursive-doubling: 4 bytes take longer than 16, ")
-    assert suspect(small, replace(large, times_us=[5.0, 8.0])) == []  # in some trials only
-    assert suspect(small, replace(large, algorithm="ring")) == []
-    rows = [replace(ROW, algorithm=name, size=size, times_us=[size]) for name in ("ring", "auto") for size in (1, 2)]
+    assert suspect(small, large | {"times_us": [5.0, 8.0]}) == []  # in some trials only
+    assert suspect(small, large | {"algorithm": "ring"}) == []
+    both = product(("ring", "auto"), (1, 2))
+    rows = [ROW | {"algorithm": name, "size": size, "times_us": [size]} for name, size in both]
     [about_rank] = suspect(*rows)
     assert about_rank.startswith("Rank 127 is the last in every row, ")
-    assert suspect(*rows[:3]) == suspect(*rows[1:], replace(rows[0], slowest_rank=1)) == []
-    assert suspect(*(replace(row, slowest_percent=80.0) for row in rows)) == []
+    assert suspect(*rows[:3]) == suspect(*rows[1:], rows[0] | {"slowest_rank": 1}) == []
+    assert suspect(*(row | {"slowest_percent": 80.0} for row in rows)) == []
     named = re.findall(r"doctor --check ([\w,-]+)", f"{about_size} {about_rank}")
     assert {name for names in named for name in names.split(",")} <= {*CHECKS}
 
 
-def lines_of(settings: BenchSettings, *, wide: bool) -> list[str]:
-    """The table of one row, all of whose cells are as wide as they can be."""
-    shown = page.row_columns(settings)
-    return render(
-        [Table(*(each.column for each in shown), rows=[[each.cell(ROW) for each in shown]])], 80, wide=wide
-    ).splitlines()
-
-
 def test_the_widest_row_fits_80_columns() -> None:
-    lines = lines_of(EVERYTHING, wide=False)
+    shown = page.columns_of(EVERYTHING)
+    lines = render([Table(*shown.values(), rows=[page.cells(ROW, shown)])], 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-1].split() == [
         "recursive-doubling", "4294967296", "9999999.9", "0.000433", "999999", "127:", "100%", "1234.5"
@@ -91,19 +77,11 @@ def test_the_widest_row_fits_80_columns() -> None:
 
 
 def test_columns_are_explained_where_they_are_shown() -> None:
-    shown = page.row_columns(EVERYTHING)
+    shown = page.columns_of(EVERYTHING)
     narrow, wide = (page.explain(shown, wide) for wide in (False, True))
     assert [line.split(":")[0].strip() for line in narrow] == ["size", "time", "busbw", "#wrong", "slowest", "%limit"]
     assert set(narrow) < set(wide)
-
-
-def test_ticks_are_sizes_that_were_measured() -> None:
-    assert page.choose_ticks([64, 4096]) == [64, 4096]
-    sizes = [4 << i for i in range(29)]
-    ticks = page.choose_ticks(sizes)
-    assert len(ticks) <= page.MAX_TICKS
-    assert set(ticks) <= set(sizes)
-    assert len({larger / smaller for smaller, larger in itertools.pairwise(ticks)}) == 1
+    assert page.MEANINGS.keys() <= shown.keys()
 
 
 def test_a_file_that_can_be_written_is_left_alone(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from torch.distributed import ProcessGroup, Work
 from playground.runtime.tap.replacement import Replacement, Wrap
 
 
-class Operation(NamedTuple):
+class Method(NamedTuple):
     """A method of a process group."""
 
     name: str
@@ -47,31 +47,31 @@ class Operation(NamedTuple):
     """Which parameter is what this rank gives, and which is what it gets: a tensor, a list of them, or of lists."""
 
 
-OPERATIONS = {
-    "allreduce": Operation("all_reduce", 0, 0),
-    "allreduce_coalesced": Operation("all_reduce_coalesced", 0, 0),
-    "broadcast": Operation("broadcast", 0, 0),
-    "reduce": Operation("reduce", 0, 0),
-    "allgather": Operation("all_gather", 1, 0),
-    "allgather_coalesced": Operation("all_gather_coalesced", 1, 0),
-    "_allgather_base": Operation("all_gather_into_tensor", 1, 0),
-    "all_gather_single": Operation("all_gather_into_tensor", 1, 0),
-    "gather": Operation("gather", 1, 0),
-    "scatter": Operation("scatter", 1, 0),
-    "reduce_scatter": Operation("reduce_scatter", 1, 0),
-    "_reduce_scatter_base": Operation("reduce_scatter_tensor", 1, 0),
-    "reduce_scatter_single": Operation("reduce_scatter_tensor", 1, 0),
-    "alltoall": Operation("all_to_all", 1, 0),
-    "alltoall_base": Operation("all_to_all_single", 1, 0),
-    "all_to_all_single": Operation("all_to_all_single", 1, 0),
-    "barrier": Operation("barrier", None, None),
-    "monitored_barrier": Operation("monitored_barrier", None, None),
-    "send": Operation("send", 0, None),
-    "recv": Operation("recv", None, 0),
-    "recv_anysource": Operation("recv", None, 0),
+METHODS = {
+    "allreduce": Method("all_reduce", 0, 0),
+    "allreduce_coalesced": Method("all_reduce_coalesced", 0, 0),
+    "broadcast": Method("broadcast", 0, 0),
+    "reduce": Method("reduce", 0, 0),
+    "allgather": Method("all_gather", 1, 0),
+    "allgather_coalesced": Method("all_gather_coalesced", 1, 0),
+    "_allgather_base": Method("all_gather_into_tensor", 1, 0),
+    "all_gather_single": Method("all_gather_into_tensor", 1, 0),
+    "gather": Method("gather", 1, 0),
+    "scatter": Method("scatter", 1, 0),
+    "reduce_scatter": Method("reduce_scatter", 1, 0),
+    "_reduce_scatter_base": Method("reduce_scatter_tensor", 1, 0),
+    "reduce_scatter_single": Method("reduce_scatter_tensor", 1, 0),
+    "alltoall": Method("all_to_all", 1, 0),
+    "alltoall_base": Method("all_to_all_single", 1, 0),
+    "all_to_all_single": Method("all_to_all_single", 1, 0),
+    "barrier": Method("barrier", None, None),
+    "monitored_barrier": Method("monitored_barrier", None, None),
+    "send": Method("send", 0, None),
+    "recv": Method("recv", None, 0),
+    "recv_anysource": Method("recv", None, 0),
 }
 """By the name of the method. Those that this torch lacks are left out: names differ between its versions."""
-OPERATIONS = {method: operation for method, operation in OPERATIONS.items() if hasattr(ProcessGroup, method)}
+METHODS = {method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)}
 MESSAGES = ("send", "recv", "recv_anysource")
 """The methods that are no collectives."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -104,7 +104,7 @@ class Call:
     number: int
     """Its place among the rank's calls, as all observers see them."""
     method: str
-    """The method of the process group: a key of `OPERATIONS`."""
+    """The method of the process group: a key of `METHODS`."""
     group: Any
     args: Sequence[Any]
     blocks: bool
@@ -115,7 +115,7 @@ class Call:
     @property
     def name(self) -> str:
         """That of the function in torch.distributed: all_reduce, send, isend, …"""
-        name = OPERATIONS[self.method].name
+        name = METHODS[self.method].name
         return f"i{name}" if self.method in MESSAGES and not self.blocks else name
 
     @property
@@ -125,12 +125,12 @@ class Call:
     @property
     def inputs(self) -> list[torch.Tensor]:
         """What this rank gives: empty for a scatter on all ranks but the root."""
-        return self.tensors(OPERATIONS[self.method].input_at)
+        return self.tensors(METHODS[self.method].input_at)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
         """What this rank gets: empty for a gather on all ranks but the root."""
-        return self.tensors(OPERATIONS[self.method].output_at)
+        return self.tensors(METHODS[self.method].output_at)
 
     def tensors(self, at: int | None) -> list[torch.Tensor]:
         value = () if at is None else self.args[at]
@@ -144,7 +144,7 @@ class Call:
         numbers = dict(enumerate(self.ranks))  # torch is about to refuse one that is none
         if self.method in ("send", "recv"):
             return numbers.get(self.args[1])
-        return numbers.get(self.args[-1].rootRank) if OPERATIONS[self.method].name in ROOTED else None
+        return numbers.get(self.args[-1].rootRank) if METHODS[self.method].name in ROOTED else None
 
     @property
     def tag(self) -> int:
@@ -213,7 +213,7 @@ class Tap:
         """Those that are not over."""
         self.thread = threading.local()
         """`batch`: the calls of the batch that this thread is starting, if the backend makes one work of them."""
-        places: dict[str, Wrap] = {method: partial(self.wrap_operation, method) for method in OPERATIONS}
+        places: dict[str, Wrap] = {method: partial(self.wrap_operation, method) for method in METHODS}
         places |= {"_start_coalescing": self.wrap_start_batch, "_end_coalescing": self.wrap_end_batch}
         self.replacements = [Replacement(ProcessGroup, method, wrap) for method, wrap in places.items()]
         self.replacements += [Replacement(Work, "wait", self.wrap_wait)]

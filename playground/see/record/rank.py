@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from playground.algorithms.messages import executed_by
 from playground.runtime import device
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
@@ -32,7 +33,7 @@ from playground.runtime.remote import Remote
 from playground.runtime.tap import observing
 from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
-from playground.see.record.algorithms import AlgorithmHooks
+from playground.see.record.algorithms import RecordingExecutor
 from playground.see.record.distributed import CallRecorder, new_counts
 from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
@@ -266,7 +267,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
     calls = CallRecorder(recorder, counts)
     with (
         observing(calls),
-        AlgorithmHooks(recorder, counts).installed(),
+        executed_by(RecordingExecutor(recorder, counts)),
         recorded_steps(recorder),
         recorded_devices(recorder),
         TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),

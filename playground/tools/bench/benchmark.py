@@ -1,6 +1,6 @@
 """A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass.
 
-The patterns and `Workload`: a collective, and the result it must leave. `Trials` and `Point`: the times.
+The patterns and `Workload`: a collective, and the result it must leave. `Measurement`: the times.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
 from playground.algorithms.operation import ADDS, Op, check, kind
-from playground.measurement import environment, format_bytes
+from playground.measurement import Fields, environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
 from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
-from playground.tools.bench.results import Row
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
 PASSES = 4
@@ -172,38 +171,6 @@ BACKEND_CALLS: dict[str, Callable[[Workload], object]] = {
 """The backend's own call of each collective."""
 
 
-class Trials:
-    """All trials of one call, pass by pass, the same on every rank."""
-
-    def __init__(self, calls: int, ranks: int) -> None:
-        self.calls = calls
-        """Calls in a row, per trial."""
-        self.times_us: list[list[float]] = [[] for _ in range(ranks)]
-        """Time per call, in µs: [rank][trial]."""
-
-    def add(self, seconds: list[float]) -> None:
-        """Add the seconds per call of further trials on this rank. All ranks must call this."""
-        for times_us, theirs in zip(self.times_us, gather_by_rank(seconds), strict=True):
-            times_us += [1e6 * each for each in theirs]
-
-    @property
-    def slowest_us(self) -> list[float]:
-        """Time of each trial, on its slowest rank."""
-        return [max(times) for times in zip(*self.times_us, strict=True)]
-
-    @property
-    def rank_us(self) -> list[float]:
-        """Median of each rank's trials."""
-        return [median(times) for times in self.times_us]
-
-    @property
-    def slowest_rank(self) -> tuple[int, float]:
-        """The rank that was the slowest in most trials, and in what fraction of them."""
-        by_trial = list(zip(*self.times_us, strict=True))
-        [(rank, trials)] = Counter(times.index(max(times)) for times in by_trial).most_common(1)
-        return rank, trials / len(by_trial)
-
-
 def split_into_passes(iterations: int) -> list[int]:
     """How many trials each pass takes: as equal as can be, none empty."""
     passes = min(PASSES, iterations)
@@ -225,7 +192,7 @@ def copy(nbytes: int) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-class Point:
+class Measurement:
     """One collective at one size: a row per algorithm, all timed in turns."""
 
     def __init__(self, settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int) -> None:
@@ -235,8 +202,10 @@ class Point:
         self.algorithms = (*settings.algorithms_of(collective), *[MEMORY] * settings.limit)
         self.wrong: dict[str, int] = {}
         """Wrong elements of each algorithm's results, on all ranks together."""
-        self.trials: list[Trials] = []
-        """One per algorithm."""
+        self.calls: list[int] = []
+        """Calls in a row, per trial, of each algorithm."""
+        self.times_us: dict[str, list[tuple[float, ...]]] = {name: [] for name in self.algorithms}
+        """Time per call of each algorithm, in µs, the same on every rank: [trial][rank]."""
 
     def __str__(self) -> str:
         return f"{self.spec.name}, {format_bytes(self.nbytes)}"
@@ -246,7 +215,7 @@ class Point:
         of all sizes together might not fit into memory. All ranks must call this."""
         workload = Workload(self.settings, self.spec.name, self.count, device(), self.size, self.rank)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
-        if not self.trials:
+        if not self.calls:
             for algorithm, call in calls.items():
                 report(checking=True)
                 total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
@@ -254,49 +223,51 @@ class Point:
                 self.wrong[algorithm] = int(total.item())
         workload.clear()
         candidates = list(calls.values())
-        warm_up(candidates, min(1, self.settings.warmup) if self.trials else self.settings.warmup)
-        if not self.trials:  # find how many calls of each candidate fill a trial
+        warm_up(candidates, min(1, self.settings.warmup) if self.calls else self.settings.warmup)
+        if not self.calls:  # find how many calls of each candidate fill a trial
             seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
-            calls_per_trial = (max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call)
-            self.trials = [Trials(number, self.size) for number in calls_per_trial]
-        timers = [timed(call, each.calls) for call, each in zip(candidates, self.trials, strict=True)]
-        for each, seconds in zip(self.trials, interleave(timers, range(iterations), order), strict=True):
-            each.add(seconds)
+            self.calls = [max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call]
+        timers = [timed(call, times) for call, times in zip(candidates, self.calls, strict=True)]
+        outcomes = interleave(timers, range(iterations), order)
+        for algorithm, seconds in zip(self.algorithms, outcomes, strict=True):
+            by_rank = gather_by_rank([1e6 * each for each in seconds])
+            self.times_us[algorithm] += zip(*by_rank, strict=True)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Fields]:
         """The figures of all trials so far, one row per algorithm."""
-        trials = dict(zip(self.algorithms, self.trials, strict=True))
-        limit = median(trials[MEMORY].slowest_us) if MEMORY in trials else None
-        return [self.row(algorithm, trials[algorithm], limit) for algorithm in self.algorithms]
+        memory = [max(times) for times in self.times_us.get(MEMORY, ())]
+        limit_us = median(memory) if memory else None
+        return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
 
-    def row(self, algorithm: str, trials: Trials, limit_us: float | None) -> Row:
-        times_us = trials.slowest_us
+    def row(self, algorithm: str, calls: int, limit_us: float | None) -> Fields:
+        trials = self.times_us[algorithm]
+        times_us = [max(times) for times in trials]
         p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
+        [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(1)
         algbw = self.nbytes / p50 / 1000
-        slowest_rank, share = trials.slowest_rank
-        return Row(
-            size=self.nbytes,
-            time_us=p50,
-            algbw=algbw,
-            busbw=algbw * self.spec.factor(self.size),
-            p50_us=p50,
-            p95_us=p95,
-            p99_us=p99,
-            trials=len(times_us),
-            calls=trials.calls,
-            times_us=times_us,
-            collective=self.spec.name,
-            count=self.count,
-            type=self.settings.dtype,
-            redop=self.settings.op if self.spec.reduces else "none",
-            root=self.spec.root,
-            algorithm=algorithm,
-            wrong=self.wrong[algorithm],
-            slowest_rank=slowest_rank,
-            slowest_percent=100 * share,
-            rank_us=trials.rank_us,
-            limit_percent=limit_us and 100 * limit_us / p50,
-        )
+        return {
+            "size": self.nbytes,
+            "time_us": p50,
+            "algbw": algbw,
+            "busbw": algbw * self.spec.factor(self.size),
+            "p50_us": p50,
+            "p95_us": p95,
+            "p99_us": p99,
+            "trials": len(trials),
+            "calls": calls,
+            "times_us": times_us,
+            "collective": self.spec.name,
+            "count": self.count,
+            "type": self.settings.dtype,
+            "redop": self.settings.op if self.spec.reduces else "none",
+            "root": self.spec.root,
+            "algorithm": algorithm,
+            "wrong": self.wrong[algorithm],
+            "slowest_rank": slowest_rank,
+            "slowest_percent": 100 * often / len(trials),
+            "rank_us": [median(times) for times in zip(*trials, strict=True)],
+            "limit_percent": limit_us and 100 * limit_us / p50,
+        }
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
@@ -316,15 +287,16 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     if rank == 0:
         report(start=environment.describe())
     what = product(settings.collectives, settings.sizes)
-    points = [Point(settings, collective, nbytes, rank, size) for collective, nbytes in what]
+    measurements = [Measurement(settings, collective, nbytes, rank, size) for collective, nbytes in what]
     passes = split_into_passes(settings.iterations)
     for number, trials in enumerate(passes, 1):
-        for done, point in enumerate(points, len(points) * (number - 1)):
+        for done, each in enumerate(measurements, len(measurements) * (number - 1)):
             if rank == 0:
-                report(phase=f"pass {number} of {len(passes)}: {point}", step=done, steps=len(passes) * len(points))
-            point.measure(trials, order)
+                steps = len(passes) * len(measurements)
+                report(phase=f"pass {number} of {len(passes)}: {each}", step=done, steps=steps)
+            each.measure(trials, order)
             if rank == 0:
-                report(measured=point.rows(), complete=number == len(passes))
+                report(measured=each.rows(), complete=number == len(passes))
 
 
 def check_operation(settings: BenchSettings) -> None:

@@ -24,7 +24,7 @@ from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice, check_flags, flag
+from playground.runtime.flags import check_flags, flag
 
 REDUCTION = -1
 """In place of a rank: the reduction over all ranks."""
@@ -141,48 +141,30 @@ class BenchSettings:
     """Seed of the order in which algorithms have their turns."""
 
     def __post_init__(self) -> None:
-        for collective in self.collectives:
-            check_choice("collective", collective, COLLECTIVES)
-        for algorithm in self.algorithms:
-            check_choice("algorithm", algorithm, ALGORITHMS)
         check_flags(self)
         if self.op != BenchSettings.op and not any(COLLECTIVES[collective].reduces for collective in self.collectives):
             raise UsageError(
                 f"--op {self.op} has no effect: nothing is reduced by {' or '.join(self.collectives)}, leave it out"
             )
-        self.check_sizes()
-        for collective in self.collectives:
-            self.check_algorithms(collective)
-
-    def check_sizes(self) -> None:
-        """Raise `UsageError` for sizes that are not in order, or not made of whole elements."""
-        if not self.sizes or self.sizes[0] < 1 or list(self.sizes) != sorted(self.sizes):
-            raise UsageError(f"sizes {self.sizes}: give at least one, each above 0, from small to large")
         element = DTYPES[self.dtype]
         for size in self.sizes:
             if size % element:
                 what = f"{element} bytes, the size of one {self.dtype}"
                 raise UsageError(f"size {to_text(size)} is not a multiple of {what}: use another --begin")
+        for collective in self.collectives:
+            self.check_algorithms(collective)
 
     def check_algorithms(self, collective: str) -> None:
         """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
         missing = [name for name in self.algorithms if name not in available_algorithms(collective)]
-        if not missing or self.takes_what_is_there:
+        if not missing or {*self.algorithms} in (set(), {*ALGORITHMS}):
             return
-        if collective in OURS:
-            raise UsageError(
-                f"--algorithm {missing[0]} for {collective}: of ours, {collective} has {', '.join(OURS[collective])}, "
-                f"leave --algorithm out or ask for what every collective has"
-            )
-        raise UsageError(
-            f"--algorithm {missing[0]} for {collective}: ours are algorithms for {', '.join(OURS)} alone, "
-            f"leave --algorithm out for the others"
-        )
-
-    @property
-    def takes_what_is_there(self) -> bool:
-        """Whether no algorithm was asked for by its name."""
-        return set(self.algorithms) in (set(), set(ALGORITHMS))
+        asked, ours = f"--algorithm {missing[0]} for {collective}", ", ".join(OURS.get(collective, ()))
+        if ours:
+            cure = "leave --algorithm out or ask for what every collective has"
+            raise UsageError(f"{asked}: of ours, {collective} has {ours}, {cure}")
+        ours = f"ours are algorithms for {', '.join(OURS)} alone"
+        raise UsageError(f"{asked}: {ours}, leave --algorithm out for the others")
 
     def check_world(self, size: int) -> None:
         """Raise `UsageError` if the smallest size does not have an element for each of `size` ranks."""

@@ -1,16 +1,17 @@
-"""What a check finds, and how checks are run; the three tiers of them lie beside this. Does not import torch."""
+"""What a check finds, and how checks are run; the four tiers of them lie beside this. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 ERROR, WARNING = "error", "warning"
 """Severities: distributed training fails or is wrong; it is slower or less robust than it could be."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """What is wrong: one line each for what was seen, the rule, and the fix."""
 
@@ -24,16 +25,10 @@ class Finding:
     """The host it was found on; empty for this one, and for what is between hosts."""
 
 
+error, warning = partial(Finding, ERROR), partial(Finding, WARNING)
+
 Check = Callable[[Any], Iterable[Finding]]
 """From the facts of a tier to what is wrong with them."""
-
-
-def error(saw: str, rule: str, fix: str) -> Finding:
-    return Finding(severity=ERROR, saw=saw, rule=rule, fix=fix)
-
-
-def warning(saw: str, rule: str, fix: str) -> Finding:
-    return Finding(severity=WARNING, saw=saw, rule=rule, fix=fix)
 
 
 def find_checks(module: Mapping[str, Any]) -> dict[str, Check]:

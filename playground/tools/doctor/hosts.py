@@ -13,23 +13,24 @@ import errno
 import json
 import math
 import os
-import select
+import platform
 import socket
 import socketserver
 import statistics
-import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import is_loopback
 from playground.tools.doctor import Finding, error, find_checks, warning
 from playground.tools.doctor.machine import family_of, resolve
+from playground.tools.doctor.software import version_of
 
 GREETING_INTERVAL, GREETING_LIMIT, ANSWER_LIMIT = 0.1, 1.0, 10.0
 """Seconds between two attempts to reach another host, until one is given up, and until a question is."""
@@ -38,8 +39,8 @@ FOLLOW_INTERVAL, SILENCE = 0.5, 30.0
 up, beyond the time for all to come."""
 PINGS = 50
 LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
-"""Seconds for the pings of a link, for which it is filled, and until its first large packet must have arrived."""
-CHUNK, REPEATS = 2**18, 3
+"""Seconds for a ping of a link, for which it is filled, and until the next large packet must have arrived."""
+CHUNK, REPEATS = bytes(2**18), 3
 SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
 """How many times slower than expected bandwidth and latency are found, and the least latency (s) that matters."""
 STUCK = "large packets do not arrive"
@@ -47,44 +48,31 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """What a host says of itself."""
-
-    name: str
-    versions: Mapping[str, str]
-    findings: Sequence[Finding] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """One direction between two hosts. `problem` says why there is no measurement, or only that of small packets."""
-
-    latency: float = math.nan
-    """Seconds for a byte there and back, the least of many."""
-    bandwidth: float = math.nan
-    """Bytes per second."""
-    problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hosts:
+class HostsFacts:
     """What the host that leads has found out. Hosts go by their place in the list."""
 
     names: Sequence[str]
     leader: int = 0
-    about: Mapping[int, About] = field(default_factory=dict)
-    """What those that answer tell, by host."""
+    about: Mapping[int, Fields] = field(default_factory=dict)
+    """What those that answer tell, by host: `name`, `versions` of packages, and `findings`."""
     silent: Mapping[int, str] = field(default_factory=dict)
     """What is known of those that do not."""
-    links: Mapping[Pair, Link] = field(default_factory=dict)
-    """By (from, to)."""
+    links: Mapping[Pair, Fields] = field(default_factory=dict)
+    """By (here, there), as measured here: the `latency`, seconds for a byte there and back, the least of many; the
+    `bandwidth`, bytes per second that arrive here; the `problem`, why there is none, or no measurement at all."""
 
     def slowness(self, which: str) -> dict[Pair, float]:
         """Seconds that each link takes for a byte, alone ("latency") or among many ("bandwidth"), in its slower
         direction."""
-        values = {pair: getattr(link, which) for pair, link in self.links.items() if not link.problem}
+        values = {pair: link[which] for pair, link in self.links.items() if not link["problem"]}
         taken = {pair: value if which == "latency" else 1 / value for pair, value in values.items()}
         return {(a, b): max(taken[a, b], taken[b, a]) for a, b in taken if a < b and (b, a) in taken}
+
+    @property
+    def theirs(self) -> list[Finding]:
+        """What the other hosts have found out about themselves."""
+        others = [(self.names[index], about) for index, about in self.about.items() if index != self.leader]
+        return [replace(finding, host=name) for name, about in others for finding in about["findings"]]
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -98,40 +86,29 @@ class Handler(socketserver.StreamRequestHandler):
         question = json.loads(self.rfile.readline(2**20))
         said = getattr(self, f"answer_{question.pop('ask')}")(**question)
         self.server.last_heard = time.monotonic()
-        if said is not None:
-            self.wfile.write(json.dumps(said).encode() + b"\n")
+        self.wfile.write(json.dumps(said, default=vars).encode() + b"\n")
 
     def answer_greeting(self, index: int) -> int:
         if index in range(self.server.size):
             self.server.heard[index] = self.client_address[0]
         return self.server.index
 
-    def answer_about(self) -> Mapping[str, object]:
-        return asdict(self.server.about)
+    def answer_about(self) -> Fields:
+        return self.server.about
 
-    def answer_echo(self) -> None:
-        """Answers each byte with the same."""
+    def answer_link(self) -> None:
+        """Answers each byte with the same, and then sends as much as the link takes."""
         while byte := self.rfile.read(1):
             self.wfile.write(byte)
+        while True:
+            self.connection.sendall(CHUNK)
 
-    def answer_bytes(self) -> float:
-        """Takes what comes, for a while: bytes per second."""
-        buffer = bytearray(CHUNK)
-        self.connection.settimeout(TRANSFER_LIMIT)
-        first, started = self.connection.recv_into(buffer), time.perf_counter()
-        nbytes, end = 1, started + TRANSFER_SECONDS
-        with contextlib.suppress(TimeoutError):
-            while first and time.perf_counter() < end:
-                nbytes += self.connection.recv_into(buffer)
-        return nbytes / (time.perf_counter() - started)
+    def answer_measure(self, there: str) -> Fields:
+        return measure(there, self.server.port)
 
-    def answer_measure(self, there: str) -> Mapping[str, object]:
-        return vars(measure(there, self.server.port))
-
-    def answer_end(self, errors: int) -> int:
+    def answer_end(self, errors: int) -> None:
         self.server.errors = errors
         self.server.ended.set()
-        return 0
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -139,7 +116,7 @@ class Listener(socketserver.ThreadingTCPServer):
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 128
 
-    def __init__(self, index: int, size: int, address: str, port: int, about: About) -> None:
+    def __init__(self, index: int, size: int, address: str, port: int, about: Fields) -> None:
         self.address_family = family_of(address)
         super().__init__((address, port), Handler)
         self.index, self.leader, self.size, self.about = index, index, size, about
@@ -155,26 +132,36 @@ class Listener(socketserver.ThreadingTCPServer):
 
 
 def listen(
-    hosts: Sequence[str], size: int, port: int, env: RankEnv | None, about: About
+    hosts: Sequence[str], size: int, port: int, env: RankEnv | None, findings: Sequence[Finding]
 ) -> tuple[Listener, dict[int, str]]:
     """The listener of this host, and the addresses of hosts that are known: all of `hosts`, or, without them, that of
-    the first host of the world that `env` is of. This host is the first of `hosts` whose address it can listen at.
-    Raises `UsageError` if there is none."""
+    the first host of the world that `env` is of. This host is the first of `hosts` whose address it can listen at, and
+    has these `findings`. Raises `UsageError` if there is none."""
+    versions = {"torch": version_of("torch"), "playground": version_of("playground")}
+    versions["python"] = platform.python_version()
+    about = {"name": platform.node(), "versions": versions, "findings": findings}
     if env and not hosts:
         index = int(os.environ.get("GROUP_RANK", env.rank // env.local_size))
         return Listener(index, size, "", port, about), {0: env.rendezvous.host}
-    addresses = {index: ([*resolve(name), ""])[0] for index, name in enumerate(hosts)}
-    taken = []
-    for index, address in addresses.items():
-        misleads = is_loopback(address) and not all(map(is_loopback, addresses.values()))
+    addresses = [([*resolve(name), ""])[0] for name in hosts]
+    taken = ""
+    for index, address in enumerate(addresses):
+        misleads = is_loopback(address) and not all(map(is_loopback, addresses))
         try:
             if address:
                 return Listener(index, size, "" if misleads else address, port, about), dict(enumerate(hosts))
         except OSError as failure:
-            taken += [hosts[index]] * (failure.errno == errno.EADDRINUSE)
+            taken = taken or hosts[index] * (failure.errno == errno.EADDRINUSE)
     if taken:
-        raise UsageError(f"port {port} of {taken[0]} is taken: choose another with --port, the same on all hosts")
+        raise UsageError(f"port {port} of {taken} is taken: choose another with --port, the same on all hosts")
     raise UsageError(f"--hosts {','.join(hosts)}: none of them is this machine; name it as the others reach it")
+
+
+def connect(address: str, port: int, question: str, limit: float, **arguments: object) -> socket.socket:
+    connection = socket.create_connection((address, port), timeout=limit)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(json.dumps({"ask": question} | arguments).encode() + b"\n")
+    return connection
 
 
 def ask(address: str, port: int, question: str, limit: float = ANSWER_LIMIT, **arguments: object) -> Any:
@@ -183,50 +170,40 @@ def ask(address: str, port: int, question: str, limit: float = ANSWER_LIMIT, **a
         return json.loads(answer.readline())
 
 
-def connect(address: str, port: int, question: str, limit: float = LATENCY_LIMIT, **arguments: object) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=limit)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(json.dumps({"ask": question} | arguments).encode() + b"\n")
-    return connection
-
-
 def describe(failure: Exception) -> str:
     return getattr(failure, "strerror", None) or str(failure) or "no answer"
 
 
-def measure(address: str, port: int) -> Link:
-    """Measure the link from here to that host."""
-    latency = math.inf
+def measure(address: str, port: int) -> Fields:
+    """Measure the link between here and that host: the bandwidth is that of the way here."""
+    latency, bandwidth, problem = math.inf, math.nan, ""
     try:
-        with connect(address, port, "echo") as connection:
+        with connect(address, port, "link", LATENCY_LIMIT) as connection:
             for _ in range(PINGS):
                 started = time.perf_counter()
                 connection.sendall(b".")
                 if not connection.recv(1):
                     raise ConnectionError("it has closed the connection")
                 latency = min(latency, time.perf_counter() - started)
+            connection.shutdown(socket.SHUT_WR)
+            problem = STUCK
+            bandwidth, problem = receive(connection), ""
     except OSError as failure:
-        return Link(problem=describe(failure))
-    try:
-        with connect(address, port, "bytes") as connection:
-            return Link(latency=latency, bandwidth=fill(connection))
-    except (OSError, ValueError):
-        return Link(latency=latency, problem=STUCK)
+        problem = problem or describe(failure)
+    return {"latency": latency, "bandwidth": bandwidth, "problem": problem}
 
 
-def fill(connection: socket.socket) -> float:
-    """Send as much as the link takes, until the other side says how many bytes arrived per second. Raises `OSError` or
-    `ValueError` if none do."""
-    chunk, end = bytes(CHUNK), time.monotonic() + 2 * TRANSFER_LIMIT
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # drop what is on the way
-    while time.monotonic() < end:
-        readable, writable, _ = select.select([connection], [connection], [], TRANSFER_LIMIT)
-        if readable:
-            return float(json.loads(connection.recv(4096)))
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # closed meanwhile: the answer can still be read
-            if writable:
-                connection.send(chunk, socket.MSG_DONTWAIT)
-    raise TimeoutError
+def receive(connection: socket.socket) -> float:
+    """Take what comes, for a while: bytes per second. Raises `OSError` if nothing does."""
+    connection.settimeout(TRANSFER_LIMIT)
+    buffer = bytearray(len(CHUNK))
+    if not connection.recv_into(buffer):
+        raise ConnectionError
+    nbytes, started = 1, time.perf_counter()
+    with contextlib.suppress(TimeoutError):
+        while time.perf_counter() < started + TRANSFER_SECONDS:
+            nbytes += connection.recv_into(buffer)
+    return nbytes / (time.perf_counter() - started)
 
 
 def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[int, str] | None:
@@ -246,8 +223,7 @@ def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[
     with ThreadPoolExecutor(listener.size) as pool:
         while True:
             list(pool.map(greet, {*addresses} - reached))
-            for index, address in [*listener.heard.items()]:
-                addresses.setdefault(index, address)
+            addresses |= {index: listener.heard[index] for index in {*listener.heard} - {*addresses}}
             known = reached | {*listener.heard}
             listener.leader = min(known)
             if listener.leader < listener.index:
@@ -261,12 +237,12 @@ def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> 
     """Answer what the host that leads asks, until it says how many errors there are. Raises `PlaygroundError` if it
     ends or falls silent without having done so."""
     while not listener.ended.wait(FOLLOW_INTERVAL):
-        has_left = False
+        has_left = time.monotonic() > listener.last_heard + timeout + SILENCE
         try:
             ask(addresses[listener.leader], listener.port, "greeting", index=listener.index)
         except (OSError, ValueError) as failure:
-            has_left = isinstance(failure, ConnectionRefusedError) and not listener.ended.is_set()
-        if has_left or time.monotonic() > listener.last_heard + timeout + SILENCE:
+            has_left |= isinstance(failure, ConnectionRefusedError)
+        if has_left and not listener.ended.is_set():
             raise PlaygroundError("the host that leads has not told the result: does it reach this one?")
     return listener.errors
 
@@ -281,17 +257,18 @@ def schedule_rounds(hosts: Sequence[int]) -> Iterator[list[Pair]]:
         circle.insert(1, circle.pop())
 
 
-def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], silent: dict[int, str]) -> Hosts:
+def lead(listener: Listener, addresses: dict[int, str], listed: Sequence[str], silent: dict[int, str]) -> HostsFacts:
     """Ask all hosts about themselves, and have each pair measure its link; those that seem broken
-    once more, and those that seem slow, alone."""
+    once more, and those that seem slow, alone. Hosts that are not `listed` go by their own names."""
     about = {listener.index: listener.about}
     for index in {*addresses} - {*silent, listener.index}:
         try:
             said = ask(addresses[index], listener.port, "about")
-            about[index] = About(**said | {"findings": [Finding(**each) for each in said["findings"]]})
+            about[index] = said | {"findings": [Finding(**each) for each in said["findings"]]}
         except (OSError, ValueError, TypeError) as failure:
             silent[index] = f"it greets, but takes no connection: {describe(failure)}"
-    links: dict[Pair, Link] = {}
+    names = listed or [about[index]["name"] if index in about else f"host {index}" for index in range(listener.size)]
+    links: dict[Pair, Fields] = {}
 
     def measure_both_ways(pair: Pair) -> None:
         for here, there in (pair, pair[::-1]):
@@ -299,28 +276,27 @@ def lead(listener: Listener, addresses: dict[int, str], names: Sequence[str], si
                 if here == listener.index:
                     link = measure(addresses[there], listener.port)
                 else:
-                    link = Link(**ask(addresses[here], listener.port, "measure", there=addresses[there]))
-            except (OSError, ValueError, TypeError) as failure:
-                link = Link(problem=describe(failure))
-            before = links.get((here, there))
-            if before is None or before.problem:
-                links[here, there] = link
-            elif not link.problem:
-                fastest, widest = min(before.latency, link.latency), max(before.bandwidth, link.bandwidth)
-                links[here, there] = replace(link, latency=fastest, bandwidth=widest)
+                    link = ask(addresses[here], listener.port, "measure", there=addresses[there])
+            except (OSError, ValueError) as failure:
+                link = {"latency": math.nan, "bandwidth": math.nan, "problem": describe(failure)}
+            before = links.get((here, there), link)
+            if not before["problem"] and not link["problem"]:
+                link["latency"] = min(before["latency"], link["latency"])
+                link["bandwidth"] = max(before["bandwidth"], link["bandwidth"])
+            links[here, there] = before if link["problem"] else link
 
-    found = Hosts(names=names, leader=listener.index, about=about, silent=silent, links=links)
+    found = HostsFacts(names=names, leader=listener.index, about=about, silent=silent, links=links)
     with ThreadPoolExecutor(len(names)) as pool:
         for pairs in schedule_rounds(sorted(about)):
             list(pool.map(measure_both_ways, pairs))
-        list(pool.map(measure_both_ways, {(min(pair), max(pair)) for pair, link in links.items() if link.problem}))
+        list(pool.map(measure_both_ways, {(min(pair), max(pair)) for pair, link in links.items() if link["problem"]}))
     for _ in range(REPEATS):
         for pair in find_suspects(found):
             measure_both_ways(pair)
     return found
 
 
-def find_suspects(found: Hosts) -> list[Pair]:
+def find_suspects(found: HostsFacts) -> list[Pair]:
     """The links that are slow, and those of hosts that are."""
     blamed = set[Pair]()
     for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
@@ -329,7 +305,7 @@ def find_suspects(found: Hosts) -> list[Pair]:
     return sorted(blamed)
 
 
-def dismiss(listener: Listener, addresses: Mapping[int, str], found: Hosts, errors: int) -> None:
+def dismiss(listener: Listener, addresses: Mapping[int, str], found: HostsFacts, errors: int) -> None:
     """Tell all hosts that it is over, and how many errors there are."""
     for index in {*found.about} - {listener.index}:
         with contextlib.suppress(OSError, ValueError):
@@ -346,53 +322,55 @@ def explain(slowness: Mapping[Pair, float]) -> tuple[dict[int, float], dict[Pair
     return factors, {(a, b): value / max(medians[a], medians[b]) for (a, b), value in slowness.items()}
 
 
-def check_answers(found: Hosts) -> Iterator[Finding]:
+def check_answers(found: HostsFacts) -> Iterator[Finding]:
     for index, why in sorted(found.silent.items()):
         rule = "all hosts run this command at the same time, with the same list of hosts"
         fix = "start it there; have its firewall accept TCP from the others"
         yield error(f"{found.names[index]} does not answer: {why}", rule, fix)
 
 
-def check_host_versions(found: Hosts) -> Iterator[Finding]:
+def check_host_versions(found: HostsFacts) -> Iterator[Finding]:
     for package in ("torch", "python", "playground"):
-        versions = {found.names[index]: about.versions.get(package) or "none" for index, about in found.about.items()}
+        versions = {
+            found.names[index]: about["versions"].get(package) or "none" for index, about in found.about.items()
+        }
         usual = statistics.mode(versions.values())
         if others := [f"{version} on {name}" for name, version in versions.items() if version != usual]:
             saw = f"{package} {usual}, but {', '.join(others)}"
             yield warning(saw, "all ranks run the same software", f"install {package} {usual} there")
 
 
-def find_broken(found: Hosts, stuck: bool) -> Iterator[tuple[str, str]]:
+def find_broken(found: HostsFacts, stuck: bool) -> Iterator[tuple[str, str]]:
     """The links with a problem, by the names of their hosts, and the problem; once if it is in both directions."""
-    broken = {pair: link.problem for pair, link in found.links.items() if link.problem}
+    broken = {pair: link["problem"] for pair, link in found.links.items() if link["problem"]}
     for (here, there), problem in broken.items():
         both = (there, here) in broken
         if (problem == STUCK) is stuck and not (both and here > there):
-            words = "between {} and {}" if both else "from {} to {}"
+            words = "between {} and {}" if both else "from {1} to {0}" if stuck else "from {0} to {1}"
             yield words.format(found.names[here], found.names[there]), problem
 
 
-def check_connections(found: Hosts) -> Iterator[Finding]:
+def check_connections(found: HostsFacts) -> Iterator[Finding]:
     for where, problem in find_broken(found, stuck=False):
         fix = "have the firewalls accept TCP between all hosts; compare routes"
         yield error(f"no connection {where}: {problem}", "every rank connects to every other", fix)
 
 
-def check_large_packets(found: Hosts) -> Iterator[Finding]:
+def check_large_packets(found: HostsFacts) -> Iterator[Finding]:
     for where, _ in find_broken(found, stuck=True):
         rule = "what is on the way takes packets as large as the hosts' MTU"
         fix = "ip link set NAME mtu 1400, and less until it passes; or correct the switch or tunnel"
         yield error(f"{where} small packets arrive and large ones do not", rule, fix)
 
 
-def check_bandwidth(found: Hosts) -> Iterator[Finding]:
+def check_bandwidth(found: HostsFacts) -> Iterator[Finding]:
     for who, factor in blame(found, found.slowness("bandwidth"), SLOW):
         rule = "an all-reduce is as fast as its slowest link"
         fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
         yield warning(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
 
 
-def check_latency(found: Hosts) -> Iterator[Finding]:
+def check_latency(found: HostsFacts) -> Iterator[Finding]:
     slowness = found.slowness("latency")
     least = min(slowness.values(), default=0.0)
     relevant = {pair: value if value > least + LEAST_EXCESS else least for pair, value in slowness.items()}
@@ -402,7 +380,7 @@ def check_latency(found: Hosts) -> Iterator[Finding]:
         yield warning(saw, rule, "look at the route (traceroute), and at what else the hosts do")
 
 
-def blame(found: Hosts, slowness: Mapping[Pair, float], limit: float) -> Iterator[tuple[str, float]]:
+def blame(found: HostsFacts, slowness: Mapping[Pair, float], limit: float) -> Iterator[tuple[str, float]]:
     """The hosts and links that are slower than others by more than `limit`, and how many times."""
     hosts, links = explain(slowness)
     yield from ((found.names[host], factor) for host, factor in hosts.items() if factor > limit)
@@ -414,11 +392,11 @@ def blame(found: Hosts, slowness: Mapping[Pair, float], limit: float) -> Iterato
 CHECKS = find_checks(globals())
 
 
-def summarize(found: Hosts) -> str:
+def summarize(found: HostsFacts) -> str:
     """The hosts and links, in a few words."""
     text = f"{len(found.about)} of {len(found.names)} hosts answer"
-    if good := [link for link in found.links.values() if not link.problem]:
-        rates, delays = [8e-9 * link.bandwidth for link in good], [1e6 * link.latency for link in good]
+    if good := [link for link in found.links.values() if not link["problem"]]:
+        rates, delays = [8e-9 * link["bandwidth"] for link in good], [1e6 * link["latency"] for link in good]
         text += f", {min(rates):.3g} to {max(rates):.3g} Gbit/s"
         text += f", {min(delays):.3g} to {max(delays):.3g} us there and back"
     return text

@@ -1,15 +1,15 @@
 """The first tier: this machine, examined in less than a second and without torch.
 
-`Machine()` holds the facts; a check is a function from the facts to findings. What the system does not tell is None or
-empty, and passes.
+`MachineFacts()` holds the facts; a check is a function from the facts to findings. What the system does not tell is
+None or empty, and passes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
-import re
 import resource
 import shutil
 import socket
@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fcntl import ioctl
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from playground.measurement import format_bytes
 from playground.measurement.environment import memory as read_memory
@@ -84,7 +85,7 @@ def find_interfaces() -> dict[str, str]:
     """The address of each network interface that is up and has one."""
     if sys.platform != "linux":
         return {}
-    sixes = {line.split()[-1]: bytes.fromhex(line.split()[0]) for line in read("/proc/net/if_inet6").splitlines()}
+    sixes = {line.split()[-1]: bytes.fromhex(line.split()[0]) for line in read(Path("/proc/net/if_inet6")).splitlines()}
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -97,6 +98,12 @@ def find_interfaces() -> dict[str, str]:
     return found
 
 
+def find_unreachable() -> dict[str, str]:
+    tried = {name: address for name, address in find_interfaces().items() if not address.startswith("fe80:")}
+    answers = run_together({name: partial(connect_to_itself, address) for name, address in tried.items()})
+    return {name: why for name in tried if (why := answers.get(name, "no answer"))}
+
+
 def connect_to_itself(address: str) -> str:
     """Why a connection to this address of ours, at a port that listens, is not made; empty if it is."""
     try:
@@ -107,73 +114,24 @@ def connect_to_itself(address: str) -> str:
     return ""
 
 
-def find_unreachable() -> dict[str, str]:
-    global_ones = {name: way for name, way in find_interfaces().items() if not way.startswith("fe80:")}
-    answers = run_together({name: partial(connect_to_itself, way) for name, way in global_ones.items()})
-    return {name: why for name in global_ones if (why := answers.get(name, "no answer"))}
-
-
 def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def is_own(name: str) -> bool:
-    """Whether a name or an address is this machine's."""
-    with contextlib.suppress(OSError):
-        for address in run_together({name: partial(resolve, name)}).get(name, []):
-            with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
-                probe.bind((address, 0))
-                return True
-    return False
-
-
 def try_port() -> str:
-    """Why this host cannot serve the store, at the port that the environment says; empty also if it is not to."""
-    environ, served = os.environ, os.environ.get(SERVED_BY_TORCHRUN) == "True"
-    if served or environ.get("RANK", "0") != "0" or not is_own(environ.get("MASTER_ADDR") or "localhost"):
+    """Why this host cannot serve the store at MASTER_PORT; empty if it can, or is not to."""
+    if os.environ.get(SERVED_BY_TORCHRUN) == "True" or os.environ.get("RANK", "0") != "0":
         return ""
+    host, port = os.environ.get("MASTER_ADDR") or "localhost", os.environ.get("MASTER_PORT", DEFAULT_PORT)
     try:
-        socket.create_server(("", int(environ.get("MASTER_PORT", DEFAULT_PORT)))).close()
+        socket.create_server((host, int(port))).close()
     except (OSError, ValueError, OverflowError) as failure:
-        return getattr(failure, "strerror", None) or str(failure)
+        is_elsewhere = isinstance(failure, socket.gaierror) or getattr(failure, "errno", 0) == errno.EADDRNOTAVAIL
+        return "" if is_elsewhere else getattr(failure, "strerror", None) or str(failure)
     return ""
 
 
-def read(path: str) -> str:
-    """The text of a file of the system; empty if there is none."""
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def read_limit(name: str) -> int:
-    """A soft limit of this process; -1 for none."""
-    return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
-
-
-def read_quota(root: Path = Path("/sys/fs/cgroup"), groups: str = "/proc/self/cgroup") -> float:
-    """Cores whose time this process may use, by its control group and those above. Source:
-    https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)"""
-    found = re.search(r"^0::/(.*)$", read(groups), re.MULTILINE)
-    own = root / (found[1] if found else "")
-    pairs = [read(f"{folder}/cpu.max").split() for folder in (own, *own.parents) if folder.is_relative_to(root)]
-    pairs.append([read(f"{root}/cpu/cpu.cfs_{which}_us") for which in ("quota", "period")])
-    return min(
-        (int(pair[0]) / int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0].isdigit()), default=math.inf
-    )
-
-
-def find_temporary() -> tuple[str, int]:
-    """The folder for temporary files, and the bytes that are free there."""
-    try:
-        return (folder := tempfile.gettempdir()), shutil.disk_usage(folder).free
-    except FileNotFoundError:
-        return "", 0
-
-
 def try_shared_memory() -> tuple[int, str]:
-    """Bytes of /dev/shm, and why a tensor cannot be put there; none and nothing where a system has others."""
     if sys.platform != "linux":
         return 0, ""
     try:
@@ -184,16 +142,36 @@ def try_shared_memory() -> tuple[int, str]:
     return shutil.disk_usage("/dev/shm").total, ""
 
 
+def read(path: Path) -> str:
+    """The text of a file of the system; empty if there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose files have other names)"""
+    v1 = (read(root / f"cpu/cpu.cfs_{which}_us") for which in ("quota", "period"))
+    quota, period = read(root / "cpu.max").split() or v1
+    return int(quota) / int(period) if quota.isdigit() else math.inf
+
+
+def find_temporary() -> tuple[str, int]:
+    try:
+        return (folder := tempfile.gettempdir()), shutil.disk_usage(folder).free
+    except FileNotFoundError:
+        return "", 0
+
+
 def find_shadows() -> list[tuple[str, str]]:
-    """(module, file) in the working folder and in those of PYTHONPATH, if torch imports a module of that name. Where a
-    package has been installed its metadata lies beside it."""
-    folders = [Path(each) for each in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.glob("*.py"))]
-    files += [file.parent for file in Path().glob("*/__init__.py")]
-    return [
-        (file.stem, str(file.absolute())) for file in files
-        if file.stem in ESSENTIAL | SHADOWABLE and not [*file.parent.glob(f"{file.stem}-*.dist-info")]
-    ]  # fmt: skip
+    """(module, file) in the working folder and in those of PYTHONPATH, of modules that torch imports. Where a package
+    has been installed its metadata lies beside it."""
+    folders = [os.path.abspath(each) for each in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    specs = (PathFinder.find_spec(name, folders) for name in sorted(ESSENTIAL | SHADOWABLE))
+    found = ((spec.name, Path(spec.origin)) for spec in specs if spec and spec.origin)
+    files = ((name, file.parent if file.stem == "__init__" else file) for name, file in found)
+    return [(name, str(file)) for name, file in files if not [*file.parent.glob(f"{name}-*.dist-info")]]
 
 
 def spans_hosts() -> bool:
@@ -202,43 +180,44 @@ def spans_hosts() -> bool:
     return not is_loopback(os.environ.get("MASTER_ADDR", "localhost")) and size != local
 
 
-def fact(read: Callable[[], Any]) -> Any:
-    return field(default_factory=read)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """What is known of this machine."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
-    several_hosts: bool = fact(spans_hosts)
+    several_hosts: bool = field(default_factory=spans_hosts)
     """Whether it is to train together with others."""
-    hostname: str = fact(socket.gethostname)
-    resolved: Mapping[str, Sequence[str] | None] = fact(resolve_names)
+    hostname: str = field(default_factory=socket.gethostname)
+    resolved: Mapping[str, Sequence[str] | None] = field(default_factory=resolve_names)
     """Addresses of names: this host's, localhost, that of MASTER_ADDR. None if there was no answer in time."""
-    interfaces: Mapping[str, str] = fact(find_interfaces)
+    interfaces: Mapping[str, str] = field(default_factory=find_interfaces)
     """The address of each interface that is up and has one; empty where a system does not tell."""
-    unreachable: Mapping[str, str] = fact(find_unreachable)
+    unreachable: Mapping[str, str] = field(default_factory=find_unreachable)
     """Interfaces at whose address this machine does not reach itself, and why."""
-    port_refusal: str = fact(try_port)
-    shared_memory: tuple[int, str] = fact(try_shared_memory)
-    limits: Mapping[str, int] = fact(lambda: {name: read_limit(name) for name in LIMITS})
+    port_refusal: str = field(default_factory=lambda: run_together({"port": try_port}).get("port", ""))
+    shared_memory: tuple[int, str] = field(default_factory=try_shared_memory)
+    """Bytes of /dev/shm, and why a tensor cannot be put there; none and nothing where a system has others."""
+    limits: Mapping[str, int] = field(
+        default_factory=lambda: {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in LIMITS}
+    )
     """Soft limits by name, -1 for none."""
-    available_memory: int = fact(lambda: read_memory("MemAvailable"))
-    cores: int = fact(usable_cores)
-    quota: float = fact(read_quota)
-    temporary: tuple[str, int] = fact(find_temporary)
-    shadows: Sequence[tuple[str, str]] = fact(find_shadows)
+    available_memory: int = field(default_factory=lambda: read_memory("MemAvailable"))
+    cores: int = field(default_factory=usable_cores)
+    quota: float = field(default_factory=read_quota)
+    """Cores whose time this process's container may use."""
+    temporary: tuple[str, int] = field(default_factory=find_temporary)
+    """The folder for temporary files, and the bytes that are free there."""
+    shadows: Sequence[tuple[str, str]] = field(default_factory=find_shadows)
 
 
-def check_import_path(machine: Machine) -> Iterator[Finding]:
+def check_import_path(machine: MachineFacts) -> Iterator[Finding]:
     for module, file in machine.shadows:
         kind = error if module in ESSENTIAL else warning
         saw = f"{file} would be imported in the place of {module}"
         yield kind(saw, "Python looks in a script's folder and in PYTHONPATH first", f"rename {file}")
 
 
-def check_host_name(machine: Machine) -> Iterator[Finding]:
+def check_host_name(machine: MachineFacts) -> Iterator[Finding]:
     name, chosen = machine.hostname, any(map(machine.environ.get, VARIABLES))
     addresses = machine.resolved.get(name, ["10.0.0.1"])
     kind = error if machine.several_hosts and addresses is not None else warning
@@ -254,7 +233,7 @@ def check_host_name(machine: Machine) -> Iterator[Finding]:
         yield kind(saw, rule, fix)
 
 
-def check_loopback(machine: Machine) -> Iterator[Finding]:
+def check_loopback(machine: MachineFacts) -> Iterator[Finding]:
     rule, fix = "ranks of one host meet on loopback", f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
     if sys.platform == "linux" and LOOPBACK_INTERFACE not in machine.interfaces:
         yield error(f"the loopback interface {LOOPBACK_INTERFACE} is down or has no address", rule, fix)
@@ -272,7 +251,7 @@ def match_interfaces(value: str, names: Iterable[str], exact: bool) -> list[str]
     return [each for each in names if (each in given if exact else each.startswith(tuple(given))) is not excludes]
 
 
-def check_interface_variables(machine: Machine) -> Iterator[Finding]:
+def check_interface_variables(machine: MachineFacts) -> Iterator[Finding]:
     outer = [*[each for each in machine.interfaces if each != LOOPBACK_INTERFACE], "INTERFACE"][0]
     for variable, backend in VARIABLES.items():
         value, exact = machine.environ.get(variable, ""), backend.trusts_host_name
@@ -286,7 +265,7 @@ def check_interface_variables(machine: Machine) -> Iterator[Finding]:
                 yield error(f"{variable}={value} in a world of several hosts", "no other host can reach loopback", fix)
 
 
-def check_firewall(machine: Machine) -> Iterator[Finding]:
+def check_firewall(machine: MachineFacts) -> Iterator[Finding]:
     for name, why in machine.unreachable.items():
         is_used = machine.several_hosts or machine.interfaces[name] in (machine.resolved.get(machine.hostname) or ())
         saw = f"a connection to this machine's own address on {name} fails: {why}"
@@ -294,7 +273,7 @@ def check_firewall(machine: Machine) -> Iterator[Finding]:
         yield (error if is_used else warning)(saw, rule, fix)
 
 
-def check_master_address(machine: Machine) -> Iterator[Finding]:
+def check_master_address(machine: MachineFacts) -> Iterator[Finding]:
     name = machine.environ.get("MASTER_ADDR", "")
     if name and not (addresses := machine.resolved.get(name)):
         why = f"does not resolve within {NETWORK_LIMIT:g} s" if addresses is None else "resolves to nothing"
@@ -303,7 +282,7 @@ def check_master_address(machine: Machine) -> Iterator[Finding]:
         yield kind(f"MASTER_ADDR={name} {why}", "all ranks meet at MASTER_ADDR", fix)
 
 
-def check_master_port(machine: Machine) -> Iterator[Finding]:
+def check_master_port(machine: MachineFacts) -> Iterator[Finding]:
     port = machine.environ.get("MASTER_PORT", "")
     fix = f"take another port; ss -ltnp 'sport = :{port or DEFAULT_PORT}' tells who has it"
     if machine.port_refusal:
@@ -312,7 +291,7 @@ def check_master_port(machine: Machine) -> Iterator[Finding]:
         yield (error if port else warning)(saw, "rank 0 listens at MASTER_PORT, which must be free", fix)
 
 
-def check_shared_memory(machine: Machine) -> Iterator[Finding]:
+def check_shared_memory(machine: MachineFacts) -> Iterator[Finding]:
     size, refusal = machine.shared_memory
     rule = "NCCL and DataLoader's workers pass tensors through /dev/shm: 1 GiB at least"
     fix = "start the container with --shm-size=8g or --ipc=host; else mount -o remount,size=8G /dev/shm"
@@ -322,7 +301,7 @@ def check_shared_memory(machine: Machine) -> Iterator[Finding]:
         yield warning(f"/dev/shm has {format_bytes(size)}", rule, fix)
 
 
-def check_limits(machine: Machine) -> Iterator[Finding]:
+def check_limits(machine: MachineFacts) -> Iterator[Finding]:
     for name, limit in machine.limits.items():
         if 0 <= limit < 1024:
             command, counted = LIMITS[name]
@@ -330,13 +309,13 @@ def check_limits(machine: Machine) -> Iterator[Finding]:
             yield warning(f"{command} is {limit}", rule, f"{command} 65536, or in /etc/security/limits.conf")
 
 
-def check_memory(machine: Machine) -> Iterator[Finding]:
+def check_memory(machine: MachineFacts) -> Iterator[Finding]:
     if (free := machine.available_memory) < 2**30:
         rule = "torch takes 0.3 GiB in each rank before there is a model"
         yield warning(f"{format_bytes(free)} of memory are available", rule, "end other programs, or take fewer ranks")
 
 
-def check_cores(machine: Machine) -> Iterator[Finding]:
+def check_cores(machine: MachineFacts) -> Iterator[Finding]:
     if machine.quota < machine.cores:
         saw = f"{machine.cores} cores are seen, and the container may use the time of {machine.quota:g}"
         rule = "threads beyond the quota are stopped, all at once, for most of every 0.1 s"
@@ -344,7 +323,7 @@ def check_cores(machine: Machine) -> Iterator[Finding]:
         yield warning(saw, rule, fix)
 
 
-def check_threads(machine: Machine) -> Iterator[Finding]:
+def check_threads(machine: MachineFacts) -> Iterator[Finding]:
     most = max(1, math.floor(min(machine.cores, machine.quota)))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         value = machine.environ.get(name, "1").split(",")[0]
@@ -355,7 +334,7 @@ def check_threads(machine: Machine) -> Iterator[Finding]:
             yield warning(f"{name}={value} on {most} core{'s' * (most > 1)}", rule, fix)
 
 
-def check_disk(machine: Machine) -> Iterator[Finding]:
+def check_disk(machine: MachineFacts) -> Iterator[Finding]:
     (folder, free), rule = machine.temporary, "torch, torchrun and compilers write files in TMPDIR: 1 GiB at least"
     if not folder:
         yield error("no folder for temporary files can be written", rule, "export TMPDIR with one that can be written")

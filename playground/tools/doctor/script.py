@@ -1,12 +1,15 @@
 """The tier of a script for torchrun: it runs here for a while, on two ranks and then on three, and the ranks' black
 boxes tell what would break on nccl, on more ranks, or with unequal data. Each run has a copy of the files, so that the
 script does not overwrite the user's. Does not import torch.
+
+What the ranks have not called is not seen; where tensors would be on a machine with GPUs, only the text tells.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import linecache
 import logging
 import os
 import re
@@ -16,27 +19,33 @@ import signal
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from playground.measurement import format_bytes
-from playground.runtime.black_box import UNASKED, Kind, Operation, RankState
+from playground.measurement import Fields, format_bytes
+from playground.runtime.backends import BACKENDS
+from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, UNASKED, Kind, Operation, RankState
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event, report
 from playground.runtime.remote import syntax_errors_in_one_line
+from playground.tools.doctor import Finding, error, find_checks, warning
 
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""
-FAILED = "failed"
 COPIED = 2**30
 """Bytes that are copied for a run, at most."""
 LEADER = "process group"
 """Key of a report: the id of the process group that a rank leads. With a space, it is none of the script's own."""
+NOT_IN_NCCL = ("monitored_barrier", "all_gather_coalesced")
+"""Operations that torch's nccl backend lacks."""
+Message = tuple[int, int, tuple[int, ...]]
+"""Sender, receiver, group."""
 
 
 class Elapsed(Exception):
@@ -44,37 +53,24 @@ class Elapsed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """The script on one number of ranks."""
-
-    size: int
-    has_returned: bool
-    """Whether all ranks have returned: otherwise it has failed, or its time was up."""
-    failure: str = ""
-    """That of a rank: a deadlock is in the diagnosis alone."""
-    diagnosis: Diagnosis | None = None
-    states: Sequence[RankState] = field(default=(), repr=False)
-
-    @property
-    def outcome(self) -> str:
-        failed = FAILED if self.failure or self.diagnosis else "stopped when their time was up"
-        return "returned" if self.has_returned else failed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
+class ScriptFacts:
     """What is known of a script."""
 
     path: Path
     folder: str
     """Where the copies were in which it ran."""
-    runs: Sequence[Run]
+    runs: Sequence[Fields]
+    """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it has failed, or its
+    time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a deadlock the only sign."""
+    states: Sequence[Sequence[RankState]] = field(repr=False)
+    """Of each run, rank by rank."""
 
+    @property
     def operations(self) -> Iterator[Operation]:
-        return (one for run in self.runs for state in run.states for one in state.operations)
+        return (one for states in self.states for state in states for one in state.operations)
 
 
-def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> Script:
+def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
     """Run `path` with its arguments `words`, for `seconds` at most on each number of ranks, until a run fails. Raises
     `UsageError` for what is no script in Python, for one that calls no operation, and without black boxes."""
     if os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
@@ -84,19 +80,34 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
             ast.parse(path.read_bytes(), str(path))
     except (OSError, ValueError) as failure:
         raise UsageError(f"{path} cannot be read as a script in Python ({failure}): name one for torchrun") from None
-    runs: list[Run] = []
+    runs, states = list[Fields](), list[Sequence[RankState]]()
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
-        while len(runs) < len(SIZES) and not any(run.failure or run.diagnosis for run in runs):
-            size = SIZES[len(runs)]
+        for size in SIZES:
             here, argv = copy_files(Path(os.path.abspath(path)), words, Path(folder).resolve() / f"{size}-ranks")
-            runs.append(run_script(here, argv, size, seconds, timeout))
-    script = Script(path=path, folder=folder, runs=runs)
-    if runs[-1].outcome != FAILED and not any(script.operations()):
+            run, seen = run_script(here, argv, size, seconds, timeout)
+            runs, states = [*runs, run], [*states, seen]
+            if has_failed(run):
+                break
+    script = ScriptFacts(path=path, folder=folder, runs=runs, states=states)
+    if not has_failed(runs[-1]) and not any(script.operations):
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script for torchrun, whose "
             f"ranks are started for it, or raise --seconds"
         )
     return script
+
+
+def has_failed(run: Fields) -> bool:
+    return bool(run["failure"] or run["diagnosis"])
+
+
+def summarize(script: ScriptFacts) -> str:
+    """How the runs ended, in a few words."""
+    text = ""
+    for run in script.runs:
+        otherwise = "failed" if has_failed(run) else "stopped when their time was up"
+        text += f"{run['size']} ranks {'returned' if run['has_returned'] else otherwise}, "
+    return f"{text}in copies of its folder in {script.folder}, removed by now"
 
 
 def is_copied(path: Path, target: Path) -> bool:
@@ -138,8 +149,10 @@ def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, li
     return next(iter(copies.values())), argv
 
 
-def run_script(here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float) -> Run:
-    """The script on `size` ranks, in the working folder `here`."""
+def run_script(
+    here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float
+) -> tuple[Fields, Sequence[RankState]]:
+    """The script on `size` ranks, in the working folder `here`: how that ended, and the state of each rank."""
     boxes: dict[int, View] = {}
     groups: list[int] = []
     last: list[RankState] = []
@@ -172,7 +185,7 @@ def run_script(here: Path, argv: Sequence[str], size: int, seconds: float, timeo
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
-    return Run(size=size, has_returned=has_returned, failure=failure, diagnosis=why, states=states)
+    return {"size": size, "has_returned": has_returned, "failure": failure, "diagnosis": why}, states
 
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:
@@ -195,3 +208,133 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+
+
+def list_messages(states: Sequence[RankState]) -> Iterator[tuple[int, Message, Operation]]:
+    """The known parts of messages whose ends are known, each with the rank that called it."""
+    for state in states:
+        for one in state.operations:
+            if one.kind != COLLECTIVE and one.peer is not None:
+                ends = (state.rank, one.peer) if one.kind == SEND else (one.peer, state.rank)
+                yield state.rank, (*ends, one.group), one
+
+
+def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
+    for run in (run for run in script.runs if run["diagnosis"]):
+        saw = f"on {run['size']} ranks: {' '.join(run['diagnosis'].sentence.split())}"
+        rule = "ranks call operations that match, equally often, in the same order"
+        yield error(saw, rule, run["diagnosis"].cure)
+
+
+def check_failure(script: ScriptFacts) -> Iterator[Finding]:
+    first, run = script.runs[0], script.runs[-1]
+    if first["failure"]:
+        fix = f"torchrun --nproc-per-node {first['size']} {script.path} shows the traceback"
+        yield error(first["failure"], "a script returns on all ranks", fix)
+    elif run["failure"]:
+        saw = f"it works on {first['size']} ranks; {run['failure']}"
+        fix = "derive peers, groups and shards from get_world_size(), not from a constant"
+        yield error(saw, "a script works on any number of ranks", fix)
+
+
+def check_call_counts(script: ScriptFacts) -> Iterator[Finding]:
+    """Ranks of a run that has returned all the same: nobody may have waited for the last calls."""
+    for states in (states for run, states in zip(script.runs, script.states, strict=True) if run["has_returned"]):
+        counts = {state.rank: state.counts for state in states}
+        lines = {(state.rank, one.channel): one.line for state in states for one in state.operations}
+        for (rank, channel), line in lines.items():
+            kind, group, peer, tag, number = channel
+            others = {other: counts[other].get(channel, 0) for other in group} if kind == COLLECTIVE else {}
+            if kind == SEND and peer is not None and (RECEIVE, group, None, tag, number) not in counts[peer]:
+                others = {peer: counts[peer].get((RECEIVE, group, rank, tag, number), 0)}
+            if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
+                saw = f"on {len(states)} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
+                saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"
+                yield error(saw, "a collective is called by its whole group, a send has a receive", Kind.ENDED.cure)
+                return
+
+
+def check_branches(script: ScriptFacts) -> Iterator[Finding]:
+    met: dict[object, dict[str, str]] = {}
+    for states in script.states:
+        for one in (one for state in states for one in state.operations if one.peer is None):
+            file, _, number = one.line.partition(" in ")[0].rpartition(":")
+            source = linecache.getline(str(script.path.with_name(file or "?")), int(number or 0))
+            if one.kind == COLLECTIVE and one.name in source:  # not what DDP calls, or `join`
+                met.setdefault((len(states), one.channel, one.index), {})[one.line] = one.name
+    calls = {tuple(sorted(lines)): name for lines in met.values() for name in lines.values() if len(lines) > 1}
+    for lines, name in calls.items():
+        saw = f"ranks meet in {name} from different lines: {', '.join(lines)}"
+        yield warning(saw, "a collective in a branch needs its like in the others", "call it after the branches")
+
+
+def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
+    for line in sorted({one.line for one in script.operations if one.kind == RECEIVE and one.peer is None}):
+        yield warning(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
+
+
+def check_nccl_operations(script: ScriptFacts) -> Iterator[Finding]:
+    for name, line in sorted({(one.name, one.line) for one in script.operations if one.name in NOT_IN_NCCL}):
+        yield warning(f"{name} ({line})", "nccl lacks it", "call it in a group of gloo: new_group(backend='gloo')")
+
+
+def check_tags(script: ScriptFacts) -> Iterator[Finding]:
+    for states in script.states:
+        parts: dict[tuple[str, Message], list[Operation]] = {}
+        for _, message, one in list_messages(states):
+            parts.setdefault((one.kind, message), []).append(one)
+        for (kind, message), sent in parts.items():
+            if kind == SEND and len(tags := {one.tag for one in sent}) > 1:
+                orders = [[(one.tag, one.index) for one in part] for part in (sent, parts.get((RECEIVE, message), []))]
+                known = {*orders[0]} & {*orders[1]}
+                mixed = [key for key in orders[0] if key in known] != [key for key in orders[1] if key in known]
+                saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, "
+                saw += f"{'not ' * mixed}received in the order of sending ({sent[0].line})"
+                rule = "nccl ignores tags: messages between two ranks arrive in the order of sending"
+                yield warning(saw, rule, "receive in the order of sending")
+                return
+
+
+def check_message_order(script: ScriptFacts) -> Iterator[Finding]:
+    """Play the messages as nccl may run them: those of a rank one after the other, unless it calls them in a batch."""
+    for states in script.states:
+        parts = [(rank, (*message, one.tag, one.index), one) for rank, message, one in list_messages(states)]
+        known = Counter(key for _, key, _ in parts)
+        queues: dict[int, list[dict[object, Operation]]] = {state.rank: [] for state in states}
+        for rank, key, one in ((rank, key, one) for rank, key, one in parts if known[key] == 2):
+            last = next(reversed(queues[rank][-1].values())) if queues[rank] else None
+            if last and last.line == one.line and not 0 < last.done < one.issued:
+                queues[rank][-1][key] = one
+            else:
+                queues[rank].append({key: one})
+        while True:
+            heads = Counter(key for queue in queues.values() for key in next(iter(queue), {}))
+            if not (ready := {key for key, count in heads.items() if count == 2}):
+                break
+            for queue in filter(None, queues.values()):
+                queue[0] = {key: one for key, one in queue[0].items() if key not in ready}
+                queue[:] = filter(None, queue)
+        if stuck := {one.line for queue in queues.values() for one in next(iter(queue), {}).values()}:
+            saw = f"on {len(states)} ranks: messages, called one by one, cross each other ({', '.join(sorted(stuck))})"
+            rule = "nccl runs them in the order of calls, and large ones wait for their receivers"
+            yield warning(saw, rule, "call them together: batch_isend_irecv")
+            return
+
+
+def check_device(script: ScriptFacts) -> Iterator[Finding]:
+    source = script.path.read_bytes()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
+            given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "backend")]
+            for name in (ast.literal_eval(each) for each in given if isinstance(each, ast.Constant)):
+                if name in BACKENDS and BACKENDS[name].device_type == "cpu":
+                    saw = f"backend {name} is given ({script.path.name}:{node.lineno})"
+                    yield warning(saw, "nccl is for GPUs, and the default is gloo and nccl", "leave the backend out")
+    lines = (one.line for one in script.operations if one.dtype or one.name == MAKE_DDP)
+    first = next((line for line in lines if line.startswith(f"{script.path.name}:")), "")
+    if first and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
+        saw = f"tensors of the CPU ({first}): {script.path.name} names no GPU"
+        yield warning(saw, "nccl takes tensors of a GPU only", "make tensors on torch.device('cuda', LOCAL_RANK)")
+
+
+CHECKS = find_checks(globals())

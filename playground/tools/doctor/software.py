@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from playground.runtime.backends import BACKENDS, get_backend
+from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import driver_supports
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher.launch import launch
@@ -35,14 +35,11 @@ SMI = "nvidia-smi --query-gpu=name,memory.used,memory.total,utilization.gpu --fo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Torch:
+class TorchFacts:
     """What is known of torch here."""
 
     version: str = ""
     """Empty if it is not installed."""
-    torchvision: str = ""
-    vision_problem: str = ""
-    """What went wrong when an operator of torchvision's was called; empty if nothing did, and without torchvision."""
     stage: str = ""
     """What the process was doing when it ended or its time was up; empty if it came to its end."""
     problem: str = ""
@@ -54,10 +51,8 @@ class Torch:
     """The newest CUDA that the GPU's driver knows; empty without a driver."""
     visible: int = 0
     """Number of GPUs that torch shows."""
-    built_in: Mapping[str, bool] = field(default_factory=dict)
-    """Whether torch was built with a backend."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """What went wrong when two ranks added up a tensor, by backend; empty if nothing did."""
+    """What went wrong when ranks added up a tensor, by backend; empty if nothing did."""
     gpus: tuple[tuple[str, int, int, int], ...] = ()
     """Name, MiB of memory in use and in all, and utilisation in percent, of each GPU of the machine."""
 
@@ -69,33 +64,30 @@ def version_of(package: str) -> str:
     return ""
 
 
-def examine(timeout: float) -> Torch:
+def examine(timeout: float) -> TorchFacts:
     """Start the process, and wait for it `timeout` seconds at most."""
-    facts: dict[str, object] = {"version": version_of("torch"), "torchvision": version_of("torchvision")}
-    if not facts["version"]:
-        return Torch()
-    facts["stage"] = "importing torch"
+    if not (version := version_of("torch")):
+        return TorchFacts()
+    facts: dict[str, object] = {"version": version, "stage": "importing torch"}
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, "-c", f"from {TRY.module} import try_torch; try_torch()"]
-    with subprocess.Popen(
-        command, env=environ, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
-        try:
-            out, err = child.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            out, err = child.communicate()[0], f"no end within {timeout:g} s"
-        except BaseException:
-            child.kill()
-            raise
+    try:
+        done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+        code, out, err = done.returncode, done.stdout, done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired as late:
+        code, out, err = 0, late.stdout or b"", f"no end within {timeout:g} s"
     for line in out.splitlines():
         with contextlib.suppress(ValueError):  # what somebody else has printed
             facts.update(json.loads(line))
     if facts["stage"]:
-        ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
+        ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         facts["problem"] = [ended, *err.strip().splitlines()][-1]
     facts["gpus"] = find_gpus()
-    return Torch(**facts)  # type: ignore[arg-type]  # of our own process
+    return TorchFacts(**facts)  # type: ignore[arg-type]  # of our own process
+
+
+def summarize(torch: TorchFacts) -> str:
+    return "" if torch.problem else f"torch {torch.version}, imported in {torch.import_seconds:.1f} s"
 
 
 def find_gpus() -> tuple[tuple[str, int, int, int], ...]:
@@ -117,35 +109,30 @@ def try_torch() -> None:
     """The program of that process."""
     started = time.perf_counter()
     import torch
-    import torch.distributed as dist
 
-    tell(import_seconds=time.perf_counter() - started, cuda=torch.version.cuda or "", stage="importing torchvision")
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("torchvision")
-        try:
-            from torchvision.ops import nms
-
-            nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.ones(1), 0.5)
-        except Exception as failure:
-            tell(vision_problem=f"{type(failure).__name__}: {failure}".partition("\n")[0])
-    built_in = {name: dist.is_available() and getattr(dist, f"is_{name}_available")() for name in ("gloo", "nccl")}
+    tell(import_seconds=time.perf_counter() - started, cuda=torch.version.cuda or "")
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    tell(built_in=built_in, driver=driver_supports() or (), visible=visible)
+    tell(driver=driver_supports() or (), visible=visible)
     sums = {}
-    for name in (name for name, is_built_in in built_in.items() if is_built_in):
-        if get_backend(name).device_type == "cpu" or visible > 1:
-            tell(stage=f"adding up on two ranks with {name}")
-            sums[name] = add_on_two_ranks(name)
-    tell(sums=sums, stage="")
+    for backend in BACKENDS.values():
+        if ranks := 2 if backend.device_type == "cpu" else min(2, visible):
+            tell(stage=f"adding up on {ranks} rank{'s' * (ranks > 1)} with {backend.name}")
+            sums[backend.name] = add_on_ranks(backend.name, ranks)
+    tell(sums=sums, stage=f"calling an operator of torchvision {version_of('torchvision')}")
+    if version_of("torchvision"):
+        from torchvision.ops import nms
+
+        nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.ones(1), 0.5)
+    tell(stage="")
 
 
-def add_on_two_ranks(backend: str) -> str:
-    """The problem that two ranks had when they added up a tensor, or nothing."""
+def add_on_ranks(backend: str, ranks: int) -> str:
+    """The problem that ranks had when they added up a tensor, or nothing."""
     try:
-        wrong = sum(launch(add_up, 2, backend=backend))
+        wrong = sum(launch(add_up, ranks, backend=backend))
     except (PlaygroundError, OSError) as failure:
         return str(failure).partition("\n")[0]
-    return f"{wrong:,} of {2 * ELEMENTS:,} elements of a sum are wrong" if wrong else ""
+    return f"{wrong:,} of {ranks * ELEMENTS:,} elements of a sum are wrong" if wrong else ""
 
 
 def add_up(rank: int, size: int) -> int:
@@ -157,54 +144,39 @@ def add_up(rank: int, size: int) -> int:
 
     tensor = torch.full((ELEMENTS,), rank + 1.0, device=device())
     dist.all_reduce(tensor)
-    return int((tensor != 3).sum())
+    return int((tensor != size * (size + 1) / 2).sum())
 
 
-def check_torch_import(torch: Torch) -> Iterator[Finding]:
+def check_torch_import(torch: TorchFacts) -> Iterator[Finding]:
     if not torch.version:
         yield error("torch is not installed", "every rank imports torch", "pip install torch torchvision")
     elif torch.problem:
-        rule = "a process imports torch, and two ranks of this machine add up a tensor"
+        rule = "a process imports torch, ranks of this machine add up a tensor, torchvision is built for this torch"
         yield error(f"a process ended while {torch.stage}: {torch.problem}", rule, REINSTALL)
     elif torch.import_seconds > SLOW_IMPORT:
         saw = f"importing torch took {torch.import_seconds:.0f} s"
         yield warning(saw, "from a local disk it takes 2 s", "install torch on a local disk, not on a shared one")
 
 
-def check_torch_versions(torch: Torch) -> Iterator[Finding]:
-    if torch.vision_problem:
-        saw = f"torchvision {torch.torchvision} does not run with torch {torch.version}: {torch.vision_problem}"
-        asks = [each for each in importlib.metadata.requires("torchvision") or () if re.match(r"torch\b", each)]
-        yield error(saw, f"torchvision's metadata asks for {', '.join(asks) or 'no torch'}", REINSTALL)
-
-
-def check_built_in_backends(torch: Torch) -> Iterator[Finding]:
-    for backend in BACKENDS.values():
-        needed = backend.device_type == "cpu" or (torch.gpus and torch.cuda)
-        if needed and not torch.built_in.get(backend.name, True):
-            saw = f"this torch ({torch.version}) is built without {backend.name}"
-            yield error(saw, f"ranks need {backend.name}: {backend.summary}", "install a torch from pytorch.org")
-
-
-def check_gpu_driver(torch: Torch) -> Iterator[Finding]:
+def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
     fix = "install a torch built for this driver's CUDA, or update the driver; unset CUDA_VISIBLE_DEVICES"
     if torch.gpus and not torch.cuda:
         saw = f"{len(torch.gpus)} GPUs, and torch {torch.version} is built without CUDA"
         yield warning(saw, "only a torch built with CUDA uses them", fix)
-    elif torch.gpus and not torch.visible and not torch.stage:
+    elif torch.gpus and torch.sums and not torch.visible:
         driver = ".".join(map(str, torch.driver)) or "none"
         saw = f"nvidia-smi lists {len(torch.gpus)} GPUs, and torch, built for CUDA {torch.cuda}, sees none; "
         yield error(f"{saw}the driver knows CUDA {driver}", "torch sees what driver and container show it", fix)
 
 
-def check_all_reduce(torch: Torch) -> Iterator[Finding]:
+def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
-            saw = f"two ranks on loopback with {backend}: {problem}"
-            yield error(saw, "an all-reduce of two ranks has the right sum", "python -m playground hello tells more")
+            fix = f"python -m playground hello --backend {backend} tells more"
+            yield error(f"ranks on loopback with {backend}: {problem}", "an all-reduce has the right sum", fix)
 
 
-def check_gpus(torch: Torch) -> Iterator[Finding]:
+def check_gpus(torch: TorchFacts) -> Iterator[Finding]:
     kinds = sorted({name for name, *_ in torch.gpus})
     if len(kinds) > 1:
         fix = "train on GPUs of one kind: export CUDA_VISIBLE_DEVICES"

@@ -7,11 +7,14 @@ import ast
 import contextlib
 import difflib
 import logging
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from logging.handlers import BufferingHandler
+from pathlib import Path
 
 import click
 
@@ -20,20 +23,22 @@ from playground.console.session import Session, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields
-from playground.runtime.black_box import Kind, diagnosis as why
+from playground.runtime.black_box import UNASKED, Kind, RankState, diagnosis
+from playground.runtime.black_box.box import View, find_boxes, process_status
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.entry import World, run_as_it_is
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.tools import TOOLS
-from playground.tools.gallery.why import find_worlds, look_twice
 
 TOOL = TOOLS["break"]
 SIZE = 3
 """The fewest ranks among which one can be told to be the odd one out, and the default."""
 STALL = 1.5
 """Seconds of silence after which a rank that is slow or stopped is named."""
+BETWEEN_LOOKS = 0.3
+"""Seconds: a rank that makes no progress meanwhile stands still."""
 DEADLOCK, TIMEOUT, FAILURE, SILENT = "deadlock", "timeout", "failure", "wrong values"
 ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
 """What `launch` raises, by symptom: of several that fit, the first."""
@@ -61,11 +66,10 @@ TOTAL = on_all(lambda size: size * (size + 1) / 2)
 
 @dataclass(frozen=True)
 class Expected:
-    """How a program goes wrong, and what its cure returns."""
+    """How a program goes wrong, and what each rank of its cure returns."""
 
     symptom: str
     right: Values
-    """What each rank of the cure returns."""
     words: str = ""
     """The kind of the diagnosis; of a failure, words of it."""
     culprits: Ranks = range
@@ -81,36 +85,34 @@ BOARDS = {
         "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1), "dist.broadcast(weight"),
         "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
         "rank-branch": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(0), "dist.barrier()"),
-        "unequal-batches": Expected(DEADLOCK, on_all(lambda size: sum(range(2 * size))), Kind.ENDED, all_but_first),
-        "other-shape": Expected(DEADLOCK, on_all(lambda size: 4 * size - 1), Kind.SHAPES, only(1), "dist.all_reduce("),
-        "other-dtype": Expected(SILENT, on_all(lambda size: 7 * size), Kind.DTYPES, only(1), "dist.all_reduce("),
-        "wrong-root": Expected(DEADLOCK, on_all(lambda size: 1), Kind.ROOTS, range, "dist.broadcast("),
-        "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda size: [size - 1]),
-        "send-send": Expected(DEADLOCK, lambda size: [size, *range(1, size)], Kind.SENDS, range, "dist.send("),
-        "wrong-tag": Expected(
-            DEADLOCK, lambda size: [1, 1, *range(3, size + 1)], Kind.WRONG_TAG, lambda size: [0, 1], "dist."
-        ),
-        "message-size": Expected(FAILURE, lambda size: [4, 4, *range(12, 4 * size + 1, 4)], "SIGABRT", only(1)),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first),
+        "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1), "dist.all_reduce("),
+        "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1), "dist.all_reduce("),
+        "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), Kind.ROOTS, range, "dist.broadcast("),
+        "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda n: [n - 1]),
+        "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], Kind.SENDS, range, "dist.send("),
+        "wrong-tag": Expected(DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG, lambda n: [0, 1], "dist."),
+        "message-size": Expected(FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT", only(1)),
     },
     "training": {
-        "unused-parameters": Expected(FAILURE, on_all(lambda size: (size + 1) / 2), "not used in producing loss"),
-        "forgotten-set-epoch": Expected(SILENT, on_all(lambda size: 3)),
-        "same-seed": Expected(SILENT, on_all(lambda size: size)),
-        "all-download": Expected(SILENT, on_all(lambda size: 4000)),
-        "nan": Expected(SILENT, on_all(lambda size: (size * (size + 1) / 2 - 2) / (size - 1))),
-        "set-order": Expected(SILENT, on_all(lambda size: [size * length for length in range(4, 10)])),
+        "unused-parameters": Expected(FAILURE, on_all(lambda n: (n + 1) / 2), "not used in producing loss"),
+        "forgotten-set-epoch": Expected(SILENT, on_all(lambda n: 3)),
+        "same-seed": Expected(SILENT, on_all(lambda n: n)),
+        "all-download": Expected(SILENT, on_all(lambda n: 4000)),
+        "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
+        "set-order": Expected(SILENT, on_all(lambda n: [n * length for length in range(4, 10)])),
     },
     "processes": {
-        "killed": Expected(FAILURE, on_all(lambda size: 2 * size * (size + 1)), "SIGKILL", only(1), restarts=1),
+        "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1),
         "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
-        "straggler": Expected(TIMEOUT, on_all(lambda size: 20 * size), Kind.STRAGGLER, only(1), "time.sleep("),
+        "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), Kind.STRAGGLER, only(1), "time.sleep("),
         "collective-in-finally": Expected(
-            DEADLOCK, on_all(lambda size: size - 1), Kind.IN_FINALLY, only(1), "dist.barrier()"
+            DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY, only(1), "dist.barrier()"
         ),
-        "port-taken": Expected(FAILURE, on_all(lambda size: True), "EADDRINUSE"),
+        "port-taken": Expected(FAILURE, on_all(lambda n: True), "EADDRINUSE"),
     },
 }
-"""What is expected of the programs of each board, by the name that the command takes."""
+"""What is expected of the programs of each board on n ranks, by the name that the command takes."""
 PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
 
 
@@ -152,7 +154,7 @@ def run(world: World, name: str) -> Outcome:
         world.timeout, world.restarts, world.around = DEFAULT_TIMEOUT, expected.restarts, run_as_it_is
         cured = world.run(find(name, "_cured"))
         world.restarts = 0
-    warned = (record.msg for record in warnings.buffer if isinstance(record.msg, why.Diagnosis))
+    warned = (record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis))
     told = error.diagnosis if error else next(warned, None)
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
@@ -174,21 +176,21 @@ def run(world: World, name: str) -> Outcome:
 def find_problem(found: Outcome) -> str:
     """What is not as expected, in words; empty if everything is."""
     expected, size = PROGRAMS[found["name"]], len(found["cured"])
-    culprits, right = [*expected.culprits(size)], [*expected.right(size)]
+    culprits, right, named = [*expected.culprits(size)], [*expected.right(size)], [*found["culprits"]]
+    if expected.symptom == FAILURE:
+        kind, is_of_kind, told = f"the words {expected.words}", expected.words in found["told"], found["told"]
+        ranks, are_named = f"one of the ranks {culprits}", {*named} <= {*culprits}
+    else:
+        kind, told = f"the diagnosis {expected.words or 'none'}", found["diagnosis"]
+        is_of_kind = told == expected.words
+        ranks, are_named = f"the ranks {culprits}", named == culprits or not expected.words
     checks: list[tuple[str, bool, object]] = [
         (expected.symptom, found["symptom"] == expected.symptom, found["told"] or found["results"]),
         (f"the cure to return {right}", found["cured"] == right, found["cured"]),
         ("wrong values", found["results"] != right, found["results"]),
+        (kind, is_of_kind, told),
+        (ranks, are_named, named),
     ]
-    if expected.symptom == FAILURE:
-        checks.append((f"the words {expected.words}", expected.words in found["told"], found["told"]))
-        checks.append((f"one of the ranks {culprits}", {*found["culprits"]} <= {*culprits}, found["culprits"]))
-    else:
-        kind = f"the diagnosis {expected.words or 'none'}"
-        checks.append((kind, found["diagnosis"] == expected.words, found["diagnosis"]))
-        checks.append(
-            (f"the ranks {culprits}", [*found["culprits"]] == culprits or not expected.words, found["culprits"])
-        )
     if expected.at:
         number = re.search(r":(\d+)", found["line"])
         code = read_body(find(found["name"])).get(int(number[1]), "") if number else ""
@@ -254,28 +256,56 @@ def outcome_texts(outcome: Outcome) -> Texts:
     wrong, cured = ([*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured"))
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
     cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
-    table = Table(RANK_COLUMN, *(Column(text, wraps=True) for text in ["wrong"] * (not outcome["error"]) + ["cured"]))
-    for rank, values in enumerate(zip(*filter(None, (outcome["results"], outcome["cured"])), strict=True)):
-        table.add(rank, *values)
-    said = (
-        [prose(bad((outcome["error"] or "A warning") + ":")), outcome["told"]]
-        if outcome["told"]
-        else ["No error is raised."]
-    )
+    values = {"wrong": outcome["results"], "cured": outcome["cured"]}
+    shown = {name: by_rank for name, by_rank in values.items() if by_rank is not None}
+    rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
+    table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
+    head = prose(bad(f"{outcome['error'] or 'A warning'}:"))
+    said = [head, outcome["told"]] if outcome["told"] else ["No error is raised."]
     return [*said, "", "The cure:", *cure, "", table]
 
 
-@click.command("why", short_help=TOOLS["why"].purpose)
-@click.argument("pid", type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-def why_command(pid: int, as_json: bool) -> None:
+def find_worlds(pid: int) -> list[list[View]]:
+    """The black boxes of each world that process `pid` has started, or is a rank of; of those on this host. Raises
+    `UsageError` if there is none."""
+    if not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
+    worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
+    if not worlds:
+        raise UsageError(f"process {pid} has started no ranks that may be looked at: name that of a run, as its user")
+    boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
+    return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
+
+
+def list_family(pid: int) -> Iterator[int]:
+    """A process, and those that it has started."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (status := process_status(int(entry))):
+            children.setdefault(int(status[1]), []).append(int(entry))
+    family = [pid]
+    for member in family:
+        yield member
+        family += children.get(member, [])
+
+
+def look_twice(boxes: Sequence[View]) -> list[RankState]:
+    """What each rank does. One that goes on between two looks is in the program. From outside, no deadlock is proved:
+    its launcher does that."""
+    before = [box.progress for box in boxes]
+    time.sleep(BETWEEN_LOOKS)
+    return [replace(box.read_since(was), may_act=UNASKED) for box, was in zip(boxes, before, strict=True)]
+
+
+@session_command(
+    "why", click.argument("pid", type=click.IntRange(min=1)), only=("as_json",), short_help=TOOLS["why"].purpose
+)
+def why_command(session: Session, pid: int) -> None:
     """Say who waits for whom in the run of process PID: that of `python -m playground`, of your script, of pytest or
     torchrun, or any rank's. The run goes on undisturbed.
 
     Ranks on other hosts are not seen from here.
     """
     worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
-    if as_json:
-        click.echo(to_document({"worlds": [{"ranks": ranks, "diagnosis": why.diagnose(ranks)} for ranks in worlds]}))
-    else:
-        click.echo("\n\n".join(map(why.tell, worlds)))
+    found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
+    click.echo(to_document({"worlds": found}) if session.run.as_json else "\n\n".join(map(diagnosis.tell, worlds)))
