@@ -199,35 +199,29 @@ def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | No
 def send(
     record: Transcript, real: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
 ) -> Any:
-    """`send` and `isend`, which sends a copy."""
+    """`send`, and `isend`, which sends a copy."""
     peer, is_async = world_rank(group, dst, group_dst), real.__name__ == "isend"
     with record.within(real.__name__, peer, blocks=not is_async) as line:
-        copy, held = (tensor.detach().clone(), tensor.detach().clone()) if is_async else (tensor, tensor)
-        copy = fill(copy if tensor.is_contiguous() else tensor)
+        copy = fill(tensor.detach().clone() if is_async and tensor.is_contiguous() else tensor)
+        held = tensor.detach().clone() if is_async else tensor
         work = real(copy, dst, group, tag, group_dst)
     record.sent.append((peer or 0, tensor.numel()))
     return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
 
 
-def recv(
+def receive(
     record: Transcript, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
 ) -> Any:
-    peer = world_rank(group, src, group_src)
-    with record.within("recv", peer):
-        sender = real(fill(tensor), src, group, tag, group_src)
-    record.received.append(sender if peer is None else peer)
-    return sender
-
-
-def irecv(
-    record: Transcript, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
-) -> Any:
-    peer = world_rank(group, src, group_src)
-    with record.within("irecv", peer, blocks=False) as line:
-        copy = fill(torch.empty_like(tensor) if tensor.is_contiguous() else tensor)
-        work = real(copy, src, group, tag, group_src)
-    held = tensor.data.copy_(torch.tensor(POISON)).clone()
-    return Request(record, work, "irecv", peer, line, tensor, copy, held)
+    """`recv`, and `irecv`, which receives a copy."""
+    peer, is_async = world_rank(group, src, group_src), real.__name__ == "irecv"
+    with record.within(real.__name__, peer, blocks=not is_async) as line:
+        copy = fill(torch.empty_like(tensor) if is_async and tensor.is_contiguous() else tensor)
+        result = real(copy, src, group, tag, group_src)
+    if is_async:
+        held = tensor.data.copy_(torch.tensor(POISON)).clone()
+        return Request(record, result, "irecv", peer, line, tensor, copy, held)
+    record.received.append(result if peer is None else peer)
+    return result
 
 
 def all_reduce(
@@ -257,15 +251,17 @@ def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
         return real(*args, **kwargs)
 
 
-OWN_WAYS: dict[str, Callable[..., Any]] = {
-    "send": send,
-    "isend": send,
-    "recv": recv,
-    "irecv": irecv,
-    "all_reduce": all_reduce,
-    "new_group": new_group,
-}
+OWN_WAYS: dict[str, Callable[..., Any]] = {"send": send, "isend": send, "recv": receive, "irecv": receive}
+OWN_WAYS |= {"all_reduce": all_reduce, "new_group": new_group}
 """How a function of torch.distributed is called for a solution, where not by `call`."""
+
+
+def wrap_wait(real: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(future: Any) -> Any:
+        with waiting():
+            return real(future)
+
+    return wait
 
 
 @contextlib.contextmanager
@@ -286,13 +282,7 @@ def judged(record: Transcript) -> Iterator[None]:
 
         return destroy
 
-    def wrap_wait(real: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(future: Any) -> Any:
-            with waiting():
-                return real(future)
-
-        return wait
-
+    @functools.cache  # the same function in both modules, as P2POp compares them
     def wrap_function(real: Any) -> Callable[..., Any]:
         way: Callable[..., Any] = OWN_WAYS.get(real.__name__, call)
 
@@ -309,8 +299,9 @@ def judged(record: Transcript) -> Iterator[None]:
         (dist, "destroy_process_group"): wrap_destroy,
         (torch._C.Future, "wait"): wrap_wait,
     }
-    for name in (*MESSAGES, *COLLECTIVES):
-        wraps[dist, name] = wraps[distributed_c10d, name] = functools.cache(wrap_function)  # P2POp compares functions
+    wraps |= {
+        (module, name): wrap_function for module in (dist, distributed_c10d) for name in (*MESSAGES, *COLLECTIVES)
+    }
     with contextlib.ExitStack() as stack:
         for place, wrap in wraps.items():
             stack.enter_context(replaced(*place, wrap))
@@ -382,22 +373,15 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only
         function = getattr(functions, exercise.function)
         for place, case in enumerate(cases(rank, size, seed)):
             if only in (None, place):
-                run_case(rank, size, seed, place, case, function, record, group)
+                run_case(rank, seed, place, case, function, record, group)
 
 
 def run_case(
-    rank: int,
-    size: int,
-    seed: int,
-    place: int,
-    case: Case,
-    function: Callable[..., Any],
-    record: Transcript,
-    group: Any,
+    rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript, group: Any
 ) -> None:
     """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()
-    threads = threading.enumerate()
+    size, threads = record.size, threading.enumerate()
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)

@@ -15,7 +15,7 @@ on to its timeout, and what is said then begins with "probably":
 | an operation that gives up at a time limit of its own       | `hooks.Hooks.is_limit`                              |
 | data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
 | a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
-| calls of other groups, members in another order             | `hooks.number_of`, `hooks.Hooks.wrap_new_group`     |
+| calls of other groups, members in another order             | `tap.number_of`, `hooks.Hooks.wrap_new_group`       |
 | a world that the program forms itself, with other numbers   | `renumber`                                          |
 | more calls than are counted                                 | `box.FULL`                                          |
 
