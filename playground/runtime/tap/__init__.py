@@ -25,7 +25,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -138,13 +138,16 @@ class Call:
             return [value]
         return [tensor for each in value for tensor in ([each] if isinstance(each, torch.Tensor) else each)]
 
-    @cached_property
+    @property
     def peer(self) -> int | None:
         """Rank in the world: the receiver, the sender, or the root. None if there is none, or the sender is anyone."""
-        numbers = dict(enumerate(self.ranks))  # torch is about to refuse one that is none
         if self.method in ("send", "recv"):
-            return numbers.get(self.args[1])
-        return numbers.get(self.args[-1].rootRank) if METHODS[self.method].name in ROOTED else None
+            number = self.args[1]
+        elif METHODS[self.method].name in ROOTED:
+            number = self.args[-1].rootRank
+        else:
+            return None
+        return dict(enumerate(self.ranks)).get(number)  # torch is about to refuse one that is none
 
     @property
     def tag(self) -> int:

@@ -82,9 +82,8 @@ class CallRecorder(Observer):
 
     def begin_message(self, call: Call) -> int:
         recorder, kind = self.recorder, SEND if call.method == "send" else RECEIVE
-        [tensor] = call.inputs or call.outputs
-        peer = NONE if call.peer is None else call.peer
-        message = NONE if call.peer is None else self.next_message(kind, peer, call)
+        [tensor], other = call.inputs or call.outputs, call.peer
+        peer, message = (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
         number = recorder.begin(
             kind, call.name, bytes_of(tensor), tensor.shape, call.ranks, peer, message, call.tag,
             source=recorder.sources.find(),
@@ -98,11 +97,11 @@ class CallRecorder(Observer):
         return next(self.counts[call.ranks, call.tag][kind, peer])
 
     def begin_collective(self, call: Call) -> int:
-        recorder, given = self.recorder, call.inputs
+        recorder, given, root = self.recorder, call.inputs, call.peer
         tensors = given or call.outputs
         shape = tensors[0].shape if len(tensors) == 1 else ()
-        peer = NONE if call.peer is None else call.peer
         nbytes, source = sum(map(bytes_of, tensors)), recorder.sources.find()
+        peer = NONE if root is None else root
         number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, source=source)
         before = values_of_all(given)
         if before is not None:
