@@ -260,19 +260,6 @@ def test_a_silent_error_is_told_in_the_end(world: Worlds, caplog: pytest.LogCapt
     assert "all_reduce of int32" in caplog.text
 
 
-def is_killed(rank: int, size: int) -> None:
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-
-def test_a_killed_rank_is_named_alone(world: Worlds) -> None:
-    with pytest.raises(RankFailed) as caught:
-        world(2).run(is_killed)
-    assert str(caught.value) == "rank 1 of 2 was killed by SIGKILL"
-
-
 def aborts(rank: int, size: int) -> None:
     """gloo aborts a process that receives more than it expects."""
     if rank == 0:

@@ -161,15 +161,9 @@ class Hooks:
         return message
 
     def follow(
-        self,
-        box: Box,
-        known: Known,
-        limited: bool,
-        shape: Sequence[int],
-        real: Callable[..., Any],
-        *args: Any,
+        self, box: Box, known: Known, limited: bool, shape: Sequence[int], real: Callable[..., Any], *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
         number = box.call(known, 4, limited, shape)
         is_main, words = threading.get_ident() == box.main_thread, box.words
