@@ -12,6 +12,7 @@ torch's own methods are in place. An `Observer` is told, in the thread where it 
 - `failed(calls, error)`: the call, or the wait for it, has raised.
 - `dropped(calls)`: the program has let go of the work without having waited.
 
+The thread is the current one, and the program's line is found from there by `black_box.sources`.
 What has to be faster than that puts functions of its own in the place of the same methods: see `replacement`. What
 DistributedDataParallel averages in C++ calls no method of Python's.
 """
@@ -144,7 +145,7 @@ class Call:
         if self.method in ("send", "recv"):
             number = self.args[1]
         elif METHODS[self.method].name in ROOTED:
-            number = self.args[-1].rootRank
+            number = getattr(self.args[-1], "rootRank", None)  # a method may be called without options
         else:
             return None
         return dict(enumerate(self.ranks)).get(number)  # torch is about to refuse one that is none
