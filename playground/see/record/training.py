@@ -40,30 +40,6 @@ CALLED = {
 """Python names of the collectives that DistributedDataParallel calls in C++."""
 
 
-class IssuedWorks:
-    """Works for which torch waits by itself. Their events end when their futures are done."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.issued: dict[Any, int] = {}
-        """Numbers of events that are not over, by future."""
-
-    def add(self, work: Any, number: int) -> None:
-        future = work.get_future()
-        self.issued[future] = number
-        future.add_done_callback(lambda _: self.finish(future))
-
-    def finish(self, future: Any) -> None:
-        """Record the end of a work, unless it has been recorded before."""
-        if (number := self.issued.pop(future, None)) is not None:
-            self.recorder.end(number)
-
-    def finish_done(self) -> None:
-        """Record the ends of works that are done: the thread that calls their callbacks may be late."""
-        for future in [future for future in list(self.issued) if future.done()]:
-            self.finish(future)
-
-
 class BucketHooks:
     def __init__(self, recorder: Recorder, calls: CallRecorder) -> None:
         self.recorder, self.calls = recorder, calls
@@ -72,7 +48,8 @@ class BucketHooks:
         self.listened_to: list[Any] = []
         self.under_way: dict[tuple[int, int], int] = {}
         """Numbers of the events of calls that are being issued, by group and operation."""
-        self.issued = IssuedWorks(recorder)
+        self.issued: dict[Any, int] = {}
+        """The same of those that are not over, by the future of their work: torch waits for these by itself."""
 
     @contextlib.contextmanager
     def during_backward(self, number: int) -> Iterator[None]:
@@ -84,7 +61,7 @@ class BucketHooks:
             yield
         finally:
             backwards.remove(number)
-            self.issued.finish_done()
+            self.finish_done()
 
     def begin(self, flat: torch.Tensor) -> int:
         """Begin the next bucket."""
@@ -131,7 +108,7 @@ class BucketHooks:
 
     def remove(self) -> None:
         """Remove the hooks."""
-        self.issued.finish_done()
+        self.finish_done()
         for group in self.listened_to:
             with contextlib.suppress(RuntimeError):  # it may have been destroyed
                 group.unregister_pre_hook(HOOK_ID)
@@ -158,7 +135,19 @@ class BucketHooks:
         if number is not None and call.work is None:
             self.recorder.end(number)
         elif number is not None:
-            self.issued.add(call.work, number)
+            future = call.work.get_future()
+            self.issued[future] = number
+            future.add_done_callback(lambda _: self.finish(future))
+
+    def finish(self, future: Any) -> None:
+        """Record the end of a call, unless it has been recorded before."""
+        if (number := self.issued.pop(future, None)) is not None:
+            self.recorder.end(number)
+
+    def finish_done(self) -> None:
+        """Record the ends of calls that are over: the thread that calls their callbacks may be late."""
+        for future in [future for future in list(self.issued) if future.done()]:
+            self.finish(future)
 
 
 FRAMES = 5
