@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from playground.runtime.black_box import Kind
 from playground.runtime.black_box.activity import BETWEEN_LOOKS, compare
-from playground.runtime.black_box.diagnosis import LOST
 from playground.runtime.errors import (
     TIMED_OUT,
     UNHEARD,
@@ -106,7 +106,7 @@ class WorldWatch:
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
         """The failure, with the diagnosis of the black boxes."""
         found = self.examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
-        if found and found.kind != LOST:  # that a rank has failed is what the failure says
+        if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
             failure.diagnosis = found
         return failure
 

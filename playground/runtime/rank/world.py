@@ -27,6 +27,7 @@ from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.surroundings import working_folder
+from playground.runtime.tap.replacement import Replacement
 from playground.runtime.temporary_folder import remove_empty_cache
 
 Arguments = dict[str, Any]
@@ -241,6 +242,7 @@ def new_group(*args: Any, **kwargs: Any) -> Any:
 
 
 # Modules imported from here on find these: the user's too, because the fork server imports ours first.
-dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
-dist.new_group = dist.distributed_c10d.new_group = new_group
-dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
+for _module in (dist, dist.distributed_c10d):
+    Replacement(_module, "init_process_group", lambda _: init_process_group).install()
+    Replacement(_module, "new_group", lambda _: new_group).install()
+    Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()

@@ -29,9 +29,11 @@ from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
+from playground.runtime.tap import observing
+from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE, layout
 from playground.see.record.algorithms import RecordingExecutor
-from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
+from playground.see.record.distributed import CallRecorder, new_counts
 from playground.see.record.layout import CLOCK, FILES, LANE_CODES, RECORD, RUN, EventRecord, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.run import ClockSample
@@ -256,14 +258,14 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
         return attempt_phase
 
-    groups = Groups()
+    counts = new_counts()
+    calls = CallRecorder(recorder, counts)
     with (
-        DistributedHooks(recorder, groups).installed(),
-        executed_by(RecordingExecutor(recorder, groups)),
-        recorded_agents(recorder, groups),
+        observing(calls),
+        executed_by(RecordingExecutor(recorder, counts)),
         replaced(steps, "attempt", wrap_attempt),
         recorded_devices(recorder),
-        TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
+        TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),
     ):
         yield
 

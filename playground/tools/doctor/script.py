@@ -26,9 +26,9 @@ from pathlib import Path
 
 from playground.measurement import Fields, format_bytes
 from playground.runtime.backends import BACKENDS
-from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, UNASKED, Operation, RankState
+from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, UNASKED, Kind, Operation, RankState
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.black_box.diagnosis import CURES, ENDED, RUNNING, STRAGGLER, diagnose, find_mismatch
+from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
@@ -173,7 +173,7 @@ def run_script(
     except Elapsed:
         waits = any(state.waits_for and state.since > seconds / 2 for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
-        why = None if why and why.kind in (RUNNING, STRAGGLER) else why
+        why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
     except (RankFailed, RankTimeout) as failed:
         line, why = line_of(failed.traceback) if isinstance(failed, RankFailed) else "", failed.diagnosis
         if not (why and isinstance(failed, RankTimeout)):
@@ -250,7 +250,7 @@ def check_call_counts(script: ScriptFacts) -> Iterator[Finding]:
             if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
                 saw = f"on {len(states)} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
                 saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"
-                yield error(saw, "a collective is called by its whole group, a send has a receive", CURES[ENDED])
+                yield error(saw, "a collective is called by its whole group, a send has a receive", Kind.ENDED.cure)
                 return
 
 
